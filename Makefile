@@ -1,0 +1,53 @@
+# Everything runs from a clean checkout: the first target that needs .venv makes it.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+JOBS ?= 2
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint bench-calls gpu-check sizes clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# torch comes first and alone, so that no later requirement can fetch a GPU build.
+.venv/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "shardfn needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) --no-deps --extra-index-url $(TORCH_INDEX) torch
+	$(PIP) -e '.[test,viz]'
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+venv: .venv/.installed  ## make .venv with everything that the demo and the tests need
+
+demo: venv  ## train on 8 simulated ranks and compare with one device
+	$(BIN)/python -m shardfn demo
+
+test: lint  ## lint, types, then every test and docstring example
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: venv  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
+	$(BIN)/python -m bench.calls
+
+# No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
+gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu_check
+
+sizes:  ## the longest files and functions
+	$(PYTHON) -m tests.sizes
+
+clean:  ## remove what was built, .venv included
+	rm -rf .venv build dist demo-report *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""shardfn: composable function transforms for distributed PyTorch."""
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from ._tree import tree_map
+from .errors import (
+    BudgetError,
+    CaptureError,
+    DivergenceError,
+    FakeValueError,
+    PlacementError,
+    RuleError,
+    ShardError,
+    TreeError,
+)
+from .mesh import current_mesh, make_mesh, use_mesh
+from .placements import P
+from .transforms import check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
+from .types import ShapeDtype
+from .world import fake_world
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "DivergenceError",
+    "FakeValueError",
+    "P",
+    "Partial",
+    "PlacementError",
+    "Replicate",
+    "RuleError",
+    "ShapeDtype",
+    "Shard",
+    "ShardError",
+    "TreeError",
+    "check",
+    "compose",
+    "constrain",
+    "current_mesh",
+    "distribute",
+    "fake_world",
+    "from_local",
+    "full",
+    "grad",
+    "make_mesh",
+    "shard",
+    "tree_map",
+    "use_mesh",
+    "value_and_grad",
+]

@@ -1,0 +1,22 @@
+"""The command line: `python -m shardfn demo | doctor`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from shardfn import demo
+from shardfn.inspect import doctor
+
+COMMANDS = {"demo": demo.main, "doctor": doctor.main}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; what follows its name is its own."""
+    parser = argparse.ArgumentParser(prog="python -m shardfn")
+    parser.add_argument("command", choices=COMMANDS, help="one GPT in three worlds; or what this machine can do")
+    name = parser.parse_args(argv[:1]).command
+    return COMMANDS[name](argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

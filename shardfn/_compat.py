@@ -1,0 +1,134 @@
+"""The only file that touches private torch modules or asks for torch's version (2.11 to 2.15)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.distributed.tensor import DTensor, Placement
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "FakeTensorMode",
+    "TensorMeta",
+    "capture_python",
+    "core_decompositions",
+    "dtensor",
+    "dtensor_spec",
+    "fake_store",
+    "inductor",
+    "is_tracing",
+    "keep_in_graph",
+    "register_group",
+    "trace_aten",
+]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+is_tracing = torch.compiler.is_dynamo_compiling
+
+
+def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo leave calls of this function whole."""
+    return torch._dynamo.allow_in_graph(fn)
+
+
+def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """Dynamo's reading of a Python function: one graph, no break, no side effect replayed."""
+    from torch._dynamo.convert_frame import fullgraph_capture
+    from torch._dynamo.functional_export import create_fx_graph_from_captured_output
+    from torch._dynamo.utils import get_metrics_context
+    from torch._export.utils import _compiling_state_context
+
+    wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error"}
+    known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
+    with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context():
+        out = fullgraph_capture(fn, args, {})
+    return create_fx_graph_from_captured_output(out, fn, args, {})
+
+
+def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
+    """Flatten a function of fake tensors to one ATen graph whose nodes keep their source lines."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.fx.traceback.preserve_node_meta():
+        return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(*args)
+
+
+@functools.cache
+def core_decompositions() -> dict[Any, Any]:
+    """torch's decompositions into core ATen, and those of the losses that core ATen keeps whole."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    aten = torch.ops.aten
+    losses = (aten.nll_loss_forward, aten.nll_loss_backward, aten._log_softmax, aten._log_softmax_backward_data)
+    extra = {getattr(op, name): None for op in losses for name in op.overloads()}
+    return {**core_aten_decompositions(), **{op: decomposition_table[op] for op in extra if op in decomposition_table}}
+
+
+def fake_store() -> dist.Store:
+    """The store of a process group that has no other processes."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def register_group(name: str, group: dist.ProcessGroup) -> None:
+    """Bind a name of ours, the same on every rank, to this rank's process group."""
+    torch._C._distributed_c10d._register_process_group(name, group)
+
+
+def dtensor_spec(mesh: Any, placements: tuple[Placement, ...], shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+    """DTensor's own record of a mesh, placements and global metadata."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
+
+
+def _dtensor_fast() -> Callable[[torch.Tensor, Any], DTensor]:
+    make = getattr(torch.Tensor, "_dtensor__new__", None)
+    if make is None:  # torch 2.11
+        return lambda local, spec: DTensor(local, spec, requires_grad=False)
+    return lambda local, spec: make(DTensor, local, spec, requires_grad=False)
+
+
+dtensor = _dtensor_fast()
+
+
+@contextlib.contextmanager
+def _inductor_order() -> Iterator[None]:
+    """Inductor's reordering for memory puts every reduction last; keep the order of the program (torch 2.11 to 2.13)."""
+    import torch._inductor.config as config
+
+    wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
+    with config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}):
+        yield
+
+
+def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], list[Any]]:
+    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and returns a list.
+
+    Args:
+        graph: functional ATen, the inputs as placeholders.
+        inputs: fake tensors like the inputs.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
+    with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), _inductor_order(), torch.no_grad():
+        lowered = make_fx(torch.fx.Interpreter(graph).run, decomposition_table=select_decomp_table())(*inputs)
+        joint_graph_passes(lowered)
+        output = next(iter(reversed(lowered.graph.nodes)))
+        tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
+        output.meta["user_visible_output_idxs"] = tensors
+        record_original_output_strides(lowered)
+        return compile_fx_inner(lowered, list(inputs), static_input_idxs=[], is_inference=True)

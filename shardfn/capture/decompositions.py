@@ -1,0 +1,109 @@
+"""Which composite ops the Program is written without, and which it keeps whole for speed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _compat
+
+aten = torch.ops.aten
+
+# Whole they run faster, and one rule each covers them.
+KEPT = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
+    aten.gelu,
+    aten.gelu_backward,
+    aten.silu,
+    aten.silu_backward,
+    aten.sigmoid_backward,
+    aten.tanh_backward,
+    aten.threshold_backward,
+    aten.leaky_relu,
+    aten.leaky_relu_backward,
+    aten.elu,
+    aten.elu_backward,
+    aten.softplus,
+    aten.softplus_backward,
+    aten.hardtanh,
+    aten.hardtanh_backward,
+    aten.embedding_dense_backward,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten.t,
+    aten.transpose,
+    aten._unsafe_view,
+    aten.addcmul,
+    aten.addcdiv,
+    aten.lerp,
+    aten.max_pool2d_with_indices_backward,
+    aten.split,
+    aten.split_with_sizes,
+    aten.stack,
+    aten.rsub,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.zeros,
+    aten.ones,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.select_backward,
+    aten.slice_backward,
+)
+
+
+def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return aten.div.Scalar(aten.sum.default(x, dtype=dtype), x.numel()) if x.numel() else NotImplemented
+
+
+def _mean_dim(x: torch.Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    count = _count(x, dim)
+    return aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype), count) if count else NotImplemented
+
+
+def _var_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.is_complex():
+        return NotImplemented
+    count, correction = _count(x, dim), 1 if correction is None else correction
+    if count - correction <= 0:
+        return NotImplemented
+    mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
+    var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(x - mean, x - mean), dim, keepdim), count - correction)
+    return var, mean if keepdim else mean.reshape(var.shape)
+
+
+def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
+    out = _var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return out if out is NotImplemented else out[0]
+
+
+def _count(x: torch.Tensor, dim: list[int] | None) -> int:
+    dims = range(x.dim()) if not dim else [d % x.dim() for d in dim]
+    return math.prod(x.shape[d] for d in dims) if x.dim() else 1
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean_dim,
+    aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var,
+}
+
+
+@functools.cache
+def table() -> dict[Any, Any]:
+    """The decompositions that capture applies."""
+    kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
+    return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | OWN

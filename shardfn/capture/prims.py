@@ -1,0 +1,93 @@
+"""The prims: identities in value that carry placements through Dynamo and every transform.
+
+Each is a custom op, so that it shows in the graph, inside an autograd.Function with rules for backward, jvp and vmap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _compat
+
+
+@torch.library.custom_op("shardfn::prim_redistribute", mutates_args=())
+def prim_redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
+    """Place x as `placements` says: one entry for each tensor dim, `*` where nothing is said."""
+    return x.clone()
+
+
+@torch.library.custom_op("shardfn::prim_align", mutates_args=())
+def prim_align(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Place x as `like` is placed."""
+    return x.clone()
+
+
+prim_redistribute.register_fake(lambda x, placements: torch.empty_like(x))
+prim_align.register_fake(lambda x, like: torch.empty_like(x))
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, placements: str) -> torch.Tensor:
+        return prim_redistribute(x, placements)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.placements = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return _Redistribute.apply(cotangent, ctx.placements), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
+        return _Redistribute.apply(tangent, ctx.placements)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, placements: str) -> Any:
+        return _Redistribute.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
+
+
+class _Align(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return prim_align(x, like)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return _Align.apply(cotangent, ctx.saved_tensors[0]), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
+        return _Align.apply(tangent, ctx.saved_tensors[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor) -> Any:
+        x_dim, like_dim = in_dims
+        like = like.unsqueeze(0) if like_dim is None else like.movedim(like_dim, 0)
+        if x_dim is None:
+            return _Align.apply(x, like[0]), None
+        return _Align.apply(x.movedim(x_dim, 0), like), 0
+
+
+def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
+    """`prim_redistribute`, right under every transform."""
+    return _Redistribute.apply(x, placements)
+
+
+def align(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`prim_align`, right under every transform."""
+    return _Align.apply(x, like)
+
+
+def install() -> None:
+    """Have Dynamo leave the prims whole; capture calls this before it traces."""
+    _compat.keep_in_graph(redistribute)
+    _compat.keep_in_graph(align)

@@ -1,0 +1,41 @@
+"""Which line of the user's code each node of a Program comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__)
+_OURS = os.path.dirname(os.path.dirname(__file__))
+_MODELS = os.path.join(_OURS, "demo")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to torch, to shardfn's stages or to a library, and not to the user."""
+    library = any(part in file for part in ("/optree/", "<string>", "<frozen", "<eval_with_key>", "importlib/", "contextlib.py"))
+    return library or file.startswith(_TORCH) or (file.startswith(_OURS) and not file.startswith(_MODELS))
+
+
+def attach(graph: torch.fx.GraphModule) -> None:
+    """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
+
+    torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
+    belong to, which carries the same autograd sequence number.
+    """
+    forward: dict[int, str] = {}
+    for node in graph.graph.nodes:
+        node.meta["phase"] = (node.meta.get("custom") or {}).get("phase", "forward")
+        node.meta["source"] = _line(node.meta.get("stack_trace"))
+        if node.meta["phase"] == "forward" and node.meta["source"] and "seq_nr" in node.meta:
+            forward[node.meta["seq_nr"]] = node.meta["source"]
+    for node in graph.graph.nodes:
+        if node.meta["phase"] == "backward":
+            node.meta["source"] = forward.get(node.meta.get("seq_nr", -1), node.meta["source"])
+
+
+def _line(stack: str | None) -> str | None:
+    frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
+    return ":".join(frames[-1]) if frames else None

@@ -1,0 +1,5 @@
+"""The demonstration, `python -m shardfn demo`: one training run in three worlds, and the same numbers in each."""
+
+from shardfn.demo.report import main
+
+__all__ = ["main"]

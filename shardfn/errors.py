@@ -1,0 +1,91 @@
+"""The ShardError family and the one way in which its messages are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ShardError(Exception):
+    """Something that shardfn refuses to do, said by name.
+
+    Args:
+        message: the whole text; `problem` writes it.
+        arg_path: which argument (or output) of the function, such as `params['w']`.
+        mesh: the mesh in question.
+        placements: what was asked for.
+        dim: the tensor dimension in question.
+        source: `file:line` in the user's code.
+        fix: what to try.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        arg_path: str | None = None,
+        mesh: Any = None,
+        placements: Any = None,
+        dim: int | None = None,
+        source: str | None = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.arg_path = arg_path
+        self.mesh = mesh
+        self.placements = placements
+        self.dim = dim
+        self.source = source
+        self.fix = fix
+
+
+class PlacementError(ShardError):
+    """A placement that does not fit its tensor, its mesh or what was declared."""
+
+
+class TreeError(ShardError):
+    """A tree of placements or arguments whose structure does not fit."""
+
+
+class CaptureError(ShardError):
+    """A function that cannot be read as one pure program."""
+
+
+class RuleError(ShardError):
+    """An operator that cannot be sharded as asked."""
+
+
+class DivergenceError(ShardError):
+    """Ranks that disagree: about a value, a program, or the next collective."""
+
+
+class BudgetError(ShardError):
+    """A program that communicates more than it was allowed to."""
+
+
+class FakeValueError(ShardError):
+    """A value that was read in a world that computes none."""
+
+
+def problem(where: str, *lines: str, needed: str | None = None, fix: str | None = None, source: str | None = None) -> str:
+    """Write an error: which function and argument, what we got, what we needed, what to try.
+
+    Args:
+        where: the function and argument, such as `shard(step), argument params['w']`.
+        lines: what we got, one line for each mismatch.
+        needed: what we needed.
+        fix: what to try.
+        source: `file:line` in the user's code.
+
+    Returns:
+        The text of the message.
+
+    Example:
+        >>> print(problem("shard(f)", "got 1", needed="2", fix="add 1"))
+        shard(f): got 1
+          needed: 2
+          try: add 1
+    """
+    head, *more = lines
+    text = [f"{where}: {head}", *(f"  {line}" for line in more)]
+    text += [f"  {label}: {value}" for label, value in (("at", source), ("needed", needed), ("try", fix)) if value]
+    return "\n".join(text)

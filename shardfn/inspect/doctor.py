@@ -1,0 +1,233 @@
+"""What this machine can do with shardfn, in plain words: `python -m shardfn doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+
+import attrs
+import torch
+import torch.distributed as dist
+
+PYTHON = (3, 11)
+OLDEST, NEWEST = (2, 11), (2, 15)  # of torch
+PROGRAM = "#include <Python.h>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
+SECONDS = 60  # a compiler that takes longer does not work
+VIZ = "pip install 'shardfn[viz]'"
+DISTRIBUTED = "install a build of torch with torch.distributed"
+
+
+@attrs.frozen
+class Finding:
+    """One thing looked at.
+
+    Args:
+        name: of the thing.
+        ok: it is there and works.
+        sentence: what that means.
+        fix: what to do about it; empty where there is nothing to do.
+        needed: shardfn does nothing without it.
+    """
+
+    name: str
+    ok: bool
+    sentence: str
+    fix: str = ""
+    needed: bool = False
+
+
+def python() -> Finding:
+    """Is this Python new enough?"""
+    found, least = platform.python_version(), ".".join(map(str, PYTHON))
+    if sys.version_info >= PYTHON:
+        return Finding("Python", True, f"Python {found}.", needed=True)
+    return Finding("Python", False, f"Python {found} is too old.", f"install Python {least} or newer", needed=True)
+
+
+def torch_version() -> Finding:
+    """Is this torch one of those that shardfn is tested with?"""
+    found = version("torch") or "without a version"
+    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
+    if OLDEST <= release(found) <= NEWEST:
+        return Finding("torch", True, f"torch {found}, one of the supported {oldest} to {newest}.", needed=True)
+    sentence = f"torch {found} is outside the supported {oldest} to {newest}."
+    return Finding("torch", False, sentence, f"pip install 'torch>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}'", needed=True)
+
+
+def optree() -> Finding:
+    """Can trees of arguments be read?"""
+    return package("optree", "reads trees of arguments", "pip install 'optree>=0.20'", needed=True)
+
+
+def attrs_package() -> Finding:
+    """Can records be made?"""
+    return package("attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True)
+
+
+def rich() -> Finding:
+    """Will the demonstration show bars and a table?"""
+    return package("rich", "draws the tables of the demonstration; without it they are plain text", VIZ)
+
+
+def matplotlib() -> Finding:
+    """Will the demonstration draw its picture?"""
+    return package("matplotlib", "draws the pictures; without it there are none", VIZ)
+
+
+def compiler() -> Finding:
+    """Can Inductor build code for the CPU here? It takes $CXX, or the platform's usual compiler."""
+    command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    fix = "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a compiler in CXX"
+    lost = 'backend="inductor" cannot compile for the CPU; backend="aten" works'
+    if shutil.which(command) is None:
+        return Finding("C++ compiler", False, f"No {command}: {lost}.", fix)
+    fault = build_fault(command)
+    if fault:
+        return Finding("C++ compiler", False, f"{command} cannot build what Inductor writes ({fault}): {lost}.", fix)
+    return Finding("C++ compiler", True, f'{shutil.which(command)} builds: backend="inductor" compiles for the CPU.')
+
+
+def gloo() -> Finding:
+    """Can processes of this machine talk?"""
+    if dist.is_available() and dist.is_gloo_available():
+        return Finding("Gloo", True, "Real processes on CPUs can talk: torchrun works.")
+    return Finding("Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED)
+
+
+def nccl() -> Finding:
+    """Can GPUs talk?"""
+    if dist.is_available() and dist.is_nccl_available():
+        return Finding("NCCL", True, "GPUs of different processes can talk.")
+    sentence = "No real processes on GPUs; CPUs and fake_world are not touched by that."
+    return Finding("NCCL", False, sentence, "install a CUDA build of torch")
+
+
+def gpu() -> Finding:
+    """Is there a GPU, and can Inductor compile for it?"""
+    if not torch.cuda.is_available():
+        return Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
+    n = torch.cuda.device_count()
+    found = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
+    if version("triton") is None:
+        lost = 'backend="inductor" cannot compile for it; backend="aten" works'
+        return Finding("GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton")
+    return Finding("GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.')
+
+
+CHECKS = (python, torch_version, optree, attrs_package, compiler, gloo, nccl, gpu, rich, matplotlib)
+
+
+def examine() -> tuple[Finding, ...]:
+    """Look at everything.
+
+    Returns:
+        One finding for each check.
+
+    Example:
+        >>> [finding.name for finding in examine() if finding.needed]
+        ['Python', 'torch', 'optree', 'attrs']
+    """
+    return tuple(check() for check in CHECKS)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Print what this machine can do.
+
+    Args:
+        argv: takes no arguments; anything else is an error.
+
+    Returns:
+        0, or 1 where something that shardfn needs is missing, 2 for arguments.
+    """
+    if argv:
+        print(f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}", file=sys.stderr)
+        return 2
+    findings = examine()
+    print(told(findings))
+    return int(any(finding.needed and not finding.ok for finding in findings))
+
+
+def told(findings: Sequence[Finding]) -> str:
+    """The findings as text: a line each, and what to do where something is wrong.
+
+    Args:
+        findings: in the order to tell them.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> missing = Finding("optree", False, "Not installed.", "install it", needed=True)
+        >>> print(told([Finding("Gloo", True, "It works."), missing]))
+        ok        Gloo    It works.
+        MISSING   optree  Not installed.
+                          to fix: install it
+        Something that shardfn needs is missing: optree.
+    """
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        state = "ok" if finding.ok else "MISSING" if finding.needed else "no"
+        lines.append(f"{state:<9} {finding.name:<{width}}  {finding.sentence}")
+        if finding.fix and not finding.ok:
+            lines.append(f"{'':<{width + 12}}to fix: {finding.fix}")
+    missing = [finding.name for finding in findings if finding.needed and not finding.ok]
+    end = f"Something that shardfn needs is missing: {', '.join(missing)}." if missing else "shardfn works here."
+    return "\n".join([*lines, end])
+
+
+def package(name: str, purpose: str, fix: str, *, needed: bool = False) -> Finding:
+    """Is a Python package installed?"""
+    found = version(name)
+    if found is None:
+        return Finding(name, False, f"Not installed: it {purpose}.", fix, needed)
+    return Finding(name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed)
+
+
+def version(name: str) -> str | None:
+    """The installed version of a package."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def release(found: str) -> tuple[int, ...]:
+    """Major and minor of a version.
+
+    Example:
+        >>> release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown")
+        ((2, 13), (2, 15), ())
+    """
+    parts = found.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+
+
+def build_fault(command: str) -> str:
+    """Build a small library as Inductor does, with OpenMP and Python's headers; the first error, or nothing."""
+    flags = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
+    program = PROGRAM if sys.platform != "darwin" else "#include <Python.h>\n"  # there, OpenMP comes with torch
+    with tempfile.TemporaryDirectory() as folder:
+        source = pathlib.Path(folder) / "small.cpp"
+        source.write_text(program)
+        flags += [f"-I{sysconfig.get_paths()['include']}", "-o", f"{folder}/small.so"]
+        try:
+            done = subprocess.run(
+                [command, "-shared", "-fPIC", *flags, str(source)],
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    said = [text.strip() for text in done.stderr.splitlines() if "error" in text]
+    return "" if done.returncode == 0 else (said or [f"exit status {done.returncode}"])[0]

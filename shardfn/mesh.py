@@ -1,0 +1,123 @@
+"""Meshes: making them, entering them, and what the stages know of them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import hashlib
+import itertools
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from .errors import PlacementError, problem
+from .types import MeshAxes
+from .world import current_world, default_device_type, join_world
+
+_stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar("shardfn_meshes", default=())
+_axes: dict[int, tuple[Any, MeshAxes]] = {}
+
+
+def make_mesh(shape: Sequence[int], axis_names: Sequence[str], device_type: str | None = None) -> DeviceMesh:
+    """Arrange the ranks of the current world in a grid with named axes.
+
+    Args:
+        shape: ranks along each axis; the product is the world's size.
+        axis_names: one name for each axis.
+        device_type: "cpu", "cuda", ...; torch's default device's type if not given.
+
+    Returns:
+        A DeviceMesh. Under torchrun the process group is initialised if it is not yet.
+
+    Raises:
+        PlacementError: the shape does not fit the world, or the names do not fit the shape.
+
+    Source: jax.make_mesh.
+
+    Example:
+        >>> import shardfn as sf
+        >>> with sf.fake_world(8):
+        ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
+        (2, 4)
+    """
+    shape, names = tuple(shape), tuple(axis_names)
+    if len(shape) != len(names) or len(set(names)) != len(names):
+        raise PlacementError(problem("make_mesh", f"shape {shape}, axis names {names}", needed="one distinct name for each axis"))
+    bad = [name for name in names if not str(name).isidentifier()]
+    if bad:
+        raise PlacementError(problem("make_mesh", f"axis names {bad}", needed="names like dp or tp"))
+    device_type = device_type or default_device_type()
+    join_world(device_type)
+    size = current_world().size
+    if math.prod(shape) != size:
+        fix = f"a shape whose product is {size}, or fake_world({math.prod(shape)})"
+        got = f"shape {shape} needs {math.prod(shape)} ranks, the world has {size}"
+        raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Make a mesh the current one inside a `with`; contexts nest, unwind on exceptions, and are per thread.
+
+    Args:
+        mesh: what `current_mesh()` returns inside.
+
+    Returns:
+        The mesh.
+
+    Source: jax.sharding.use_mesh; PyTorch PR 101202.
+
+    Example:
+        >>> import shardfn as sf
+        >>> with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+        ...     sf.current_mesh().ndim
+        1
+    """
+    token = _stack.set((*_stack.get(), mesh))
+    try:
+        yield mesh
+    finally:
+        _stack.reset(token)
+
+
+def current_mesh() -> DeviceMesh | None:
+    """The mesh of the innermost `use_mesh`, None outside.
+
+    Returns:
+        A DeviceMesh or None.
+
+    Example:
+        >>> current_mesh() is None
+        True
+    """
+    stack = _stack.get()
+    return stack[-1] if stack else None
+
+
+def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
+    """A mesh's axis names and sizes; no axes for no mesh."""
+    if mesh is None:
+        return MeshAxes((), ())
+    known = _axes.get(id(mesh))
+    if known is None or known[0]() is not mesh:
+        names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
+        known = _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(tuple(names), tuple(mesh.shape)))
+    return known[1]
+
+
+def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
+    """The name under which each rank registers its own process group of an axis: the same text on all ranks."""
+    if mesh is None:
+        return ()
+    layout = hashlib.sha256(mesh.mesh.to(torch.int64).numpy().tobytes()).hexdigest()[:8]
+    return tuple(f"shardfn:{layout}:{name}" for name in axes_of(mesh).names)
+
+
+def all_coordinates(axes: MeshAxes) -> list[tuple[int, ...]]:
+    """The coordinates of every rank of a mesh, in row-major order."""
+    return list(itertools.product(*(range(n) for n in axes.sizes)))

@@ -1,0 +1,46 @@
+"""What a rule sees and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from ..types import Mark
+
+# One way to place an op on ONE mesh axis: a mark for each tensor input, a mark for each tensor output.
+# A shard mark (d, scale) says that dim d is cut in runs of `scale` elements for each element of the cut factor.
+# "*" for an input: its values are not read.
+Choice = tuple[tuple[Mark, ...], tuple[Mark, ...]]
+
+
+@attrs.frozen(eq=False)
+class OpCall:
+    """One call of an ATen op on global values."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    ins: tuple[torch.Tensor, ...]  # fake, global, in the order of the arguments
+    outs: tuple[torch.Tensor, ...]
+
+    def arg(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+
+Rule = Callable[[OpCall], list[Choice]]
+
+
+def replicated(call: OpCall) -> Choice:
+    """Everything whole on every rank: always right."""
+    return ("R",) * len(call.ins), ("R",) * len(call.outs)
+
+
+def together(call: OpCall, dims: Any) -> list[Choice]:
+    """Every input and output cut on the same dim, for each of some dims."""
+    return [((d,) * len(call.ins), (d,) * len(call.outs)) for d in dims]

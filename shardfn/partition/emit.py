@@ -1,0 +1,163 @@
+"""Stage 2, second half: write a plan out as the graph of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem as _getitem
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..types import Marks
+from . import layout, rules, steps
+from .builder import Builder, Piece
+from .collectives import apply_move
+
+aten = torch.ops.aten
+IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+
+
+def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str) -> torch.fx.GraphModule:
+    """The local graph of the ranks whose pieces have the sizes of the rank at these coordinates.
+
+    Args:
+        plan: what to do.
+        coordinates: of one such rank.
+        group_names: the process group name of each axis.
+        device: where coordinates live.
+
+    Returns:
+        A graph whose placeholders are one coordinate per axis and then the local inputs.
+    """
+    mode = _compat.FakeTensorMode()
+    with mode:
+        b = Builder(plan.axes, coordinates, mode, device, group_names)
+        pieces: dict[int, Piece] = {}
+        for slot in plan.ins:
+            pieces[slot.number] = _input(b, slot)
+        for step in plan.steps:
+            b.about = _about(step)
+            EMIT[type(step)](b, step, pieces)
+        b.about = {}
+        b.graph.output([_result(b, pieces[slot.number]) for slot in plan.outs])
+    return torch.fx.GraphModule(torch.nn.Module(), b.graph)
+
+
+def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]:
+    """What a local graph depends on: ranks for which this is equal share one graph."""
+    seen: dict[tuple[Any, Marks], tuple[int, ...]] = {}
+    for step in plan.steps:
+        for slot in (*step.read, *step.made):
+            key = (tuple(slot.value.shape), slot.marks)
+            if key not in seen:
+                seen[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
+    for slot in (*plan.ins, *plan.outs):
+        key = (tuple(slot.value.shape), slot.marks)
+        seen[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
+    return tuple(seen.values())
+
+
+def _about(step: steps.Step) -> dict[str, Any]:
+    meta = step.node.meta
+    return {"source": meta.get("source"), "phase": meta.get("phase", "forward"), "origin": step.node.name}
+
+
+def _input(b: Builder, slot: steps.Slot) -> Piece:
+    value = slot.value
+    shape = b.local_shape(value.shape, slot.marks)
+    stride = layout.dense_strides(shape, layout.stride_order(value.shape, value.stride()))
+    node = b.placeholder(f"x{slot.number}", torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device))
+    return b.piece(node, value, slot.marks)
+
+
+def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]) -> None:
+    piece = pieces[step.source.number]
+    for move in step.moves:
+        key = (step.source.number, move.before, move.after, b.about["phase"])
+        piece = apply_move(b, piece, move, step.implicit)
+        piece.node.meta["moved"] = key
+    pieces[step.target.number] = piece
+
+
+def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
+    out = step.out
+    shape = b.local_shape(out.value.shape, out.marks)
+    node = b.call(aten.full.default, list(shape), step.value, dtype=out.value.dtype, device=out.value.device)
+    node = b.restride(node, out.value.shape, out.value.stride())
+    pieces[out.number] = b.piece(node, out.value, out.marks)
+
+
+def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
+    mine = [pieces[slot.number] for slot in step.ins]
+    if any(_emptied(p) for p in mine):
+        results = [_nothing(b, slot) for slot in step.outs]
+    else:
+        results = _run(b, step, mine)
+    for slot, node in zip(step.outs, results, strict=True):
+        pieces[slot.number] = b.piece(node, slot.value, slot.marks)
+
+
+def _emptied(piece: Piece) -> bool:
+    return 0 in piece.local_shape and 0 not in piece.shape
+
+
+def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
+    """What a rank with an empty chunk has of a result: an empty chunk, or the identity of the pending reduction."""
+    pending = next((m for m in slot.marks if m in IDENTITY), "sum")
+    dtype, value = slot.value.dtype, IDENTITY[pending]
+    if pending != "sum" and not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        value = limits.min if pending == "max" else limits.max
+    shape = list(b.local_shape(slot.value.shape, slot.marks))
+    return b.call(aten.full.default, shape, value if dtype.is_floating_point else int(value), dtype=dtype, device=slot.value.device)
+
+
+def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node]:
+    node, target = step.node, step.node.target
+    feed = iter(mine)
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: next(feed).node)
+    args = list(args)
+    if target in rules.SIZES:
+        args[rules.SIZES[target]] = list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks))
+    if target in rules.LOCAL_ARGS:
+        args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
+    if target in rules.LOWER:
+        result = rules.LOWER[target](b, args, dict(kwargs), mine)
+    elif target is aten.view.default:
+        result = _view(b, args)
+    else:
+        result = b.call(target, *args, **kwargs)
+    return _results(b, result)
+
+
+def _view(b: Builder, args: list[Any]) -> torch.fx.Node:
+    """A view where local strides allow it, else a copy."""
+    try:
+        return b.call(aten.view.default, *args)
+    except (RuntimeError, ValueError):
+        b.graph.erase_node(next(iter(reversed(b.graph.nodes))))
+        return b.call(aten.view.default, b.contiguous(args[0]), args[1])
+
+
+def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
+    value = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        return [node]
+    return [_item(b, node, i, v) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
+
+
+def _item(b: Builder, node: torch.fx.Node, i: int, value: torch.Tensor) -> torch.fx.Node:
+    item = b.graph.call_function(_getitem, (node, i))
+    item.meta.update(b.about, val=value)
+    return item
+
+
+def _result(b: Builder, piece: Piece) -> torch.fx.Node:
+    """Results leave without gaps in memory, so that they can come back as they are."""
+    if layout.is_dense(piece.shape, piece.stride):
+        return b.restride(piece.node, piece.shape, piece.stride)
+    return b.contiguous(piece.node)
+
+
+EMIT: dict[type, Any] = {steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply}

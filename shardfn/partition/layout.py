@@ -1,0 +1,95 @@
+"""How marks cut a tensor: local sizes, offsets, strides, and when two marks are the same cut.
+
+Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two axes on one dim cut in
+mesh order: the first axis cuts the dim, the next cuts each piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..types import Mark, Marks
+
+
+def split(mark: Mark) -> tuple[int, int] | None:
+    """A shard mark as (dim, unit), or None for a mark that shards nothing."""
+    if isinstance(mark, str):
+        return None
+    return mark if isinstance(mark, tuple) else (mark, 1)
+
+
+def joined(dim: int, unit: int) -> Mark:
+    """The mark of a dim and a unit."""
+    return dim if unit == 1 else (dim, unit)
+
+
+def full_chunk(size: int, unit: int, n: int) -> int:
+    """The size of a full chunk: ceil(units / n) units."""
+    return -(-(size // unit) // n) * unit
+
+
+def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
+    """(offset, size) of one rank's chunk."""
+    full = full_chunk(size, unit, n)
+    start = min(coordinate * full, size)
+    return start, min(full, size - start)
+
+
+def grain(size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]) -> tuple[int, bool]:
+    """What every chunk of a dim is a multiple of, after these axes have cut it, and whether all chunks are that size."""
+    length, even = size, True
+    for mark, n in zip(marks, sizes, strict=False):
+        cut = split(mark)
+        if cut is None or cut[0] != dim:
+            continue
+        if even and (length // cut[1]) % n == 0:
+            length //= n
+        else:
+            length, even = cut[1], False
+    return length, even
+
+
+def canonical(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]) -> Marks | None:
+    """The same cut with the plainest marks, or None where a unit does not fit the chunks that it cuts."""
+    out: list[Mark] = []
+    for mark, n in zip(marks, sizes, strict=True):
+        cut = split(mark)
+        if cut is not None:
+            dim, unit = cut
+            length, even = grain(shape[dim], dim, out, sizes)
+            if length % unit:
+                return None
+            if even and (length // unit) % n == 0:
+                unit = 1
+            mark = joined(dim, unit)
+        out.append(mark)
+    return tuple(out)
+
+
+def local_shape(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one rank's piece."""
+    out = list(shape)
+    for mark, n, c in zip(marks, sizes, coordinates, strict=True):
+        cut = split(mark)
+        if cut is not None:
+            out[cut[0]] = chunk(out[cut[0]], cut[1], n, c)[1]
+    return tuple(out)
+
+
+def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a tensor from the slowest to the fastest in memory."""
+    return tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the strides cover memory without gaps or overlaps."""
+    return all(n == 1 or s == t for n, s, t in zip(shape, stride, dense_strides(shape, stride_order(shape, stride)), strict=True))
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Gapless strides in a given order of dims."""
+    out, step = [1] * len(shape), 1
+    for d in reversed(order):
+        out[d] = step
+        step *= max(shape[d], 1)
+    return tuple(out)

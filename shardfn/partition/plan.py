@@ -1,0 +1,318 @@
+"""Stage 2, first half: walk the Program once and choose a placement for every value.
+
+Everything here is the same on all ranks: it looks at global shapes and at the mesh's sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..errors import PlacementError, RuleError, problem
+from ..types import PENDING, Mark, Marks, MeshAxes, Program
+from . import layout, rules, steps
+from .choice import Choice, OpCall, Rule, replicated
+from .redistribute import local_bytes, mark_price, route
+
+# A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
+EARLY = 0.25
+CONSTRAIN = "prim_redistribute"
+ALIGN = "prim_align"
+
+
+def plan(program: Program, axes: MeshAxes, in_marks: Sequence[Marks], out_marks: Sequence[Marks | None]) -> steps.Plan:
+    """Choose placements for every value of a Program.
+
+    Args:
+        program: what to place.
+        axes: names and sizes of the mesh.
+        in_marks: the placement of each input.
+        out_marks: the placement asked for each output, None where it may stay as it falls.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RuleError: an op that cannot be right on this mesh.
+    """
+    walk = _Walk(axes)
+    graph = program.graph.graph
+    holders = graph.find_nodes(op="placeholder")
+    ins = tuple(walk.enter(node, marks) for node, marks in zip(holders, in_marks, strict=True))
+    for node in graph.nodes:
+        if node.op == "call_function":
+            walk.visit(node, program.name)
+        elif node.op == "get_attr":
+            raise RuleError(problem(program.name, f"it holds the constant tensor {node.target}", fix="pass it as an argument"))
+    (output,) = graph.find_nodes(op="output")
+    outs = tuple(walk.leave(node, marks, output) for node, marks in zip(output.args[0], out_marks, strict=True))
+    return steps.Plan(axes=axes, steps=_needed(walk.steps, outs), ins=ins, outs=outs)
+
+
+def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[steps.Step, ...]:
+    """The steps that some result depends on; the same on every rank, so that all drop the same collectives."""
+    live, kept = {slot.number for slot in outs}, []
+    for step in reversed(planned):
+        if any(slot.number in live for slot in step.made):
+            kept.append(step)
+            live.update(slot.number for slot in step.read)
+    return tuple(reversed(kept))
+
+
+@attrs.define(eq=False)
+class _Value:
+    """A global value: its slots by placement, and in which phase each may be read."""
+
+    fake: torch.Tensor
+    early: bool  # an input, or only a rearrangement of inputs
+    fill: tuple[torch.fx.Node, Any] | None = None
+    slots: dict[Marks, tuple[steps.Slot, str | None]] = attrs.field(factory=dict)
+    users: int = 1
+
+    def readable(self, phase: str) -> list[steps.Slot]:
+        return [slot for slot, only in self.slots.values() if only in (None, phase)]
+
+
+class _Walk:
+    """The state of one walk: the values so far and the steps that made them."""
+
+    def __init__(self, axes: MeshAxes) -> None:
+        self.axes = axes
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.steps: list[steps.Step] = []
+        self.count = 0
+
+    def slot(self, fake: torch.Tensor, marks: Marks) -> steps.Slot:
+        self.count += 1
+        return steps.Slot(self.count, fake, marks)
+
+    def enter(self, node: torch.fx.Node, marks: Marks) -> steps.Slot:
+        fake = node.meta["val"]
+        slot = self.slot(fake, marks)
+        self.values[node] = _Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users))
+        return slot
+
+    def leave(self, node: torch.fx.Node, marks: Marks | None, output: torch.fx.Node) -> steps.Slot:
+        value = self.values[node]
+        if marks is None:
+            marks = _settled(value, self.axes)
+        return self.bring(value, marks, output, implicit=False)
+
+    def visit(self, node: torch.fx.Node, name: str) -> None:
+        op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
+        if op == "getitem":
+            self.values[node] = self.values[node.args[0]][node.args[1]]
+            self.values[node].users = len(node.users)
+        elif op == CONSTRAIN:
+            self.constrain(node)
+        elif op == ALIGN:
+            self.align(node)
+        elif (value := rules.fill_value(node.target, node.args)) is not None:
+            self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users))
+        else:
+            self.apply(node, name)
+
+    def constrain(self, node: torch.fx.Node) -> None:
+        value = self.values[node.args[0]]
+        current = _settled(value, self.axes)
+        marks = constrained(node.args[1], self.axes, value.fake.shape, current)
+        self.same(node, value, self.bring(value, marks, node, implicit=False))
+
+    def align(self, node: torch.fx.Node) -> None:
+        value, like = (self.values[a] for a in node.args)
+        wanted = next(iter(like.slots), None) or ("R",) * len(self.axes.sizes)
+        marks = aligned(value.fake.shape, like.fake.shape, wanted, self.axes)
+        self.same(node, value, self.bring(value, marks, node, implicit=False))
+
+    def same(self, node: torch.fx.Node, value: _Value, slot: steps.Slot) -> None:
+        """A prim's result is its argument, at one placement."""
+        self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
+
+    def apply(self, node: torch.fx.Node, name: str) -> None:
+        call, values = self.call(node)
+        _refuse_random(node, name, self.axes)
+        in_marks, out_marks = self.choose(call, values, node.meta["phase"])
+        ins = tuple(self.bring(v, m, node, implicit=True) for v, m in zip(values, in_marks, strict=True))
+        early = node.target in rules.REARRANGES and all(v.early for v in values)
+        outs = [self.slot(fake, marks) for fake, marks in zip(call.outs, out_marks, strict=True)]
+        self.steps.append(steps.Apply(node, ins, tuple(outs)))
+        made = [_Value(o.value, early, slots={o.marks: (o, None)}, users=len(node.users)) for o in outs]
+        result = node.meta["val"]
+        if isinstance(result, torch.Tensor):
+            self.values[node] = made[0]
+        else:
+            feed = iter(made)
+            self.values[node] = [next(feed) if isinstance(r, torch.Tensor) else None for r in result]
+
+    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[_Value]]:
+        nodes: list[torch.fx.Node] = []
+        torch.fx.node.map_arg((node.args, node.kwargs), lambda n: nodes.append(n))
+        values = [self.values[n] for n in nodes]
+        result = node.meta["val"]
+        outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result if isinstance(r, torch.Tensor))
+        return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
+
+    def choose(self, call: OpCall, values: list[_Value], phase: str) -> tuple[list[Marks], list[Marks]]:
+        """Per axis, in mesh order, the choice that moves the fewest bytes."""
+        choices = _choices(rules.find(call.target), call)
+        held = [v.readable(phase) for v in values]
+        ins: list[Marks] = [()] * len(call.ins)
+        outs: list[Marks] = [()] * len(call.outs)
+        for axis in range(len(self.axes.sizes)):
+            best, best_price = None, None
+            for choice in choices:
+                for concrete in _in_units(choice, held, axis):
+                    placed = self.fit(call, concrete, ins, outs)
+                    if placed is None:
+                        continue
+                    price = self.price(call, values, held, placed, axis)
+                    if best_price is None or price < best_price:
+                        best, best_price = placed, price
+            assert best is not None, f"no placement fits {call.target} on axis {axis}"
+            ins, outs = best
+        return ins, outs
+
+    def fit(self, call: OpCall, choice: Choice, ins: list[Marks], outs: list[Marks]) -> tuple[list[Marks], list[Marks]] | None:
+        """Extend the marks of the axes so far by one axis; None where a unit does not fit."""
+        sizes = self.axes.sizes
+        new_ins = [_extend(x.shape, marks, m, sizes) for x, marks, m in zip(call.ins, ins, choice[0], strict=True)]
+        new_outs = [_extend(x.shape, marks, m, sizes) for x, marks, m in zip(call.outs, outs, choice[1], strict=True)]
+        return None if None in new_ins or None in new_outs else (new_ins, new_outs)
+
+    def price(self, call: OpCall, values: list[_Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
+        """What a choice costs on one axis; at equal cost, what keeps most of the value cut."""
+        ins, outs = placed
+        total, passes, busy = 0.0, False, False
+        for value, slots, marks in zip(values, held, ins, strict=True):
+            wanted = marks[axis]
+            passes = passes or wanted in PENDING
+            busy = busy or (wanted in PENDING and value.users > 1)
+            total += self.input_price(value, slots, wanted, axis) * (EARLY if value.early else 1.0)
+        whole = sum(m[axis] == "R" for m in outs)
+        if passes or total > 0:
+            total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
+        return total, float(busy), float(whole)
+
+    def input_price(self, value: _Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
+        if value.fill is not None:
+            return 0.0 if rules.fill_fits(value.fill[1], wanted) else float("inf")
+        n = self.axes.sizes[axis]
+        if n == 1:
+            return 0.0 if wanted not in PENDING or any(s.marks[axis] == wanted for s in slots) else float("inf")
+        nbytes = _nbytes(value.fake)
+        return min(mark_price(s.marks[axis], wanted, local_bytes(nbytes, s.marks, self.axes.sizes, axis), n) for s in slots)
+
+    def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
+        return mark_price(marks[axis], "R", local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis), self.axes.sizes[axis])
+
+    def bring(self, value: _Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
+        """The value at a placement: a slot that has it, or the cheapest moves from one that has another."""
+        phase = node.meta.get("phase", "forward")
+        slots = value.readable(phase)
+        for slot in slots:
+            if slot.marks == marks:
+                return slot
+        if value.fill is not None:
+            slot = self.slot(value.fake, marks)
+            self.steps.append(steps.Fill(value.fill[0], slot, value.fill[1]))
+            value.slots[marks] = (slot, None)
+            return slot
+        found = [(route(tuple(value.fake.shape), value.fake.element_size(), s.marks, marks, self.axes), s) for s in slots]
+        (_, moves), source = min(((r, s) for r, s in found if r is not None), key=lambda pair: pair[0][0])
+        slot = self.slot(value.fake, marks)
+        self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
+        gathers = any(m.kind == "gather" for m in moves)
+        # a parameter that was gathered for the forward is gathered again for the backward, not kept in between
+        value.slots[marks] = (slot, phase if gathers and value.early else None)
+        return slot
+
+
+def _choices(rule: Rule | None, call: OpCall) -> list[Choice]:
+    if rule is None or not call.ins:
+        return [replicated(call)]
+    return list(dict.fromkeys(rule(call)))
+
+
+def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> set[Choice]:
+    """The choice for each unit in which some input is already cut on the dim that it wants cut."""
+    units = {1}
+    for mark, slots in zip(choice[0], held, strict=True):
+        wanted = layout.split(mark)
+        for slot in slots if wanted else ():
+            cut = layout.split(slot.marks[axis])
+            if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
+                units.add(cut[1] // wanted[1])
+    return {(_scaled(choice[0], u), _scaled(choice[1], u)) for u in units}
+
+
+def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
+    if unit == 1:
+        return marks
+    cuts = [layout.split(m) for m in marks]
+    return tuple(m if c is None else layout.joined(c[0], c[1] * unit) for m, c in zip(marks, cuts, strict=True))
+
+
+def _extend(shape: Sequence[int], marks: Marks, mark: Mark, sizes: Sequence[int]) -> Marks | None:
+    pending = {m for m in (*marks, mark) if m in PENDING}
+    if len(pending) > 1:
+        return None
+    if isinstance(mark, str):
+        return (*marks, mark)
+    return layout.canonical(shape, (*marks, mark), sizes[: len(marks) + 1])
+
+
+def _settled(value: _Value, axes: MeshAxes) -> Marks:
+    """Where a value stays if nothing is asked: as it is, pending sums reduced, in plain chunks."""
+    if value.fill is not None and not value.slots:
+        return ("R",) * len(axes.sizes)
+    marks = next(iter(value.slots))
+    plain = tuple("R" if m in PENDING else layout.split(m)[0] if isinstance(m, tuple) else m for m in marks)
+    return layout.canonical(value.fake.shape, plain, axes.sizes)
+
+
+def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks) -> Marks:
+    """The marks that a constraint's text asks for; dims that say `*` keep their cut."""
+    entries = text.split(";") if text else []
+    unknown = {name for entry in entries for name in entry.split(",")} - {*axes.names, "", "*"}
+    if unknown:
+        raise PlacementError(problem("constrain", f"no axis {', '.join(sorted(unknown))}", needed=f"axes of the mesh {axes}"))
+    marks: list[Mark] = ["R"] * len(axes.names)
+    for dim, entry in enumerate(entries):
+        for k, name in enumerate(axes.names):
+            if name in entry.split(",") or (entry == "*" and layout.split(current[k]) == (dim, 1)):
+                marks[k] = dim
+    return layout.canonical(shape, marks, axes.sizes)
+
+
+def aligned(shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes) -> Marks:
+    """The marks of `like` where its dims have the same size; replicated elsewhere."""
+    plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
+    marks = ["R" if m in PENDING or (not isinstance(m, str) and shape[m] != like[m]) else m for m in plain]
+    return layout.canonical(shape, marks, axes.sizes)
+
+
+def _nbytes(x: torch.Tensor) -> float:
+    return float(x.numel() * x.element_size())
+
+
+RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())  # noqa: E731
+
+
+def _refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
+    if not RANDOM(node.target) or all(n == 1 for n in axes.sizes) or _draws_nothing(node):
+        return
+    source, fix = node.meta.get("source"), "pass random tensors in as arguments"
+    text = problem(f"{name}, op {node.target}", "it draws random numbers, which ranks would draw differently", fix=fix, source=source)
+    raise RuleError(text, source=source, fix=fix)
+
+
+def _draws_nothing(node: torch.fx.Node) -> bool:
+    """Attention is tagged random for its dropout, which is usually zero."""
+    names = [a.name for a in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    return not (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0))

@@ -1,0 +1,119 @@
+"""The cheapest way from one placement to another, as steps on one mesh axis each.
+
+Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut goes innermost. Within that
+rule the steps are found by Dijkstra's algorithm over placements, so no case is written by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from ..types import PENDING, Mark, Marks, MeshAxes
+from . import layout
+
+LATENCY_BYTES = 1  # between two ways that move the same bytes, the one with fewer collectives
+SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
+
+
+@attrs.frozen
+class Move:
+    """One step of a redistribution, on one mesh axis.
+
+    `kind` is gather, slice, reduce, reduce_scatter or all_to_all.
+    """
+
+    kind: str
+    axis: int
+    before: Marks
+    after: Marks
+
+
+def price(kind: str, nbytes: float, n: int) -> float:
+    """Bytes that one rank sends for a step; `nbytes` are those of the value whole on that axis."""
+    if n == 1:
+        return 0.0
+    share = (n - 1) / n
+    factor = {"gather": share, "reduce": 2 * share, "reduce_scatter": share, "all_to_all": share / n, "slice": SLICE_FACTOR / n}
+    return factor[kind] * nbytes + (0 if kind == "slice" else LATENCY_BYTES)
+
+
+def kind_of(src: Mark, dst: Mark) -> str | None:
+    """The step from one mark to another on one axis, None where there is none."""
+    if src == dst:
+        return None
+    if src in PENDING:
+        return "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
+    if dst in PENDING:
+        return None
+    if src == "R":
+        return "slice"
+    if dst == "R":
+        return "gather"
+    return "all_to_all"
+
+
+def mark_price(src: Mark, dst: Mark, nbytes: float, n: int) -> float:
+    """The price of one axis alone: an estimate that ignores how axes stack."""
+    if src == dst:
+        return 0.0
+    if not isinstance(src, str) and not isinstance(dst, str) and layout.split(src)[0] == layout.split(dst)[0]:
+        return price("gather", nbytes, n) + price("slice", nbytes, n)
+    kind = kind_of(src, dst)
+    return float("inf") if kind is None else price(kind, nbytes, n)
+
+
+def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:
+    """The bytes of a rank's piece if the axis `without` did not cut it."""
+    for k, (mark, n) in enumerate(zip(marks, sizes, strict=True)):
+        if k != without and not isinstance(mark, str):
+            nbytes /= n
+    return nbytes
+
+
+@functools.lru_cache(maxsize=65536)
+def route(shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes) -> tuple[float, tuple[Move, ...]] | None:
+    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are none."""
+    nbytes = float(itemsize)
+    for n in shape:
+        nbytes *= n
+    queue: list[tuple[float, int, Marks, tuple[Move, ...]]] = [(0.0, 0, src, ())]
+    seen: set[Marks] = set()
+    ticket = itertools.count(1)
+    while queue:
+        cost, _, marks, moves = heapq.heappop(queue)
+        if marks == dst:
+            return cost, moves
+        if marks in seen:
+            continue
+        seen.add(marks)
+        for move in _moves(shape, marks, dst, axes):
+            step = price(move.kind, local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis])
+            heapq.heappush(queue, (cost + step, next(ticket), move.after, (*moves, move)))
+    return None
+
+
+def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> Iterator[Move]:
+    for k, mark in enumerate(marks):
+        if not _innermost(marks, k, mark):
+            continue
+        for wanted in {"R", *(m for m in (dst[k],) if m not in PENDING)}:
+            kind = kind_of(mark, wanted)
+            if kind is None or (kind == "all_to_all" and layout.split(mark)[0] == layout.split(wanted)[0]):
+                continue
+            after = (*marks[:k], wanted, *marks[k + 1 :])
+            if _innermost(after, k, wanted) and _fits(shape, after, axes):
+                yield Move(kind, k, marks, after)
+
+
+def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
+    cut = layout.split(mark)
+    return cut is None or all(layout.split(m) is None or layout.split(m)[0] != cut[0] for m in marks[k + 1 :])
+
+
+def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> bool:
+    return layout.canonical(shape, marks, axes.sizes) == marks

@@ -1,0 +1,186 @@
+"""Lookups and their gradients: embedding, gather, scatter, indexing.
+
+A table that is cut along the dim looked up in answers with zeros for what another rank holds, so the result is a pending sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..choice import Choice, OpCall, Rule, replicated, together
+
+aten = torch.ops.aten
+
+
+def embedding(call: OpCall) -> list[Choice]:
+    """table[index]: any index dim, the table's columns, or the table's rows."""
+    index, last = call.ins[1], call.outs[0].dim() - 1
+    choices = [replicated(call), *((("R", d), (d,)) for d in range(index.dim()))]
+    return [*choices, ((1, "R"), (last,)), ((0, "R"), ("sum",)), (("sum", "R"), ("sum",))]
+
+
+def embedding_backward(call: OpCall) -> list[Choice]:
+    """Rows are added up, so index dims leave a pending sum."""
+    grad, index = call.ins
+    choices = [replicated(call), ((grad.dim() - 1, "R"), (1,))]
+    if call.arg(4, "scale_grad_by_freq", False):
+        return choices
+    return [*choices, *(((d, d), ("sum",)) for d in range(index.dim())), (("sum", "R"), ("sum",))]
+
+
+def _same_sizes(call: OpCall, *positions: int) -> list[int]:
+    first, *rest = (call.ins[p] for p in positions)
+    return [d for d in range(first.dim()) if all(x.dim() == first.dim() and x.shape[d] == first.shape[d] for x in rest)]
+
+
+def gather(call: OpCall) -> list[Choice]:
+    """Other dims stay cut; the index may be cut anywhere; a table cut along the dim gives a pending sum."""
+    x = call.ins[0]
+    if x.dim() == 0:
+        return [replicated(call)]
+    dim = call.args[1] % x.dim()
+    others = [d for d in _same_sizes(call, 0, 1) if d != dim]
+    return [replicated(call), *together(call, others), (("R", dim), (dim,)), ((dim, "R"), ("sum",)), (("sum", "R"), ("sum",))]
+
+
+def scatter(call: OpCall) -> list[Choice]:
+    """Other dims stay cut; a target cut along the dim keeps what falls into it."""
+    x = call.ins[0]
+    if x.dim() == 0:
+        return [replicated(call)]
+    dim, n = call.args[1] % x.dim(), len(call.ins)
+    others = [d for d in _same_sizes(call, *range(n)) if d != dim]
+    choices = [replicated(call), *together(call, others), ((dim, *["R"] * (n - 1)), (dim,))]
+    if call.target is aten.scatter_add.default:
+        choices.append((("sum", "R", "sum"), ("sum",)))
+        choices += [(("sum", d, d), ("sum",)) for d in _same_sizes(call, 1, 2)]
+    return choices
+
+
+def _indexed(indices: list[Any]) -> tuple[int, int] | None:
+    """(first, count) of the indexed dims if they lie side by side."""
+    where = [d for d, i in enumerate(indices) if i is not None]
+    side_by_side = where == list(range(where[0], where[0] + len(where)))
+    return (where[0], len(where)) if side_by_side else None
+
+
+def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
+    count = sum(i is not None for i in call.args[1])
+    return list(call.ins[leading : leading + count])
+
+
+def index(call: OpCall) -> list[Choice]:
+    """x[..., i, j, ...]: dims that are not indexed stay cut, and so do the dims of the indices."""
+    x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
+    if run is None or any(i.dtype == torch.bool for i in indices):
+        return [replicated(call)]
+    first, count = run
+    wide = call.outs[0].dim() - (x.dim() - count)
+    whole = ("R",) * len(indices)
+    choices = [replicated(call), (("sum", *whole), ("sum",))]
+    choices += [((d, *whole), (d if d < first else d - count + wide,)) for d in range(x.dim()) if not first <= d < first + count]
+    for d in range(wide):
+        choices.append((("R", *_index_marks(indices, wide, d)), (first + d,)))
+    return choices
+
+
+def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
+    places = [d - wide + i.dim() for i in indices]
+    return ["R" if p < 0 or i.shape[p] == 1 else p for p, i in zip(places, indices, strict=True)]
+
+
+def index_put(call: OpCall) -> list[Choice]:
+    """The transpose of indexing: added values leave a pending sum."""
+    x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
+    values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
+    if run is None or any(i.dtype == torch.bool for i in indices) or values.dim() != x.dim() - run[1] + wide:
+        return [replicated(call)]
+    first, count = run
+    whole = ("R",) * len(indices)
+    choices = [replicated(call)]
+    for d in range(x.dim()):
+        place = d if d < first else d - count + wide
+        if not first <= d < first + count and values.shape[place] == x.shape[d]:
+            choices.append(((d, *whole, place), (d,)))
+    if call.arg(3, "accumulate", False):
+        choices.append((("sum", *whole, "sum"), ("sum",)))
+        full = [d for d in range(wide) if values.shape[first + d] != 1]
+        choices += [(("sum", *_index_marks(indices, wide, d), first + d), ("sum",)) for d in full]
+    return choices
+
+
+def index_select(call: OpCall) -> list[Choice]:
+    """Other dims stay cut; so may the index."""
+    n = call.ins[0].dim()
+    if n == 0:
+        return [replicated(call)]
+    dim = call.args[1] % n
+    choices = [replicated(call), *(((d, "R"), (d,)) for d in range(n) if d != dim)]
+    return [*choices, (("R", 0), (dim,)), (("sum", "R"), ("sum",))]
+
+
+TABLE: dict[object, Rule] = {
+    aten.embedding.default: embedding,
+    aten.embedding_dense_backward.default: embedding_backward,
+    aten.gather.default: gather,
+    aten.scatter.value: scatter,
+    aten.scatter.src: scatter,
+    aten.scatter_add.default: scatter,
+    aten.index.Tensor: index,
+    aten.index_put.default: index_put,
+    aten.index_select.default: index_select,
+}
+
+
+def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
+    """(which indices fall into this rank's piece of the table, the indices counted from its start)."""
+    shifted = b.call(aten.sub.Tensor, index, b.offset(table, dim))
+    low = b.call(aten.ge.Scalar, shifted, 0)
+    high = b.call(aten.lt.Scalar, shifted, table.local_shape[dim])
+    return b.call(aten.logical_and.default, low, high), shifted
+
+
+def lower_embedding(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+    """Rows of other ranks are zeros."""
+    if not pieces[0].cuts(0):
+        return b.call(aten.embedding.default, *args, **kwargs)
+    hit, shifted = _hits(b, pieces[0], 0, args[1])
+    rows = b.call(aten.embedding.default, args[0], b.call(aten.mul.Tensor, shifted, hit))
+    return b.call(aten.mul.Tensor, rows, b.call(aten.unsqueeze.default, hit, -1))
+
+
+def lower_gather(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+    """Elements of other ranks are zeros."""
+    dim = args[1] % max(len(pieces[0].shape), 1)
+    if not pieces[0].cuts(dim):
+        return b.call(aten.gather.default, *args, **kwargs)
+    hit, shifted = _hits(b, pieces[0], dim, args[2])
+    found = b.call(aten.gather.default, args[0], dim, b.call(aten.mul.Tensor, shifted, hit))
+    return b.call(aten.where.self, hit, found, b.call(aten.zeros_like.default, found))
+
+
+def lower_scatter(target: Any) -> Any:
+    """What falls outside goes to one extra slot, which is cut off again."""
+
+    def lower(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+        table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
+        if not table.cuts(dim):
+            return b.call(target, *args, **kwargs)
+        size, behind = table.local_shape[dim], len(table.shape) - 1 - dim
+        hit, shifted = _hits(b, table, dim, args[2])
+        outside = b.call(aten.full_like.default, shifted, size)
+        index = b.call(aten.where.self, hit, shifted, outside)
+        wide = b.call(aten.constant_pad_nd.default, args[0], [0, 0] * behind + [0, 1])
+        written = b.call(target, wide, dim, index, *args[3:], **kwargs)
+        return b.contiguous(b.call(aten.slice.Tensor, written, dim, 0, size))
+
+    return lower
+
+
+LOWER = {
+    aten.embedding.default: lower_embedding,
+    aten.gather.default: lower_gather,
+    **{op: lower_scatter(op) for op in (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)},
+}

@@ -1,0 +1,68 @@
+"""Normalisations, kept whole: they are cut over batch dims only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..choice import Choice, OpCall, Rule, replicated
+
+aten = torch.ops.aten
+
+
+def _some(mask: list[bool], marks: list[Any]) -> tuple[Any, ...]:
+    """The marks of the gradients that are asked for."""
+    return tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
+
+
+def layer_norm(call: OpCall) -> list[Choice]:
+    """Cut over the dims that are not normalised; the weights whole."""
+    batch = call.ins[0].dim() - len(call.args[1])
+    weights = ("R",) * (len(call.ins) - 1)
+    return [replicated(call), *(((d, *weights), (d, d, d)) for d in range(batch))]
+
+
+def layer_norm_backward(call: OpCall) -> list[Choice]:
+    """Cut over batch dims, the gradients of the weights are pending sums; linear in the incoming gradient."""
+    batch, mask = call.ins[0].dim() - len(call.args[2]), call.args[7]
+    weights = ("R",) * (len(call.ins) - 4)
+    choices = [replicated(call)]
+    choices += [((d, d, d, d, *weights), _some(mask, [d, "sum", "sum"])) for d in range(batch)]
+    return [*choices, (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs))]
+
+
+def group_norm(call: OpCall) -> list[Choice]:
+    """Cut over the batch."""
+    return [replicated(call), ((0, *["R"] * (len(call.ins) - 1)), (0, 0, 0))]
+
+
+def group_norm_backward(call: OpCall) -> list[Choice]:
+    """Cut over the batch; linear in the incoming gradient."""
+    rest, mask = ("R",) * (len(call.ins) - 4), call.args[9]
+    choices = [replicated(call), ((0, 0, 0, 0, *rest), _some(mask, [0, "sum", "sum"]))]
+    return [*choices, (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs))]
+
+
+TABLE: dict[object, Rule] = {
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
+}
+
+
+def _group_norm_args(position: int) -> Any:
+    """The batch size is an argument: a rank passes its own."""
+
+    def local(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+        args[position] = shapes[0][0]
+        return args
+
+    return local
+
+
+LOCAL_ARGS = {
+    aten.native_group_norm.default: _group_norm_args(3),
+    aten.native_group_norm_backward.default: _group_norm_args(5),
+}

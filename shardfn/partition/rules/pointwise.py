@@ -1,0 +1,68 @@
+"""Ops that work element by element, with broadcasting."""
+
+from __future__ import annotations
+
+import torch
+
+from ..choice import Choice, OpCall, replicated
+
+aten = torch.ops.aten
+
+# A pending sum passes through where the op is linear:
+ADDS = {aten.add.Tensor, aten.sub.Tensor}  # in all operands at once
+SCALES = {aten.mul.Tensor}  # in either operand
+LINEAR_IN_FIRST = {  # in the first operand, the others whole
+    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default, aten.clone.default,
+    aten.alias.default, aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default,
+    aten.tanh_backward.default, aten.threshold_backward.default, aten.leaky_relu_backward.default,
+    aten.hardtanh_backward.default, aten.softplus_backward.default,
+}  # fmt: skip
+UNTAGGED = {  # element by element, though torch does not tag them so
+    aten._to_copy.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default, aten.detach.default,
+    aten.gelu_backward.default, aten.silu_backward.default, aten.threshold_backward.default, aten.bernoulli.p,
+    aten.elu_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
+    aten.softplus_backward.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+}  # fmt: skip
+
+
+def is_pointwise(target: object) -> bool:
+    """Whether an op works element by element."""
+    return target in UNTAGGED or torch.Tag.pointwise in getattr(target, "tags", ())
+
+
+def pointwise(call: OpCall) -> list[Choice]:
+    """Any dim of the result, and the same dim of every operand that has it."""
+    if len(call.outs) != 1:
+        return [replicated(call)]
+    return [replicated(call), *_dims(call), *_pending(call)]
+
+
+def _dims(call: OpCall) -> list[Choice]:
+    (out,), choices = call.outs, []
+    for d in range(out.dim()):
+        places = [d - out.dim() + x.dim() for x in call.ins]
+        whole = [p < 0 or (x.shape[p] == 1 and out.shape[d] != 1) for p, x in zip(places, call.ins, strict=True)]
+        choices.append((tuple("R" if w else p for w, p in zip(whole, places, strict=True)), (d,)))
+    return choices
+
+
+def _pending(call: OpCall) -> list[Choice]:
+    target, n = call.target, len(call.ins)
+    if target in ADDS:
+        return [(("sum",) * 2, ("sum",))] if n == 2 else []
+    choices = []
+    if target in LINEAR_IN_FIRST and isinstance(call.args[0], torch.fx.Node):
+        choices.append((("sum", *["R"] * (n - 1)), ("sum",)))
+    if target in SCALES and n == 2:
+        choices.append((("R", "sum"), ("sum",)))
+    if target is aten._to_copy.default and _widens(call):
+        choices.append((("sum",), ("sum",)))
+    if target is aten.where.self:
+        choices.append((("R", "sum", "sum"), ("sum",)))
+    return choices
+
+
+def _widens(call: OpCall) -> bool:
+    """Whether a cast keeps every value of a floating tensor, so that summing after it is no worse."""
+    (x,), (out,) = call.ins, call.outs
+    return x.dtype.is_floating_point and torch.promote_types(x.dtype, out.dtype) == out.dtype

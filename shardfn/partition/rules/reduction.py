@@ -1,0 +1,83 @@
+"""Ops that reduce dims, or work along one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..choice import Choice, OpCall, Rule, replicated, together
+
+aten = torch.ops.aten
+
+
+def _reduced(call: OpCall) -> set[int]:
+    (x,) = call.ins
+    dims = call.arg(1, "dim")
+    if isinstance(dims, int):
+        dims = [dims]
+    return {d % x.dim() for d in dims} if dims else set(range(x.dim()))
+
+
+def reduction(pending: str | None) -> Rule:
+    """A reduced dim that is cut leaves a pending reduction, if the op has one; other dims stay cut."""
+
+    def rule(call: OpCall) -> list[Choice]:
+        (x,), out = call.ins, call.outs[0]
+        reduced, keep = _reduced(call), out.dim() == x.dim() and x.dim() > 0
+        choices: list[Choice] = [replicated(call)]
+        for d in range(x.dim()):
+            if d not in reduced:
+                kept = d if keep else d - sum(r < d for r in reduced)
+                choices.append(((d,), (kept,) * len(call.outs)))
+            elif pending:
+                choices.append(((d,), (pending,)))
+        if pending == "sum":
+            choices.append((("sum",), ("sum",)))
+        return choices
+
+    return rule
+
+
+def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()) -> Rule:
+    """Every dim but the one that the op works along; linear in the inputs at these positions, one at a time."""
+
+    def rule(call: OpCall) -> list[Choice]:
+        n = call.ins[0].dim()
+        dim = call.arg(position, name, default) % max(n, 1)
+        choices = [replicated(call), *together(call, [d for d in range(n) if d != dim])]
+        pending = ("sum",) * len(call.outs)
+        return choices + [(tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending) for i in linear]
+
+    return rule
+
+
+TABLE: dict[object, Rule] = {
+    aten.sum.default: reduction("sum"),
+    aten.sum.dim_IntList: reduction("sum"),
+    aten.amax.default: reduction("max"),
+    aten.amin.default: reduction("min"),
+    aten.prod.dim_int: reduction(None),
+    aten.any.dim: reduction(None),
+    aten.any.dims: reduction(None),
+    aten.all.dim: reduction(None),
+    aten.all.dims: reduction(None),
+    aten.max.dim: reduction(None),
+    aten.min.dim: reduction(None),
+    aten.argmax.default: reduction(None),
+    aten.argmin.default: reduction(None),
+    aten._softmax.default: along(1),
+    aten._softmax_backward_data.default: along(2, linear=(0,)),
+    aten._log_softmax.default: along(1),
+    aten._log_softmax_backward_data.default: along(2),
+    aten.cumsum.default: along(1, linear=(0,)),
+    aten.cumprod.default: along(1),
+    aten.sort.default: along(1),
+    aten.topk.default: along(2),
+    aten.flip.default: lambda call: [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))],
+}
+
+
+def _unflipped(call: OpCall) -> list[int]:
+    n = call.ins[0].dim()
+    return [d for d in range(n) if d not in {f % n for f in call.args[1]}]

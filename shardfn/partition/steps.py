@@ -1,0 +1,86 @@
+"""The plan of a partition: what happens on every rank, before any local size is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from ..types import Marks, MeshAxes
+from .redistribute import Move
+
+
+@attrs.frozen(eq=False)
+class Slot:
+    """One value at one placement."""
+
+    number: int
+    value: torch.Tensor  # fake, global
+    marks: Marks
+
+
+@attrs.frozen(eq=False)
+class Redistribute:
+    """Bring a slot to another placement."""
+
+    source: Slot
+    target: Slot
+    moves: tuple[Move, ...]
+    node: torch.fx.Node  # the global node on whose behalf
+    implicit: bool
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return (self.source,)
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return (self.target,)
+
+
+@attrs.frozen(eq=False)
+class Apply:
+    """Run a global node's op on local pieces."""
+
+    node: torch.fx.Node
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]  # one for each tensor that the op returns
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return self.ins
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return self.outs
+
+
+@attrs.frozen(eq=False)
+class Fill:
+    """Make a constant tensor's piece in place."""
+
+    node: torch.fx.Node
+    out: Slot
+    value: Any
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return ()
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return (self.out,)
+
+
+Step = Redistribute | Apply | Fill
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """Every step, in order, the same on all ranks."""
+
+    axes: MeshAxes
+    steps: tuple[Step, ...]
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]

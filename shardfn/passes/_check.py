@@ -1,0 +1,33 @@
+"""What is true of a local graph before and after every pass."""
+
+from __future__ import annotations
+
+import torch
+
+from ..types import Collective, MeshAxes
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+def check(graph: torch.fx.GraphModule, axes: MeshAxes) -> None:
+    """Check a local graph: values known, arguments before uses, one wait for each collective, only known axes.
+
+    Args:
+        graph: the local graph.
+        axes: the mesh it is for.
+
+    Raises:
+        AssertionError: a pass broke the graph; names the node.
+    """
+    graph.graph.lint()
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            continue
+        assert "val" in node.meta, f"{node} has no value"
+        record = node.meta.get("collective")
+        started = "_c10d_functional" in str(node.target) and node.target is not WAIT
+        assert started == isinstance(record, Collective), f"{node} is a collective without a record, or the other way round"
+        if record is not None:
+            assert record.axis in axes.names, f"{node} is over {record.axis}, which is no axis of {axes}"
+            waits = [user for user in node.users if user.target is WAIT]
+            assert len(waits) == len(node.users) == 1, f"{node} must be read by one wait, and by nothing else"

@@ -1,0 +1,14 @@
+"""A copy of a graph, so that a pass returns a new one."""
+
+from __future__ import annotations
+
+import torch
+
+
+def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph, node by node, names and metadata included."""
+    fresh, env = torch.fx.Graph(), {}
+    for node in graph.graph.nodes:
+        env[node] = fresh.node_copy(node, env.__getitem__)
+        env[node].name, env[node].meta = node.name, dict(node.meta)
+    return torch.fx.GraphModule(graph, fresh)

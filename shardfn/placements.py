@@ -1,0 +1,116 @@
+"""Placements at the door: what users write, and how it becomes marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from .types import Mark, Marks, MeshAxes
+
+
+class P:
+    """Which mesh axis cuts each tensor dim.
+
+    Args:
+        parts: for each dim an axis name, a tuple of names (in mesh order), or None; dims not named are whole.
+
+    Source: jax.sharding.PartitionSpec.
+
+    Example:
+        >>> P("dp", None)
+        P('dp', None)
+    """
+
+    def __init__(self, *parts: str | tuple[str, ...] | None) -> None:
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"P({', '.join(map(repr, self.parts))})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, P) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash(self.parts)
+
+
+def is_spec(x: Any) -> bool:
+    """Whether x is one leaf of a tree of placements."""
+    if isinstance(x, list):
+        return bool(x) and all(isinstance(p, Placement) for p in x)
+    return x is None or isinstance(x, (P, Placement))
+
+
+def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
+    """One placement leaf as marks.
+
+    Raises:
+        ValueError: what does not fit, in words.
+    """
+    if isinstance(spec, P):
+        return _from_names(spec, shape, axes)
+    placements = [spec] if isinstance(spec, Placement) else list(spec)
+    if len(placements) != len(axes.names):
+        raise ValueError(f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}")
+    return tuple(_mark(p, shape) for p in placements)
+
+
+def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
+    if len(spec.parts) > len(shape):
+        raise ValueError(f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
+    marks: list[Mark] = ["R"] * len(axes.names)
+    used: dict[str, int] = {}
+    for dim, part in enumerate(spec.parts):
+        names = () if part is None else (part,) if isinstance(part, str) else tuple(part)
+        for name in names:
+            if name not in axes.names:
+                raise ValueError(f"{spec} names axis {name!r}; the mesh has {axes}")
+            if name in used:
+                raise ValueError(f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}")
+            used[name] = dim
+            marks[axes.names.index(name)] = dim
+        order = [axes.names.index(name) for name in names]
+        if order != sorted(order):
+            raise ValueError(f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {axes.names}")
+    return tuple(marks)
+
+
+def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
+    if type(placement) is Replicate:
+        return "R"
+    if type(placement) is Shard:
+        dim = placement.dim + len(shape) if placement.dim < 0 else placement.dim
+        if not 0 <= dim < len(shape):
+            raise ValueError(f"{placement} names dim {placement.dim} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
+        return dim
+    if type(placement) is Partial and placement.reduce_op in ("sum", "max", "min"):
+        return placement.reduce_op
+    raise ValueError(f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial of sum, max or min")
+
+
+def torch_placements(marks: Marks) -> tuple[Placement, ...]:
+    """Marks as DTensor's placements."""
+    return tuple(_placement(m) for m in marks)
+
+
+def _placement(mark: Mark) -> Placement:
+    if mark == "R":
+        return Replicate()
+    if isinstance(mark, str):
+        return Partial(mark)
+    assert isinstance(mark, int), f"an inner layout {mark} cannot leave the program"
+    return Shard(mark)
+
+
+def spec_text(marks: Marks, axes: MeshAxes, rank: int) -> str:
+    """Shard marks as the text of a constraint: axis names for each dim, `dp;;tp`."""
+    entries = [[name for name, m in zip(axes.names, marks, strict=True) if m == dim] for dim in range(rank)]
+    return ";".join(",".join(names) for names in entries)
+
+
+def describe(marks: Marks, axes: MeshAxes) -> str:
+    """Marks in the user's words: `Shard(0) on dp, Replicate() on tp`."""
+    said = [f"{_placement(m)!r} on {name}" for name, m in zip(axes.names, marks, strict=True)]
+    return ", ".join(said) or "one device"

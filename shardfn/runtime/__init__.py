@@ -1,0 +1,7 @@
+"""Stage 5, run: the call path, the simulator, the door."""
+
+from .call import call
+from .request import Request
+from .stages import Compiled, Lowered, Traced, trace
+
+__all__ = ["Compiled", "Lowered", "Request", "Traced", "call", "trace"]

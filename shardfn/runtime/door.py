@@ -1,0 +1,238 @@
+"""Values at the door: how each argument is placed, and which tensors stand behind it on each rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from .. import _compat, _tree
+from ..errors import DivergenceError, PlacementError, ShardError, TreeError, problem
+from ..mesh import all_coordinates, axes_of, current_mesh
+from ..partition import layout
+from ..placements import describe, is_spec, marks_of, torch_placements
+from ..types import Marks, MeshAxes, ShapeDtype
+from ..world import World, current_world
+from .request import Request
+from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+
+STATIC = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+@attrs.frozen(eq=False)
+class Placed:
+    """The arguments of one call, looked at once: what is static, and the marks of each tensor."""
+
+    world: World
+    mesh: Any
+    axes: MeshAxes
+    treedef: Any
+    paths: tuple[str, ...]  # of all leaves
+    tensors: tuple[int, ...]  # which leaves are tensors
+    marks: tuple[Marks, ...]  # of the tensors
+
+
+def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
+    """Check the arguments of a call and settle how each is placed.
+
+    Raises:
+        TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a tensor nor a constant.
+        PlacementError: a placement that does not fit; all of them at once.
+    """
+    leaves, treedef = _tree.flatten((args, kwargs))
+    paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    world, mesh = current_world(), _mesh(request, leaves)
+    _check_leaves(request, leaves, paths)
+    axes = axes_of(mesh)
+    specs = _specs(request, args, kwargs, leaves)
+    tensors = [i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))]
+    marks, wrong = [], []
+    for i in tensors:
+        try:
+            marks.append(_marks(leaves[i], specs[i], mesh, axes))
+        except ValueError as error:
+            wrong.append((paths[i], str(error)))
+    if wrong:
+        where = f"{request.name}, argument {wrong[0][0]}" if len(wrong) == 1 else f"{request.name}, {len(wrong)} arguments"
+        lines = [wrong[0][1]] if len(wrong) == 1 else ["placements that do not fit", *(f"{p}: {e}" for p, e in wrong)]
+        fix = "placements that fit each tensor and the mesh, such as P('axis') or None for the argument's own"
+        raise PlacementError(problem(where, *lines, fix=fix), arg_path=wrong[0][0], mesh=mesh, placements=request.in_placements, fix=fix)
+    if os.environ.get("SHARDFN_CHECK") == "1" and world.kind == "real" and world.size > 1:
+        _check_agreement(request, leaves, paths)
+    return Placed(world, mesh, axes, treedef, tuple(paths), tuple(tensors), tuple(marks))
+
+
+def _mesh(request: Request, leaves: list[Any]) -> Any:
+    mesh = request.mesh or current_mesh() or next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
+    if mesh is None and request.needs_mesh:
+        fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+        raise PlacementError(problem(request.name, "there is no mesh", fix=fix), fix=fix)
+    size = current_world().size
+    if mesh is not None and mesh.size() != size:
+        fix = "make the mesh inside the world that uses it"
+        text = problem(request.name, f"a mesh of {mesh.size()} ranks in a world of {size}", needed="a mesh over the current world", fix=fix)
+        raise PlacementError(text, mesh=mesh, fix=fix)
+    return mesh
+
+
+def _check_leaves(request: Request, leaves: list[Any], paths: list[str]) -> None:
+    for x, path in zip(leaves, paths, strict=True):
+        where = f"{request.name}, argument {path}"
+        if isinstance(x, DonatedTensor) or (isinstance(x, DTensor) and isinstance(x._local_tensor, DonatedTensor)):
+            raise used_after_donation(getattr(x, "call", None) or x._local_tensor.call)
+        if isinstance(x, torch.Tensor):
+            if x.requires_grad and torch.is_grad_enabled():
+                fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
+                got = "it requires grad, and autograd would not see through the call"
+                raise ShardError(problem(where, got, fix=fix), arg_path=path, fix=fix)
+        elif not isinstance(x, (*STATIC, ShapeDtype)) and not callable(x):
+            fix = "torch.as_tensor(x) for arrays; register the class with optree if it is a tree"
+            raise TreeError(problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix), arg_path=path, fix=fix)
+
+
+def _specs(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[Any]:
+    """One placement leaf for each argument leaf; keyword arguments keep their own placement."""
+    prefix = request.in_placements
+    if prefix is None:
+        return [None] * len(leaves)
+    if isinstance(prefix, list) and not is_spec(prefix):
+        prefix = tuple(prefix)
+    try:
+        specs = _tree.broadcast_prefix(prefix, args, is_spec)
+    except ValueError as error:
+        lines = ["in_placements is no prefix of the arguments", *_named(request, args, error.args)]
+        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        raise TreeError(problem(request.name, *lines, fix=fix), placements=prefix, fix=fix) from None
+    return specs + [None] * (len(leaves) - len(specs))
+
+
+def _named(request: Request, args: tuple[Any, ...], lines: Sequence[str]) -> list[str]:
+    """The mismatches with parameter names in place of `[0]`."""
+    names = [p for i, a in enumerate(args) for p in _tree.argument_paths(request.signature_of, args, {})[i : i + 1]]
+    roots = _tree.argument_paths(request.signature_of, tuple(0 for _ in args), {}) if args else names
+    out = []
+    for line in lines:
+        for i, root in enumerate(roots):
+            line = root + line[len(f"[{i}]") :] if line.startswith(f"[{i}]") else line
+        out.append(line)
+    return out
+
+
+def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
+    """The marks of one argument; ValueError says what does not fit."""
+    declared = None if spec is None else marks_of(spec, x.shape, axes)
+    if not isinstance(x, DTensor):
+        if declared and any(m in ("sum", "max", "min") for m in declared):
+            raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
+        return declared or ("R",) * len(axes.names)
+    if x.device_mesh != mesh:
+        raise ValueError(f"it lives on another mesh, {axes_of(x.device_mesh)}, and the function's is {axes}")
+    own = marks_of(list(x.placements), x.shape, axes)
+    if declared is not None and own != declared:
+        raise ValueError(f"it is placed {describe(own, axes)}, in_placements says {describe(declared, axes)}; reshard it outside")
+    return own
+
+
+def _check_agreement(request: Request, leaves: list[Any], paths: list[str]) -> None:
+    """Plain tensors are global values: with SHARDFN_CHECK=1 every rank's copy is compared."""
+    plain = [(p, x) for p, x in zip(paths, leaves, strict=True) if isinstance(x, torch.Tensor) and not isinstance(x, DTensor)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [(path, tuple(x.shape), _digest(x)) for path, x in plain])
+    for rank, theirs in enumerate(everyone):
+        for first, other in zip(everyone[0], theirs, strict=False):
+            if first != other:
+                fix = "the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"
+                got = f"a plain tensor that differs between rank 0 and rank {rank}"
+                text = problem(f"{request.name}, argument {first[0]}", got, needed="a global value, the same on every rank", fix=fix)
+                raise DivergenceError(text, arg_path=first[0], fix=fix)
+
+
+def _digest(x: torch.Tensor) -> str:
+    data = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(data).hexdigest()
+
+
+def reader(x: Any, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
+    """How to get an argument's local tensor: of this rank, or a list of all ranks' in a simulated world."""
+    simulated = placed.world.kind == "simulated" and placed.mesh is not None
+    if isinstance(x, DTensor):
+        return _all_shards(len(all_coordinates(placed.axes))) if simulated else _local
+    if simulated:
+        everyone = all_coordinates(placed.axes)
+        if all(m == "R" for m in marks):
+            return lambda x: [x] * len(everyone)
+        return lambda x: [cut(x, marks, placed.axes, c) for c in everyone]
+    if all(m == "R" for m in marks):
+        return _itself
+    coordinate = tuple(placed.mesh.get_coordinate())
+    return lambda x: cut(x, marks, placed.axes, coordinate)
+
+
+def _local(x: Any) -> torch.Tensor:
+    return x._local_tensor
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
+    def read(x: Any) -> list[torch.Tensor]:
+        local = x._local_tensor
+        return local.shards if isinstance(local, SimulatedTensor) else [local] * n
+
+    return read
+
+
+def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]) -> torch.Tensor:
+    """One rank's piece of a whole tensor, in memory of its own, in the whole's order of dims."""
+    out = x
+    for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
+        found = layout.split(mark)
+        if found:
+            start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
+            out = out.narrow(found[0], start, size)
+    if out is x:
+        return x
+    order = layout.stride_order(x.shape, x.stride())
+    fresh = torch.empty_strided(out.shape, layout.dense_strides(out.shape, order), dtype=x.dtype, device=x.device)
+    return fresh.copy_(out)
+
+
+def join(shards: Sequence[torch.Tensor], shape: Sequence[int], marks: Marks, axes: MeshAxes) -> torch.Tensor:
+    """The whole tensor from all ranks' pieces."""
+    values = dict(zip(all_coordinates(axes), shards, strict=True))
+    for k in reversed(range(len(marks))):
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for c, value in sorted(values.items()):
+            groups.setdefault(c[:k], []).append(value)
+        values = {c: _joined(group, marks[k]) for c, group in groups.items()}
+    (whole,) = values.values()
+    return whole
+
+
+def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
+    found = layout.split(mark)
+    if found:
+        return torch.cat(group, found[0])
+    if mark == "R":
+        return group[0]
+    reduce = {"sum": torch.sum, "max": torch.amax, "min": torch.amin}[mark]
+    return reduce(torch.stack(group), 0)
+
+
+def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
+    """The DTensor spec of a result."""
+    stride = value.stride()
+    if not layout.is_dense(value.shape, stride):
+        stride = layout.dense_strides(value.shape, range(value.dim()))
+    return _compat.dtensor_spec(mesh, torch_placements(marks), value.shape, stride, value.dtype)
+
+
+__all__ = ["Placed", "SimulatedTensor", "UnreadTensor", "cut", "join", "look", "reader", "spec_of"]

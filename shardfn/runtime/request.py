@@ -1,0 +1,38 @@
+"""What a transformed function asks of the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from ..compile import BACKENDS
+from ..errors import ShardError, problem
+
+IMPLICIT = ("allow", "warn", "error")
+
+
+def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
+    def check(request: Any, attribute: Any, value: str) -> None:
+        if value not in known:
+            raise ShardError(problem(request.name, f"{kind} is {value!r}", needed=f"one of {', '.join(known)}"))
+
+    return check
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """A function to capture, and how it is to be placed, compiled and called."""
+
+    name: str
+    fn: Callable[..., Any]  # what Dynamo reads
+    signature_of: Callable[..., Any]  # whose parameter names errors use
+    mesh: Any = None
+    needs_mesh: bool = False
+    in_placements: Any = None
+    out_placements: Any = None
+    implicit_comm: str = attrs.field(default="allow", validator=_known("implicit_comm", IMPLICIT))
+    donate_argnums: tuple[int, ...] = ()
+    static_argnums: tuple[int, ...] = ()
+    backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))

@@ -1,0 +1,124 @@
+"""Local tensors of a world that lives in one process: one value per rank, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _tree
+from ..errors import DivergenceError, FakeValueError, ShardError, problem
+
+aten = torch.ops.aten
+READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
+
+
+class SimulatedTensor(torch.Tensor):
+    """The local tensors of all ranks, looking like one rank's.
+
+    Args:
+        shards: one tensor for each rank, in the mesh's row-major order.
+        shown: which of them gives the shape.
+    """
+
+    shards: list[torch.Tensor]
+
+    @staticmethod
+    def __new__(cls, shards: Sequence[torch.Tensor], shown: int = 0) -> SimulatedTensor:
+        x = shards[shown]
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+
+    def __init__(self, shards: Sequence[torch.Tensor], shown: int = 0) -> None:
+        self.shards = list(shards)
+        self.shown = shown
+
+    def __repr__(self, **_: Any) -> str:
+        return f"SimulatedTensor({len(self.shards)} ranks, rank {self.shown}: {self.shards[self.shown]!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves, treedef = _tree.flatten((args, kwargs or {}))
+        mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
+        if "c10d" in str(func):
+            fix = "use shard's out_placements, or sf.full to read a value"
+            raise ShardError(problem(f"{func}", "an eager collective on a simulated tensor", fix=fix), fix=fix)
+        results = [func(*a, **k) for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))]
+        if func in READS:
+            return _agreed(func, results)
+        columns = [_tree.flatten(r) for r in results]
+        stacked = [_gathered(values, mine[0].shown) for values in zip(*(c[0] for c in columns), strict=True)]
+        return _tree.unflatten(columns[0][1], stacked)
+
+
+def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
+    return _tree.unflatten(treedef, [x.shards[rank] if isinstance(x, SimulatedTensor) else x for x in leaves])
+
+
+def _gathered(values: tuple[Any, ...], shown: int) -> Any:
+    return SimulatedTensor(values, shown) if isinstance(values[0], torch.Tensor) else values[0]
+
+
+def _agreed(func: Any, results: list[Any]) -> Any:
+    same = all(r == results[0] or r != r for r in results)
+    if not same:
+        text = problem(str(func), f"ranks hold different values: {results[:8]}", fix="read the whole value with sf.full(x)")
+        raise DivergenceError(text, fix="sf.full(x)")
+    return results[0]
+
+
+class UnreadTensor(torch.Tensor):
+    """A local tensor without values: shapes and dtypes only, in `fake_world(n, numerics=False)`."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> UnreadTensor:
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.like = like.to("meta")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"UnreadTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def tolist(self) -> Any:
+        raise _unread("tolist")
+
+    def numpy(self, **_: Any) -> Any:
+        raise _unread("numpy")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise _unread(func)
+        args, kwargs = _tree.tree_map(lambda x: x.like if isinstance(x, UnreadTensor) else x, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        return _tree.tree_map(lambda x: UnreadTensor(x) if isinstance(x, torch.Tensor) else x, out)
+
+
+def _unread(what: Any) -> FakeValueError:
+    fix = "fake_world(n, numerics=True) computes true values"
+    return FakeValueError(problem(str(what), "a value is read in a world with numerics=False, which computes none", fix=fix), fix=fix)
+
+
+class DonatedTensor(torch.Tensor):
+    """What is left of a donated argument: every use says which call took it."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, call: str) -> DonatedTensor:
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+    def __init__(self, like: torch.Tensor, call: str) -> None:
+        self.call = call
+
+    def __repr__(self, **_: Any) -> str:
+        return f"DonatedTensor(to {self.call})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise used_after_donation(next(x for x in _tree.leaves((args, kwargs or {})) if isinstance(x, DonatedTensor)).call)
+
+
+def used_after_donation(call: str) -> ShardError:
+    """The error of a donated argument that is used again."""
+    fix = "use the call's results, or leave the argument out of donate_argnums"
+    return ShardError(problem(call, "this tensor was donated to that call and its memory is gone", fix=fix), fix=fix)

@@ -1,0 +1,194 @@
+"""The simulator: all ranks of a world in lockstep, in one process, and a deadlock detector.
+
+Each rank is a generator that yields at each collective. When every rank of a group has arrived with the same request,
+the values are combined in rank order and the group goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..errors import DivergenceError, problem
+from ..types import Collective, LocalProgram, MeshAxes
+from . import cache
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """What a rank asks for when it stops: a collective over one axis."""
+
+    record: Collective
+    what: tuple[Any, ...]  # op and its arguments but the tensor: equal on all ranks of the group
+    value: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """One node of a local graph, ready to run: arguments by register, registers to free after it."""
+
+    run: Callable[..., Any]
+    call: tuple[Any, Any]  # args and kwargs, with registers for values
+    out: int
+    free: tuple[int, ...]
+    record: Collective | None
+
+
+def simulate(programs: Sequence[LocalProgram], inputs: Sequence[Sequence[torch.Tensor]], coordinates: Sequence[Sequence[int]]) -> list[Any]:
+    """Run one program per rank.
+
+    Args:
+        programs: of each rank; ranks may share one.
+        inputs: the local tensors of each rank.
+        coordinates: of each rank.
+
+    Returns:
+        The list of results of each rank.
+
+    Raises:
+        DivergenceError: ranks that ask for different collectives, or wait for one that nobody will answer.
+    """
+    axes = programs[0].axes
+    with torch.no_grad():
+        ranks = [_rank(p, (*map(torch.tensor, c), *xs)) for p, xs, c in zip(programs, inputs, coordinates, strict=True)]
+        return _lockstep(ranks, [tuple(c) for c in coordinates], axes)
+
+
+def _lockstep(ranks: list[Generator[Request, torch.Tensor, Any]], coordinates: list[tuple[int, ...]], axes: MeshAxes) -> list[Any]:
+    results: list[Any] = [None] * len(ranks)
+    asked: dict[int, Request] = {}
+    ready: dict[int, Any] = dict.fromkeys(range(len(ranks)))
+    at = {c: i for i, c in enumerate(coordinates)}
+    while ready or asked:
+        for i, answer in ready.items():
+            try:
+                asked[i] = ranks[i].send(answer)
+            except StopIteration as stop:
+                results[i] = stop.value
+        ready = {}
+        for group in _groups(asked, coordinates, at, axes):
+            ready.update(zip(group, combine([asked.pop(i) for i in group]), strict=True))
+        if asked and not ready:
+            raise _deadlock(asked)
+    return results
+
+
+def _groups(asked: dict[int, Request], coordinates: Any, at: Any, axes: MeshAxes) -> Iterator[list[int]]:
+    """The groups whose ranks have all arrived."""
+    done: set[int] = set()
+    for i in list(asked):
+        if i in done:
+            continue
+        k = axes.names.index(asked[i].record.axis)
+        c = coordinates[i]
+        group = [at[(*c[:k], j, *c[k + 1 :])] for j in range(axes.sizes[k])]
+        if all(j in asked and asked[j].record.axis == asked[i].record.axis for j in group):
+            _same_request(group, asked)
+            done.update(group)
+            yield group
+
+
+def _same_request(group: list[int], asked: dict[int, Request]) -> None:
+    first = asked[group[0]]
+    for j in group[1:]:
+        other = asked[j]
+        if (other.what, other.value.shape, other.value.dtype) != (first.what, first.value.shape, first.value.dtype):
+            said = [_said(group[0], first), _said(j, other)]
+            raise DivergenceError(problem(f"axis {first.record.axis}", "ranks ask for different collectives", *said))
+
+
+def _deadlock(asked: dict[int, Request]) -> DivergenceError:
+    said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
+    return DivergenceError(problem("simulator", "these ranks wait for an answer that nobody will give", *said))
+
+
+def _said(rank: int, request: Request) -> str:
+    record = request.record
+    return f"rank {rank}: {record.kind} over {record.axis} of {tuple(request.value.shape)} {request.value.dtype}, at {record.source or record.name}"
+
+
+def combine(group: list[Request]) -> list[torch.Tensor]:
+    """What each rank of a group receives."""
+    return COMBINE[group[0].record.kind](group)
+
+
+def _reduced(group: list[Request]) -> torch.Tensor:
+    return functools.reduce(REDUCE[group[0].record.op], [r.value for r in group])
+
+
+def _all_reduce(group: list[Request]) -> list[torch.Tensor]:
+    total = _reduced(group)
+    return [total.clone() if i else total for i in range(len(group))]
+
+
+def _all_gather(group: list[Request]) -> list[torch.Tensor]:
+    whole = torch.cat([r.value for r in group])
+    return [whole.clone() if i else whole for i in range(len(group))]
+
+
+def _reduce_scatter(group: list[Request]) -> list[torch.Tensor]:
+    return [x.clone() for x in _reduced(group).chunk(len(group))]
+
+
+def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
+    sent = [r.value.chunk(len(group)) for r in group]
+    return [torch.cat([parts[i] for parts in sent]) for i in range(len(group))]
+
+
+COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+
+def _rank(program: LocalProgram, inputs: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+    """One rank: runs its graph, and yields at each collective."""
+    steps, registers, output = cache.prepared(program, _prepare)
+    values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
+    for step in steps:
+        args, kwargs = torch.fx.node.map_aggregate(step.call, lambda a: values[a.index] if isinstance(a, _Register) else a)
+        if step.record is not None:
+            values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
+        else:
+            values[step.out] = step.run(*args, **kwargs)
+        for dead in step.free:
+            values[dead] = None
+    return [values[r.index] for r in output]
+
+
+@attrs.frozen
+class _Register:
+    index: int
+
+
+def _prepare(program: LocalProgram) -> tuple[list[_Step], int, list[_Register]]:
+    graph = program.graph
+    number = {node: _Register(i) for i, node in enumerate(n for n in graph.graph.nodes if n.op != "output")}
+    last = {read: node for node in graph.graph.nodes for read in node.all_input_nodes}
+    steps, output = [], []
+    for node in graph.graph.nodes:
+        call = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
+        if node.op == "output":
+            output = list(call[0][0])
+        elif node.op == "call_function":
+            free = tuple(number[r].index for r in node.all_input_nodes if last[r] is node)
+            run = _identity if node.target is WAIT else node.target
+            steps.append(_Step(run, call, number[node].index, free, node.meta.get("collective")))
+    return steps, len(number), output
+
+
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -1,0 +1,254 @@
+"""The inspectable stages of a transformed function: Traced, Lowered, Compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from .. import _compat, _tree, passes
+from ..capture import Captured, capture
+from ..compile import BACKENDS
+from ..compile.backends import Runner, donate
+from ..errors import DivergenceError, PlacementError, ShardError, TreeError, problem
+from ..mesh import all_coordinates, group_names
+from ..partition import Plan, emit, layout, local_sizes, plan
+from ..partition.printing import local_text
+from ..placements import is_spec, marks_of
+from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
+from . import cache
+from .agreement import agree
+from .door import Placed, look
+from .request import Request
+
+
+def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+    """Stage 1 for one call's arguments."""
+    placed = look(request, args, kwargs)
+    leaves, treedef = _tree.flatten((args, kwargs))
+    signature = (treedef, [_signature(x) for x in leaves])
+    known = cache.programs(request)
+    captured = next((c for s, c in known if s == signature), None)
+    if captured is None:
+        cache.counts["captures"] += 1
+        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths))
+        known.append((signature, captured))
+    return Traced(request=request, placed=placed, captured=captured)
+
+
+def _signature(x: Any) -> Any:
+    if isinstance(x, ShapeDtype):
+        return tuple(x.shape), layout.dense_strides(x.shape, range(len(x.shape))), x.dtype, torch.device("cpu")
+    return (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x)
+
+
+@attrs.frozen(eq=False)
+class Traced:
+    """A function read into one global program.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> print(sf.value_and_grad(lambda w: (w * w).sum()).trace(torch.ones(3)).program.name)
+        value_and_grad(<lambda>)
+    """
+
+    request: Request
+    placed: Placed
+    captured: Captured
+
+    @property
+    def program(self) -> Program:
+        return self.captured.program
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.program.show(self.program, full=True)
+
+    def lower(self) -> Lowered:
+        """Stages 2 and 3: one rank's program, scheduled."""
+        cache.counts["partitions"] += 1
+        axes, closed = self.placed.axes, len(self.captured.closed_over)
+        whole: Marks = ("R",) * len(axes.names)
+        in_marks = (*self.placed.marks, *[whole] * closed)
+        chosen = plan(self.program, axes, in_marks, _out_marks(self.request, self.program, self.placed))
+        _refuse_implicit(self.request, chosen)
+        names = group_names(self.placed.mesh)
+        kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
+        programs = {size: None for size in kinds.values()}
+        for coordinate, size in kinds.items():
+            programs[size] = programs[size] or _local(self, chosen, coordinate, names)
+        return Lowered(self, chosen, {c: programs[size] for c, size in kinds.items()})
+
+
+def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
+    """The ranks whose programs are needed here: all in a simulated world, else this one."""
+    if placed.mesh is None:
+        return [()]
+    if placed.world.kind == "simulated":
+        return all_coordinates(placed.axes)
+    return [tuple(placed.mesh.get_coordinate())]
+
+
+def _local(traced: Traced, chosen: Plan, coordinate: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+    program, placed = traced.program, traced.placed
+    device = placed.mesh.device_type if placed.mesh is not None else "cpu"
+    graph = emit(chosen, coordinate, names, device)
+    before = {n.name for n in graph.graph.nodes if "collective" in n.meta}
+    graph = passes.schedule(graph, placed.axes)
+    sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
+    elided = before - {n.name for n in graph.graph.nodes if "collective" in n.meta}
+    return LocalProgram(
+        name=traced.request.name,
+        axes=placed.axes,
+        graph=graph,
+        in_paths=program.in_paths,
+        in_marks=tuple(slot.marks for slot in chosen.ins),
+        out_marks=tuple(slot.marks for slot in chosen.outs),
+        out_paths=program.out_paths,
+        elided=tuple(sorted(elided)) if 1 in sizes.values() else (),
+        show=local_text,
+    )
+
+
+def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks | None]:
+    """What out_placements asks of each tensor of the result."""
+    values = [n.meta["val"] for n in program.graph.graph.find_nodes(op="output")[0].args[0]]
+    if request.out_placements is None:
+        return [None] * len(values)
+    result = _tree.unflatten(program.out_tree, program.out_leaves)
+    try:
+        specs = _tree.broadcast_prefix(request.out_placements, result, is_spec)
+        pairs = [spec for spec, leaf in zip(specs, program.out_leaves, strict=True) if leaf is TENSOR]
+        return [None if s is None else marks_of(s, v.shape, placed.axes) for s, v in zip(pairs, values, strict=True)]
+    except ValueError as error:
+        kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
+        fix = "a prefix of the result's tree, with placements that fit each tensor"
+        raise kind(problem(f"{request.name}, out_placements", *map(str, error.args), fix=fix), fix=fix) from None
+
+
+def _refuse_implicit(request: Request, chosen: Plan) -> None:
+    from ..partition.steps import Redistribute
+
+    found = [s for s in chosen.steps if isinstance(s, Redistribute) and s.implicit and any(m.kind != "slice" for m in s.moves)]
+    if request.implicit_comm == "allow" or not found:
+        return
+    lines = [f"{m.kind} over {chosen.axes.names[m.axis]} for {s.node.name} at {s.node.meta.get('source')}" for s in found for m in s.moves]
+    fix = "constrain the value first, or implicit_comm='allow'"
+    text = problem(request.name, f"{len(lines)} implicit collectives", *lines, fix=fix)
+    if request.implicit_comm == "error":
+        raise PlacementError(text, fix=fix)
+    import warnings
+
+    warnings.warn(text, stacklevel=2)
+
+
+@attrs.frozen(eq=False)
+class Lowered:
+    """One rank's program, with explicit collectives."""
+
+    traced: Traced
+    plan: Plan
+    programs: dict[tuple[int, ...], LocalProgram]  # by coordinates; ranks share programs
+
+    @property
+    def program(self) -> LocalProgram:
+        """This rank's program."""
+        placed = self.traced.placed
+        return self.programs[tuple(placed.mesh.get_coordinate()) if placed.mesh is not None else ()]
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective, in the order in which it starts."""
+        return tuple(n.meta["collective"] for n in self.program.graph.graph.nodes if "collective" in n.meta)
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.program.show(self.program, full=True)
+
+    def compile(self, backend: str | None = None) -> Compiled:
+        """Stage 4: something to run."""
+        request, placed = self.traced.request, self.traced.placed
+        backend = backend or request.backend
+        donated = _donations(self)
+        if placed.world.kind == "simulated" and placed.mesh is not None:
+            return Compiled(self, backend, None, donated)
+        if placed.world.kind == "real" and placed.world.size > 1:
+            agree(request.name, self.plan)
+        if placed.mesh is not None:
+            _bind_groups(placed)
+        cache.counts["compilations"] += backend != "aten"
+        graph = passes.copied(self.program.graph)
+        if backend != "aten":
+            graph = donate(graph, donated)
+        return Compiled(self, backend, BACKENDS[backend](graph), donated)
+
+
+def _bind_groups(placed: Placed) -> None:
+    """Bind the axes' names to this rank's process groups, once."""
+    for k, name in enumerate(group_names(placed.mesh)):
+        _compat.register_group(name, placed.mesh.get_group(k))
+
+
+def _donations(lowered: Lowered) -> dict[int, int]:
+    """Output position -> placeholder position of a donated input with the same local layout."""
+    placed, program = lowered.traced.placed, lowered.program
+    free = [i for i in range(len(placed.tensors)) if _donated(lowered.traced, i)]
+    holders = program.graph.graph.find_nodes(op="placeholder")
+    skip = len(placed.axes.names)
+    pairs: dict[int, int] = {}
+    for o, node in enumerate(program.graph.graph.find_nodes(op="output")[0].args[0]):
+        match = next((i for i in free if _alike(holders[skip + i], node)), None)
+        if match is not None and node.op != "placeholder":
+            pairs[o] = skip + match
+            free.remove(match)
+    return pairs
+
+
+def _donated(traced: Traced, i: int) -> bool:
+    """Whether the i-th tensor belongs to a donated argument."""
+    return argument_of(traced.placed, traced.placed.tensors[i]) in traced.request.donate_argnums
+
+
+def argument_of(placed: Placed, leaf: int) -> int:
+    """Which positional argument a leaf belongs to."""
+    args = placed.treedef.children()[0]
+    count = 0
+    for i, child in enumerate(args.children()):
+        count += child.num_leaves
+        if leaf < count:
+            return i
+    return -1
+
+
+def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
+
+
+@attrs.frozen(eq=False)
+class Compiled:
+    """A program ready to run; calling it with arguments of the same signature runs it."""
+
+    lowered: Lowered
+    backend: str
+    run: Runner | None  # None in a simulated world, where the simulator runs the programs
+    donated: dict[int, int]
+
+    def __str__(self) -> str:
+        return f"compiled with {self.backend}\n{self.lowered}"
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.lowered.text()
+
+
+__all__ = ["Compiled", "Lowered", "ShardError", "Traced", "DivergenceError", "Sequence", "argument_of", "dist", "trace"]

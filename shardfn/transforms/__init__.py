@@ -1,0 +1,10 @@
+"""The transforms: one family per file."""
+
+from ._check import check
+from ._compose import compose
+from ._constrain import constrain
+from ._grad import grad, value_and_grad
+from ._shard import shard
+from ._values import distribute, from_local, full
+
+__all__ = ["check", "compose", "constrain", "distribute", "from_local", "full", "grad", "shard", "value_and_grad"]

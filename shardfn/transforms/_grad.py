@@ -1,0 +1,128 @@
+"""grad and value_and_grad: reverse-mode derivatives of scalar functions of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _tree
+from ..capture import prims
+from ..runtime import Request
+from ._transformed import Transformed, innermost, name_of
+
+Argnums = int | tuple[int, ...]
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class ValueAndGrad(Transformed):
+    """`value_and_grad` of a function."""
+
+    fn: Callable[..., Any]
+    argnums: Argnums
+    has_aux: bool
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        value, aux, grads = differentiate(self.fn, self.argnums, self.has_aux, args, kwargs)
+        return ((value, aux), grads) if self.has_aux else (value, grads)
+
+    def asked(self) -> Request:
+        return Request(f"value_and_grad({name_of(self.fn)})", self.inline, innermost(self.fn))
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Grad(Transformed):
+    """`grad` of a function."""
+
+    fn: Callable[..., Any]
+    argnums: Argnums
+    has_aux: bool
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        _, aux, grads = differentiate(self.fn, self.argnums, self.has_aux, args, kwargs)
+        return (grads, aux) if self.has_aux else grads
+
+    def asked(self) -> Request:
+        return Request(f"grad({name_of(self.fn)})", self.inline, innermost(self.fn))
+
+
+def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """(value, aux or None, gradients) of a function at arguments; each gradient is placed as its argument is."""
+    single = isinstance(argnums, int)
+    numbers = (argnums,) if single else argnums
+    numbers = tuple(n + len(args) if n < 0 else n for n in numbers)
+    leaves, treedef = _tree.flatten(tuple(args[n] for n in numbers))
+    shape: list[Any] = []  # of aux: its constants and its tree, which torch.func cannot carry
+
+    def flat(*primals: torch.Tensor) -> Any:
+        filled = list(args)
+        for n, arg in zip(numbers, _tree.unflatten(treedef, list(primals)), strict=True):
+            filled[n] = arg
+        value, aux = fn(*filled, **kwargs) if has_aux else (fn(*filled, **kwargs), ())
+        aux_leaves, aux_tree = _tree.flatten(aux)
+        shape.append((aux_leaves, aux_tree))
+        return value, tuple(x for x in aux_leaves if isinstance(x, torch.Tensor))
+
+    every = tuple(range(len(leaves)))
+    gradients, (value, aux_tensors) = torch.func.grad_and_value(flat, argnums=every, has_aux=True)(*leaves)
+    placed = [prims.align(g, x) for g, x in zip(gradients, leaves, strict=True)]
+    trees = _tree.unflatten(treedef, placed)
+    return value, _rebuilt(*shape[0], aux_tensors), trees[0] if single else trees
+
+
+def _rebuilt(leaves: list[Any], treedef: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
+    """A tree with these tensors in place of the ones that were traced."""
+    feed = list(tensors)
+    return _tree.unflatten(treedef, [feed.pop(0) if isinstance(x, torch.Tensor) else x for x in leaves])
+
+
+def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> ValueAndGrad:
+    """A function that returns the value of a scalar function and its gradient.
+
+    Args:
+        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+
+    Returns:
+        A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the
+        shape, dtype and placement of its argument.
+
+    Raises:
+        CaptureError: when called, if fn does not return a scalar.
+
+    Source: jax.value_and_grad.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.value_and_grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
+        (tensor(5.), tensor([2., 4.]))
+    """
+    return ValueAndGrad(fn, argnums, has_aux)
+
+
+def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
+    """A function that returns the gradient of a scalar function.
+
+    Args:
+        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+
+    Returns:
+        A function of the same arguments that returns the gradients, or (gradients, aux). A gradient has the shape, dtype
+        and placement of its argument.
+
+    Raises:
+        CaptureError: when called, if fn does not return a scalar.
+
+    Source: jax.grad.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
+        tensor([2., 4.])
+    """
+    return Grad(fn, argnums, has_aux)

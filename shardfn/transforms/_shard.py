@@ -1,0 +1,99 @@
+"""shard: the partitioning transform."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from .. import _compat
+from ..errors import TreeError, problem
+from ..placements import is_spec
+from ..runtime import Request
+from ._constrain import constrain
+from ._transformed import Transformed, innermost, name_of
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Shard(Transformed):
+    """A function under `shard`."""
+
+    fn: Callable[..., Any]
+    options: dict[str, Any]
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside another transform the placements are constraints."""
+        ins, outs = self.options["in_placements"], self.options["out_placements"]
+        if ins is not None:
+            args = tuple(constrain(args, _per_argument(ins, len(args))))
+        out = self.fn(*args, **kwargs)
+        return out if outs is None else constrain(out, outs)
+
+    def asked(self) -> Request:
+        return Request(f"shard({name_of(self.fn)})", self.fn, innermost(self.fn), needs_mesh=True, **self.options)
+
+
+def _per_argument(placements: Any, n: int) -> Any:
+    return (placements,) * n if is_spec(placements) else tuple(placements)
+
+
+def shard(
+    fn: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    in_placements: Any = None,
+    out_placements: Any = None,
+    *,
+    implicit_comm: str = "allow",
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+    backend: str = "inductor",
+) -> Any:
+    """Turn a function of whole tensors into a program of all ranks of a mesh; never another value than the function's.
+
+    Args:
+        fn: a pure function of pytrees, written as for one device. Without it, a decorator is returned.
+        mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
+        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
+            Placements, or None: as the argument is (a plain tensor is replicated).
+        out_placements: a prefix tree over the result; None leaves results where they fall, pending sums reduced.
+        implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
+        donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
+        static_argnums: positional arguments that are constants (any value that is not a tensor is one anyhow).
+        backend: "inductor", or "aten", which runs op by op and starts at once.
+
+    Returns:
+        A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and `.compile`.
+
+    Raises:
+        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and the argument.
+
+    Source: jax.jit with in_shardings.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     double = sf.shard(lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp"))
+        ...     sf.full(double(torch.arange(8)))
+        tensor([ 0,  2,  4,  6,  8, 10, 12, 14])
+    """
+    options = {
+        "mesh": mesh,
+        "in_placements": in_placements,
+        "out_placements": out_placements,
+        "implicit_comm": implicit_comm,
+        "donate_argnums": (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
+        "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
+        "backend": backend,
+    }
+    return functools.partial(_sharded, options=options) if fn is None else _sharded(fn, options)
+
+
+def _sharded(fn: Callable[..., Any], options: dict[str, Any]) -> Shard:
+    if not callable(fn):
+        raise TreeError(problem("shard", f"a {type(fn).__name__}", needed="a function", fix="shard(fn, mesh, ...)"))
+    made = Shard(fn, options)
+    if not _compat.is_tracing():
+        made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    return made

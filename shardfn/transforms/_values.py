@@ -1,0 +1,159 @@
+"""Between single-device trees and DTensors: distribute, from_local, full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _compat, _tree
+from ..errors import PlacementError, TreeError, problem
+from ..mesh import all_coordinates, axes_of
+from ..partition import layout
+from ..placements import is_spec, marks_of, torch_placements
+from ..runtime.door import cut, join
+from ..runtime.simulated import SimulatedTensor, UnreadTensor
+from ..types import Marks
+from ..world import current_world
+
+
+def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
+    """Place a tree of whole tensors on a mesh; every rank passes the same values, nothing is sent.
+
+    Args:
+        tree: a pytree of plain tensors.
+        mesh: a DeviceMesh.
+        placements: a prefix tree of placements over the tree; None replicates.
+
+    Returns:
+        The tree with DTensors for tensors, detached once.
+
+    Raises:
+        PlacementError, TreeError: placements that do not fit, all at once.
+
+    Source: jax.device_put with a sharding; torch.distributed.tensor.distribute_tensor.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     sf.distribute(torch.zeros(4, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).to_local().shape
+        torch.Size([2, 3])
+    """
+    axes = axes_of(mesh)
+    leaves, treedef = _tree.flatten(tree)
+    try:
+        specs = _tree.broadcast_prefix(placements, tree, is_spec)
+    except ValueError as error:
+        raise TreeError(problem("distribute", "placements is no prefix of the tree", *error.args)) from None
+    out, wrong = [], []
+    for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
+        try:
+            marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, x.shape, axes)
+            out.append(_placed(x.detach(), mesh, marks) if isinstance(x, torch.Tensor) else x)
+        except ValueError as error:
+            wrong.append(f"{path or 'the tensor'}: {error}")
+    if wrong:
+        raise PlacementError(problem("distribute", *wrong, fix="placements that fit each tensor"), mesh=mesh, placements=placements)
+    return _tree.unflatten(treedef, out)
+
+
+def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
+    axes, world = axes_of(mesh), current_world()
+    x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
+    spec = _compat.dtensor_spec(mesh, torch_placements(marks), x.shape, x.stride(), x.dtype)
+    if world.kind == "simulated":
+        return _compat.dtensor(SimulatedTensor([cut(x, marks, axes, c) for c in all_coordinates(axes)], world.rank), spec)
+    local = cut(x, marks, axes, mesh.get_coordinate())
+    return _compat.dtensor(UnreadTensor(local) if world.kind == "fake" else local, spec)
+
+
+def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
+    """A rank's own shard as part of a whole.
+
+    Args:
+        x: this rank's local tensor; in a simulated world it may be a list with one tensor for each rank of the mesh.
+        mesh: a DeviceMesh.
+        placements: one leaf: `P`, a Placement, or a list of Placements.
+
+    Returns:
+        A DTensor; its shape follows from all shards being of this size.
+
+    Raises:
+        PlacementError: the placement does not fit the tensor or the mesh, or there is not one tensor for each rank.
+
+    Source: DTensor.from_local.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     sf.from_local(torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).shape
+        torch.Size([4, 3])
+    """
+    axes, world = axes_of(mesh), current_world()
+    shards = list(x) if isinstance(x, Sequence) else [x] * mesh.size() if world.kind == "simulated" else [x]
+    if isinstance(x, Sequence) and (world.kind != "simulated" or len(shards) != mesh.size()):
+        raise PlacementError(problem("from_local", f"{len(shards)} tensors", needed="one, or one for each rank of a simulated mesh"))
+    first = shards[0]
+    try:
+        marks = marks_of(placements, first.shape, axes)
+    except ValueError as error:
+        raise PlacementError(problem("from_local", str(error)), mesh=mesh, placements=placements) from None
+    shape = _whole_shape(shards, marks, axes)
+    shards = [s.detach().contiguous() for s in shards]
+    spec = _compat.dtensor_spec(mesh, torch_placements(marks), shape, layout.dense_strides(shape, range(len(shape))), first.dtype)
+    local = SimulatedTensor(shards, world.rank) if world.kind == "simulated" else shards[0]
+    return _compat.dtensor(UnreadTensor(local) if world.kind == "fake" else local, spec)
+
+
+def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:
+    """The shape of the whole: of the shards at hand, or of shards all like this one."""
+    everyone = all_coordinates(axes) if len(shards) > 1 else []
+    shape = list(shards[0].shape)
+    for k, mark in enumerate(marks):
+        found = layout.split(mark)
+        if not found:
+            continue
+        line = [s.shape[found[0]] for s, c in zip(shards, everyone, strict=False) if all(c[j] == 0 for j in range(len(c)) if j != k)]
+        shape[found[0]] = shape[found[0]] * axes.sizes[k] if not line else sum(line)
+    for s, c in zip(shards, everyone, strict=False):
+        if tuple(s.shape) != layout.local_shape(shape, marks, axes.sizes, c):
+            needed = f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of {tuple(shape)}"
+            raise PlacementError(problem("from_local", f"the shard of rank at {c} has shape {tuple(s.shape)}", needed=needed))
+    return tuple(shape)
+
+
+def full(tree: Any) -> Any:
+    """The whole value of every DTensor in a tree, as plain tensors.
+
+    Args:
+        tree: a pytree; what is no DTensor stays as it is.
+
+    Returns:
+        The tree with plain tensors. On real ranks this gathers, so all ranks call it.
+
+    Raises:
+        FakeValueError: in a world with numerics=False.
+
+    Source: DTensor.full_tensor.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     sf.full(sf.distribute(torch.arange(3), sf.make_mesh((2,), ("dp",)), sf.P("dp")))
+        tensor([0, 1, 2])
+    """
+    return _tree.tree_map(_whole, tree)
+
+
+def _whole(x: Any) -> Any:
+    if not isinstance(x, DTensor):
+        return x
+    local = x._local_tensor
+    if isinstance(local, UnreadTensor):
+        return local.numpy()
+    if not isinstance(local, SimulatedTensor):
+        return x.full_tensor()
+    axes = axes_of(x.device_mesh)
+    return join(local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes)

@@ -1,0 +1,118 @@
+"""The records that pass between the stages, and the words that they are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+# A placement on ONE mesh axis, as rules and plans write it:
+#   "R"                         replicated
+#   d                           sharded on dim d, in chunks as torch.chunk makes them
+#   (d, unit)                   the same, but no chunk boundary inside a run of `unit` elements
+#   "sum" "max" "min"           pending: the value is the reduction over the axis of what the ranks hold
+Mark = str | int | tuple[int, int]
+Marks = tuple[Mark, ...]  # one for each mesh axis
+PENDING = ("sum", "max", "min")
+
+
+@attrs.frozen
+class ShapeDtype:
+    """The shape and dtype of a tensor that need not exist.
+
+    Args:
+        shape: global shape.
+        dtype: torch dtype.
+
+    Source: jax.ShapeDtypeStruct.
+
+    Example:
+        >>> ShapeDtype((2, 3), torch.float32).shape
+        (2, 3)
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    dtype: torch.dtype = torch.float32
+
+
+@attrs.frozen
+class Aval:
+    """What a stage knows of one tensor: shape, strides, dtype, device type; hashable."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def nbytes(self) -> int:
+        size = self.dtype.itemsize
+        for n in self.shape:
+            size *= n
+        return size
+
+
+@attrs.frozen
+class MeshAxes:
+    """A mesh as the stages see it: names and sizes; no ranks, no process groups."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "(" + ", ".join(f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)) + ")"
+
+
+@attrs.frozen(eq=False)
+class Program:
+    """Stage 1's result: one functional ATen graph over global shapes; nothing in it depends on a mesh."""
+
+    name: str
+    graph: torch.fx.GraphModule
+    in_paths: tuple[str, ...]  # of the tensor arguments, one for each placeholder
+    out_paths: tuple[str, ...]  # of the tensor results
+    out_leaves: tuple[Any, ...]  # constants of the result tree; TENSOR where a tensor stands
+    out_tree: Any
+    show: Callable[[Program], str] = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.show(self)
+
+
+TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
+
+
+@attrs.frozen
+class Collective:
+    """One collective of a local program.
+
+    `nbytes` counts the whole payload of a rank: the value reduced, or the value gathered.
+    """
+
+    kind: str
+    axis: str
+    nbytes: int
+    op: str | None
+    name: str
+    source: str | None
+    implicit: bool
+
+
+@attrs.frozen(eq=False)
+class LocalProgram:
+    """Stages 2 and 3's result: the graph of one rank, with explicit collectives that name their mesh axis."""
+
+    name: str
+    axes: MeshAxes
+    graph: torch.fx.GraphModule  # placeholders: one coordinate for each axis, then the local tensors
+    in_paths: tuple[str, ...]
+    in_marks: tuple[Marks, ...]
+    out_marks: tuple[Marks, ...]
+    out_paths: tuple[str, ...]
+    elided: tuple[str, ...]  # collectives over axes of size 1 that were taken out, by node name
+    show: Callable[..., str] = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        return self.show(self)

@@ -1,0 +1,61 @@
+"""Every example runs as a user runs it, and its figures agree."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SMALL = ("--steps", "3", "--layers", "1", "--backend", "aten")
+
+
+def run(*arguments):
+    """Run Python on the arguments and return what it prints."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def figures(said, word="loss"):
+    """The numbers that follow a word."""
+    return [float(number) for number in re.findall(rf"{word} +(-?\d+\.\d+)", said)]
+
+
+def test_hello_prints_the_loss_of_one_device_twice():
+    one, eight = figures(run("examples/hello.py"))
+    assert eight == pytest.approx(one, rel=1e-5)
+
+
+def test_hello_is_short_enough_to_read_at_a_glance():
+    lines = (ROOT / "examples" / "hello.py").read_text().splitlines()
+    assert len([line for line in lines if line.strip()]) <= 22
+
+
+def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone():
+    said = run("examples/pipeline.py")
+    for word in ("loss", "gradient of down"):
+        alone, stacked, composed = figures(said, word)
+        assert stacked == pytest.approx(alone, rel=1e-5) and composed == pytest.approx(alone, rel=1e-5)
+
+
+def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
+    one = run("examples/gpt.py", *SMALL)
+    fake = run("examples/gpt.py", *SMALL, "--fake", "8")
+    real = run(*TORCHRUN, "examples/gpt.py", *SMALL)
+    assert "1 ranks: dp 1 x tp 1" in one and "8 ranks: dp 2 x tp 4" in fake and "2 ranks: dp 1 x tp 2" in real
+    assert len(figures(one)) == 3
+    assert figures(fake) == pytest.approx(figures(one), rel=1e-5)
+    assert figures(real) == pytest.approx(figures(one), rel=1e-5)

@@ -1,0 +1,298 @@
+"""The shape of the code: imports point down the stages, private torch has one home, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.sizes import PACKAGE, ROOT, Sized, file_sizes, function_sizes
+from tests.source import Module, imports, modules, own_edges, parse, torch_names, unit
+
+# Low to high. A module imports from its own package or from lower layers; modules of one layer may import
+# each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
+LAYERS: dict[str, int] = {
+    "errors": 0,
+    "_compat": 1,
+    "_tree": 2,
+    "types": 3,
+    "placements": 4, "mesh": 4, "world": 4, "random": 4, "collectives": 4,
+    "capture": 5,
+    "partition": 6,
+    "passes": 7,
+    "compile": 8,
+    "runtime": 9,
+    "inspect": 10,
+    "transforms": 11,
+    "": 12,
+    "demo": 13,
+    "__main__": 14,
+}  # fmt: skip
+
+ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it
+TORCH_HOME = "_compat"  # may touch private torch modules and ask for torch's version
+OPTIONAL = {"rich", "matplotlib", "jax", "triton"}  # may be imported inside a function
+LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
+SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
+HEAVY = ["matplotlib", "rich", "jax", "torch._dynamo", "torch._inductor"]
+MAX_FILE, MAX_FUNCTION = 400, 60
+
+
+def upward(found: list[Module]) -> list[str]:
+    """Imports that climb."""
+    return [
+        f"{i.where}: {i.module.unit or 'shardfn'} (layer {LAYERS[i.module.unit]}) imports {target} "
+        f"(layer {LAYERS[unit(target)]}); imports point down"
+        for i, target in own_edges(found)
+        if LAYERS.get(i.module.unit, 0) < LAYERS.get(unit(target), 0)
+    ]
+
+
+def cycle(found: list[Module]) -> list[str]:
+    """One import cycle, as the files on it."""
+    graph: dict[str, set[str]] = {module.name: set() for module in found}
+    for i, target in own_edges(found):
+        graph[i.module.name].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" -> ".join(reversed(error.args[1]))]
+    return []
+
+
+def late(found: list[Module]) -> list[str]:
+    """Imports inside functions that are not of an optional package."""
+    return [
+        f"{i.where}: {i.full} is imported inside a function; move it to the top of the file"
+        for module in found
+        for i in imports(module)
+        if i.inside
+        and i.target.split(".")[0] not in OPTIONAL
+        and not (module.unit in LATE and i.target.split(".")[0] == "torch")
+    ]
+
+
+def strays(found: list[Module]) -> list[str]:
+    """Packages imported outside their one home."""
+    return [
+        f"{i.where}: {package} is imported; only shardfn/{home}.py may"
+        for module in found
+        for i in imports(module)
+        for package, home in ONLY_HOME.items()
+        if i.target.split(".")[0] == package and module.unit != home
+    ]
+
+
+def private_torch(found: list[Module]) -> list[str]:
+    """Private torch modules, and questions for torch's version, by import or by attribute."""
+    return [
+        f"{where}: {dotted}; only shardfn/{TORCH_HOME}.py may use it"
+        for module in found
+        if module.unit != TORCH_HOME
+        for where, dotted in torch_names(module)
+        if _is_private(dotted)
+    ]
+
+
+def _is_private(dotted: str) -> bool:
+    """torch._dynamo.x and torch.__version__, but not torch.ops._c10d_functional and not a member of a class."""
+    if dotted.startswith("torch.ops."):
+        return False
+    for part in dotted.split(".")[1:]:
+        if part in {"__version__", "version"} or (part.startswith("_") and not part.startswith("__")):
+            return True
+        if part[:1].isupper():
+            return False
+    return False
+
+
+def nameless(found: list[Module]) -> list[str]:
+    """Files and folders with a name that says nothing."""
+    return [
+        f"{module.path.relative_to(ROOT).as_posix()}: '{part}' says nothing about what is inside"
+        for module in found
+        for part in module.name.split(".")
+        if part.strip("_") in SAY_NOTHING
+    ]
+
+
+def unplaced(found: list[Module]) -> list[str]:
+    """Top-level names that LAYERS does not know."""
+    names = sorted({module.unit for module in found} - LAYERS.keys())
+    return [f"shardfn/{name} has no layer; give it one in LAYERS and in docs/design.md" for name in names]
+
+
+def oversized(sizes: list[Sized], limit: int) -> list[str]:
+    """What is longer than the limit, longest first."""
+    return [f"{where}: {n} lines, at most {limit}" for n, where in sorted(sizes, reverse=True) if n > limit]
+
+
+def untitled(found: list[Module]) -> list[str]:
+    """Files that do not say in their first line what they are for."""
+    return [f"{m.path.relative_to(ROOT).as_posix()}: no docstring" for m in found if not ast.get_docstring(m.tree)]
+
+
+def busy_door(found: list[Module]) -> list[str]:
+    """Statements of shardfn/__init__.py that are more than names."""
+    names = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+    return [
+        f"{module.at(node)}: {ast.unparse(node).splitlines()[0]}"
+        for module in found
+        if module.name == "shardfn"
+        for node in module.tree.body
+        if not isinstance(node, names) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
+
+
+def said(problems: list[str]) -> str:
+    """All problems at once, one to a line."""
+    return "\n  ".join(["", *problems])
+
+
+def test_every_module_has_a_layer():
+    assert not (bad := unplaced(modules())), said(bad)
+
+
+def test_imports_point_down_the_stages():
+    assert not (bad := upward(modules())), said(bad)
+
+
+def test_no_import_cycle():
+    assert not (bad := cycle(modules())), said(bad)
+
+
+def test_only_optional_packages_are_imported_inside_functions():
+    assert not (bad := late(modules())), said(bad)
+
+
+def test_only_tree_imports_optree():
+    assert not (bad := strays(modules())), said(bad)
+
+
+def test_only_compat_touches_private_torch_and_its_version():
+    assert not (bad := private_torch(modules())), said(bad)
+
+
+def test_no_file_has_a_name_that_says_nothing():
+    assert not (bad := nameless(modules())), said(bad)
+
+
+def test_every_file_says_what_it_is_for():
+    assert not (bad := untitled(modules())), said(bad)
+
+
+def test_the_door_is_a_list_of_names():
+    assert not (bad := busy_door(modules())), said(bad)
+
+
+def test_no_file_is_longer_than_400_lines():
+    assert not (bad := oversized(file_sizes(), MAX_FILE)), said(bad)
+
+
+def test_no_function_is_longer_than_60_lines():
+    assert not (bad := oversized(function_sizes(), MAX_FUNCTION)), said(bad)
+
+
+LOOK = f"""
+import json, os, sys
+import torch
+before = dict(os.environ)
+print("--- shardfn", flush=True)
+import shardfn
+print("--- end", flush=True)
+print(json.dumps({{
+    "environment": sorted(k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)),
+    "group": torch.distributed.is_available() and torch.distributed.is_initialized(),
+    "heavy": [name for name in {HEAVY!r} if name in sys.modules],
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict:
+    """What a new interpreter saw of `import shardfn`."""
+    run = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr
+    printed, _, rest = run.stdout.partition("--- shardfn\n")[2].partition("--- end\n")
+    return {"printed": printed + run.stderr, **json.loads(rest)}
+
+
+def test_import_prints_nothing(fresh):
+    assert fresh["printed"] == ""
+
+
+def test_import_changes_no_environment_variable(fresh):
+    assert fresh["environment"] == []
+
+
+def test_import_creates_no_process_group(fresh):
+    assert not fresh["group"]
+
+
+def test_import_loads_no_heavy_package(fresh):
+    assert fresh["heavy"] == []
+
+
+SAMPLES = [
+    (upward, "capture.read", "from ..runtime import call"),
+    (upward, "types", "def f():\n    import shardfn.mesh"),
+    (late, "mesh", "def f():\n    import json"),
+    (late, "mesh", "async def f():\n    if x:\n        from torch import nn"),
+    (late, "_compat", "def f():\n    import json"),
+    (strays, "types", "from optree import tree_map"),
+    (private_torch, "types", "import torch._dynamo as dynamo"),
+    (private_torch, "types", "from torch import _guards"),
+    (private_torch, "types", "import torch\ntorch.distributed._functional_collectives.wait_tensor(x)"),
+    (private_torch, "types", "import torch.distributed as dist\ndist._shard.x"),
+    (private_torch, "types", "import torch\ntorch.__version__"),
+    (private_torch, "types", "from torch import version"),
+    (nameless, "partition.utils", ""),
+    (nameless, "_common.walk", ""),
+    (unplaced, "extras.walk", ""),
+    (untitled, "mesh", "x = 1"),
+]
+
+FINE = [
+    (upward, "runtime.call", "from ..capture import Program\nfrom . import simulate\nfrom .simulate import run"),
+    (upward, "mesh", "from shardfn.world import World"),
+    (late, "inspect.picture", "def f():\n    from matplotlib import pyplot\n    import rich.table"),
+    (late, "_compat", "def f():\n    import torch._dynamo"),
+    (strays, "_tree", "import optree.integrations.attrs"),
+    (private_torch, "_compat", "import torch._dynamo\ntorch.__version__"),
+    (private_torch, "types", "import torch\ntorch.ops._c10d_functional.all_reduce(x)\ntorch.Tensor._make_subclass(x)"),
+    (private_torch, "types", "import torch\nx._private\ntorch.fx.Graph().nodes"),
+    (nameless, "partition.base_case", ""),
+]
+
+
+def _sample(dotted: str, text: str) -> list[Module]:
+    return [parse(f"shardfn.{dotted}", PACKAGE / (dotted.replace(".", "/") + ".py"), text)]
+
+
+@pytest.mark.parametrize(("find", "dotted", "text"), SAMPLES)
+def test_a_broken_rule_is_noticed(find, dotted, text):
+    assert find(_sample(dotted, text))
+
+
+@pytest.mark.parametrize(("find", "dotted", "text"), FINE)
+def test_a_kept_rule_is_not_reported(find, dotted, text):
+    assert not find(_sample(dotted, text))
+
+
+def test_a_cycle_is_noticed_and_printed():
+    found = _sample("mesh", "from . import world") + _sample("world", "from .mesh import Mesh")
+    (shown,) = cycle(found)
+    assert sorted(set(shown.split(" -> "))) == ["shardfn.mesh", "shardfn.world"]
+
+
+def test_a_busy_door_is_noticed():
+    door = parse("shardfn", PACKAGE / "__init__.py", "'''Door.'''\nimport torch\ndef f(): ...")
+    assert busy_door([door]) == ["shardfn/__init__.py:3: def f():"]
+
+
+def test_an_oversized_function_is_noticed():
+    assert oversized([Sized(60, "a"), Sized(61, "b")], MAX_FUNCTION) == ["b: 61 lines, at most 60"]
