@@ -106,7 +106,7 @@ class LocalProgram:
 
     name: str
     axes: MeshAxes
-    graph: torch.fx.GraphModule  # placeholders: one coordinate for each axis, then the local tensors
+    graph: torch.fx.Graph  # placeholders: one coordinate for each axis, then the local tensors
     in_paths: tuple[str, ...]
     in_marks: tuple[Marks, ...]
     out_marks: tuple[Marks, ...]

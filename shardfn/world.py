@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 from typing import Any
 
 import attrs
@@ -73,7 +74,7 @@ class fake_world(contextlib.ContextDecorator):
         if not 0 <= rank < n:
             raise ShardError(problem("fake_world", f"rank is {rank}", needed=f"0 to {n - 1}, in a world of {n}"))
         self.world = World("simulated" if numerics else "fake", n, rank)
-        self.tokens: list[contextvars.Token[World | None]] = []
+        self.undo: list[tuple[contextvars.Token[World | None], Any]] = []
 
     def _recreate_cm(self) -> fake_world:
         return fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
@@ -82,12 +83,14 @@ class fake_world(contextlib.ContextDecorator):
         if dist.is_initialized():
             fix = "leave the other fake_world first" if _current.get() else "drop fake_world: this process has real ranks"
             raise ShardError(problem("fake_world", f"a world of {dist.get_world_size()} ranks exists already", fix=fix), fix=fix)
+        hook = sys.excepthook  # torch adds the rank to every traceback of a process with a group, and leaves it there
         dist.init_process_group("fake", store=_compat.fake_store(), rank=self.world.rank, world_size=self.world.size)
-        self.tokens.append(_current.set(self.world))
+        self.undo.append((_current.set(self.world), hook))
         return self.world
 
     def __exit__(self, *exc: object) -> None:
-        _current.reset(self.tokens.pop())
+        token, sys.excepthook = self.undo.pop()
+        _current.reset(token)
         dist.destroy_process_group()
 
 

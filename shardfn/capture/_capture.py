@@ -52,7 +52,7 @@ def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
         return fn(*args, **kwargs)
 
     try:
-        with mode:
+        with mode, _compat.paused_gc():
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             graph, closed_over, out = _flatten(python, fakes, treedef, mode)
     except ShardError:
@@ -94,6 +94,8 @@ class _Replay(torch.fx.Interpreter):
     def run_node(self, node: torch.fx.Node) -> Any:
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
+            outputs = self.fetch_args_kwargs_from_env(node)[0][0]
+            sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
         return super().run_node(node)
 
 
@@ -126,7 +128,7 @@ def _flatten(
 
 
 def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, _compat.OpOverload) and node.target._schema.is_mutable
 
 
 def _refuse_mutation(graph: torch.fx.GraphModule, name: str, paths: list[str]) -> None:

@@ -82,9 +82,9 @@ def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
     return _Redistribute.apply(x, placements)
 
 
-def align(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`prim_align`, right under every transform."""
-    return _Align.apply(x, like)
+def align(xs: list[torch.Tensor], likes: list[torch.Tensor]) -> list[torch.Tensor]:
+    """`prim_align` for each of several tensors, right under every transform; one call is one step for Dynamo."""
+    return [_Align.apply(x, like) for x, like in zip(xs, likes, strict=True)]
 
 
 def install() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -19,21 +22,35 @@ def is_ours(file: str) -> bool:
     return library or file.startswith(_TORCH) or (file.startswith(_OURS) and not file.startswith(_MODELS))
 
 
+def follow_backward(roots: Iterable[Any]) -> None:
+    """Have every node that a backward makes note the autograd sequence number of the forward op it belongs to."""
+    seen, queue = set(), [fn for fn in roots if fn is not None]
+    while queue:
+        fn = queue.pop()
+        if fn in seen:
+            continue
+        seen.add(fn)
+        fn.register_prehook(functools.partial(_note, fn._sequence_nr()))
+        queue += [after for after, _ in fn.next_functions if after is not None]
+
+
+def _note(number: int, gradients: Any) -> None:
+    torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number}
+
+
 def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
     torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
-    belong to, which carries the same autograd sequence number.
+    belong to.
     """
     forward: dict[int, str] = {}
     for node in graph.graph.nodes:
-        node.meta["phase"] = (node.meta.get("custom") or {}).get("phase", "forward")
-        node.meta["source"] = _line(node.meta.get("stack_trace"))
+        noted = node.meta.get("custom") or {}
+        node.meta["phase"] = noted.get("phase", "forward")
+        node.meta["source"] = forward.get(noted.get("belongs_to", -1)) or _line(node.meta.get("stack_trace"))
         if node.meta["phase"] == "forward" and node.meta["source"] and "seq_nr" in node.meta:
-            forward[node.meta["seq_nr"]] = node.meta["source"]
-    for node in graph.graph.nodes:
-        if node.meta["phase"] == "backward":
-            node.meta["source"] = forward.get(node.meta.get("seq_nr", -1), node.meta["source"])
+            forward.setdefault(node.meta["seq_nr"], node.meta["source"])
 
 
 def _line(stack: str | None) -> str | None:

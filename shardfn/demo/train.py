@@ -36,10 +36,10 @@ def step(config: gpt.Config, lr: float = LR) -> Step:
         >>> state["step"].item()
         1.0
     """
-    loss_fn = functools.partial(gpt.loss_fn, heads=config.heads)
+    loss_and_grads = sf.value_and_grad(functools.partial(gpt.loss_fn, heads=config.heads))
 
     def train_step(params: Any, state: Any, x: Tensor, y: Tensor) -> tuple[Any, Any, Tensor]:
-        loss, grads = sf.value_and_grad(loss_fn)(params, x, y)
+        loss, grads = loss_and_grads(params, x, y)
         params, state = adamw.update(params, grads, state, lr=lr)
         return params, state, loss
 

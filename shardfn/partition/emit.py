@@ -18,7 +18,7 @@ aten = torch.ops.aten
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
-def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str) -> torch.fx.GraphModule:
+def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str) -> torch.fx.Graph:
     """The local graph of the ranks whose pieces have the sizes of the rank at these coordinates.
 
     Args:
@@ -41,7 +41,7 @@ def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, .
             EMIT[type(step)](b, step, pieces)
         b.about = {}
         b.graph.output([_result(b, pieces[slot.number]) for slot in plan.outs])
-    return torch.fx.GraphModule(torch.nn.Module(), b.graph)
+    return b.graph
 
 
 def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 def local_text(program: LocalProgram, full: bool = False) -> str:
     """A LocalProgram as text; the short form of a long one shows its collectives."""
-    graph, names = program.graph.graph, program.axes.names
+    graph, names = program.graph, program.axes.names
     count = sum(n.op == "call_function" for n in graph.nodes)
     lines = [f"{program.name} on mesh {program.axes}: {count} ops of one rank; {summary(graph)}"]
     if program.elided:

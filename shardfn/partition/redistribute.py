@@ -64,7 +64,11 @@ def mark_price(src: Mark, dst: Mark, nbytes: float, n: int) -> float:
     if not isinstance(src, str) and not isinstance(dst, str) and layout.split(src)[0] == layout.split(dst)[0]:
         return price("gather", nbytes, n) + price("slice", nbytes, n)
     kind = kind_of(src, dst)
-    return float("inf") if kind is None else price(kind, nbytes, n)
+    if kind is None:
+        return float("inf")
+    # what these two save is spent again where the next op wants the value as it was
+    spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
+    return price(spent.get(kind, kind), nbytes, n) + LATENCY_BYTES * (kind in spent)
 
 
 def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:

@@ -13,13 +13,13 @@ from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal
 
-Pass = Callable[[torch.fx.GraphModule, MeshAxes], torch.fx.GraphModule]
+Pass = Callable[[torch.fx.Graph, MeshAxes], torch.fx.Graph]
 PIPELINE: tuple[Pass, ...] = (merge_equal, elide_size_one, drop_dead)
 
 __all__ = ["PIPELINE", "check", "copied", "drop_dead", "elide_size_one", "merge_equal", "schedule"]
 
 
-def schedule(graph: torch.fx.GraphModule, axes: MeshAxes) -> torch.fx.GraphModule:
+def schedule(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
     """Run every pass, and check the graph before the first and after each."""
     check(graph, axes)
     for run in PIPELINE:

@@ -9,7 +9,7 @@ from ..types import Collective, MeshAxes
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def check(graph: torch.fx.GraphModule, axes: MeshAxes) -> None:
+def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
     """Check a local graph: values known, arguments before uses, one wait for each collective, only known axes.
 
     Args:
@@ -19,8 +19,8 @@ def check(graph: torch.fx.GraphModule, axes: MeshAxes) -> None:
     Raises:
         AssertionError: a pass broke the graph; names the node.
     """
-    graph.graph.lint()
-    for node in graph.graph.nodes:
+    graph.lint()
+    for node in graph.nodes:
         if node.op == "output":
             continue
         assert "val" in node.meta, f"{node} has no value"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 
-def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     """The same graph, node by node, names and metadata included."""
     fresh, env = torch.fx.Graph(), {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         env[node] = fresh.node_copy(node, env.__getitem__)
         env[node].name, env[node].meta = node.name, dict(node.meta)
-    return torch.fx.GraphModule(graph, fresh)
+    return fresh

@@ -14,12 +14,17 @@ from ._copy import copied
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def drop_dead(graph: torch.fx.GraphModule, axes: MeshAxes) -> torch.fx.GraphModule:
+def drop_dead(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
     """The graph without the local ops that nobody reads."""
+    if not any(_is_dead(node) for node in graph.nodes):
+        return graph
     out = copied(graph)
-    for node in reversed(out.graph.nodes):
-        if node.op == "call_function" and not node.users and node.target is not WAIT:
-            out.graph.erase_node(node)
-    out.recompile()
+    for node in reversed(out.nodes):
+        if _is_dead(node):
+            out.erase_node(node)
     return out
 
+
+
+def _is_dead(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and not node.users and node.target is not WAIT

@@ -8,16 +8,17 @@ from ..types import MeshAxes
 from ._copy import copied
 
 
-def elide_size_one(graph: torch.fx.GraphModule, axes: MeshAxes) -> torch.fx.GraphModule:
+def elide_size_one(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
     """The graph with each such collective, and its wait, replaced by its input."""
+    if all(n > 1 for n in axes.sizes):
+        return graph
     out, sizes = copied(graph), dict(zip(axes.names, axes.sizes, strict=True))
-    for node in list(out.graph.nodes):
+    for node in list(out.nodes):
         record = node.meta.get("collective")
         if record is None or sizes[record.axis] > 1:
             continue
         (wait,) = node.users
         wait.replace_all_uses_with(node.args[0])
-        out.graph.erase_node(wait)
-        out.graph.erase_node(node)
-    out.recompile()
+        out.erase_node(wait)
+        out.erase_node(node)
     return out

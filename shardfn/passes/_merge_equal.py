@@ -14,19 +14,21 @@ from ..types import MeshAxes
 from ._copy import copied
 
 
-def merge_equal(graph: torch.fx.GraphModule, axes: MeshAxes) -> torch.fx.GraphModule:
+def merge_equal(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
     """The graph with the second of two equal moves reading the first one's result."""
+    keys = [node.meta["moved"] for node in graph.nodes if "moved" in node.meta]
+    if len(set(keys)) == len(keys):
+        return graph
     out, first = copied(graph), dict[Any, torch.fx.Node]()
-    for node in list(out.graph.nodes):
+    for node in list(out.nodes):
         key = node.meta.get("moved")
         if key is None:
             continue
         if key in first:
             node.replace_all_uses_with(first[key])
-            _erase(out.graph, node)
+            _erase(out, node)
         else:
             first[key] = node
-    out.recompile()
     return out
 
 

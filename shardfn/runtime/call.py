@@ -131,7 +131,7 @@ def _simulated(compiled: Compiled, leaves: list[Any]) -> Callable[[list[Any]], l
 
 def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     """A world without values: the results' shapes are known, and nothing runs."""
-    (output,) = compiled.lowered.program.graph.graph.find_nodes(op="output")
+    (output,) = compiled.lowered.program.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     return lambda leaves: [UnreadTensor(v) for v in values]
 

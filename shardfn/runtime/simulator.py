@@ -176,10 +176,10 @@ class _Register:
 
 def _prepare(program: LocalProgram) -> tuple[list[_Step], int, list[_Register]]:
     graph = program.graph
-    number = {node: _Register(i) for i, node in enumerate(n for n in graph.graph.nodes if n.op != "output")}
-    last = {read: node for node in graph.graph.nodes for read in node.all_input_nodes}
+    number = {node: _Register(i) for i, node in enumerate(n for n in graph.nodes if n.op != "output")}
+    last = {read: node for node in graph.nodes for read in node.all_input_nodes}
     steps, output = [], []
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         call = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
         if node.op == "output":
             output = list(call[0][0])

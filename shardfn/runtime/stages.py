@@ -99,10 +99,10 @@ def _local(traced: Traced, chosen: Plan, coordinate: tuple[int, ...], names: tup
     program, placed = traced.program, traced.placed
     device = placed.mesh.device_type if placed.mesh is not None else "cpu"
     graph = emit(chosen, coordinate, names, device)
-    before = {n.name for n in graph.graph.nodes if "collective" in n.meta}
+    before = {n.name for n in graph.nodes if "collective" in n.meta}
     graph = passes.schedule(graph, placed.axes)
     sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
-    elided = before - {n.name for n in graph.graph.nodes if "collective" in n.meta}
+    elided = before - {n.name for n in graph.nodes if "collective" in n.meta}
     return LocalProgram(
         name=traced.request.name,
         axes=placed.axes,
@@ -165,7 +165,7 @@ class Lowered:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective, in the order in which it starts."""
-        return tuple(n.meta["collective"] for n in self.program.graph.graph.nodes if "collective" in n.meta)
+        return tuple(n.meta["collective"] for n in self.program.graph.nodes if "collective" in n.meta)
 
     def __str__(self) -> str:
         return str(self.program)
@@ -186,7 +186,7 @@ class Lowered:
         if placed.mesh is not None:
             _bind_groups(placed)
         cache.counts["compilations"] += backend != "aten"
-        graph = passes.copied(self.program.graph)
+        graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(self.program.graph))
         if backend != "aten":
             graph = donate(graph, donated)
         return Compiled(self, backend, BACKENDS[backend](graph), donated)
@@ -202,10 +202,10 @@ def _donations(lowered: Lowered) -> dict[int, int]:
     """Output position -> placeholder position of a donated input with the same local layout."""
     placed, program = lowered.traced.placed, lowered.program
     free = [i for i in range(len(placed.tensors)) if _donated(lowered.traced, i)]
-    holders = program.graph.graph.find_nodes(op="placeholder")
+    holders = program.graph.find_nodes(op="placeholder")
     skip = len(placed.axes.names)
     pairs: dict[int, int] = {}
-    for o, node in enumerate(program.graph.graph.find_nodes(op="output")[0].args[0]):
+    for o, node in enumerate(program.graph.find_nodes(op="output")[0].args[0]):
         match = next((i for i in free if _alike(holders[skip + i], node)), None)
         if match is not None and node.op != "placeholder":
             pairs[o] = skip + match

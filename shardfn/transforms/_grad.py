@@ -56,20 +56,20 @@ def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args:
     leaves, treedef = _tree.flatten(tuple(args[n] for n in numbers))
     shape: list[Any] = []  # of aux: its constants and its tree, which torch.func cannot carry
 
-    def flat(*primals: torch.Tensor) -> Any:
+    def flat(primals: tuple[torch.Tensor, ...]) -> Any:
         filled = list(args)
         for n, arg in zip(numbers, _tree.unflatten(treedef, list(primals)), strict=True):
             filled[n] = arg
-        value, aux = fn(*filled, **kwargs) if has_aux else (fn(*filled, **kwargs), ())
+        if not has_aux:
+            return fn(*filled, **kwargs), ()
+        value, aux = fn(*filled, **kwargs)
         aux_leaves, aux_tree = _tree.flatten(aux)
         shape.append((aux_leaves, aux_tree))
         return value, tuple(x for x in aux_leaves if isinstance(x, torch.Tensor))
 
-    every = tuple(range(len(leaves)))
-    gradients, (value, aux_tensors) = torch.func.grad_and_value(flat, argnums=every, has_aux=True)(*leaves)
-    placed = [prims.align(g, x) for g, x in zip(gradients, leaves, strict=True)]
-    trees = _tree.unflatten(treedef, placed)
-    return value, _rebuilt(*shape[0], aux_tensors), trees[0] if single else trees
+    gradients, (value, aux_tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(leaves))
+    trees = _tree.unflatten(treedef, prims.align(list(gradients), leaves))
+    return value, _rebuilt(*shape[0], aux_tensors) if has_aux else None, trees[0] if single else trees
 
 
 def _rebuilt(leaves: list[Any], treedef: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
