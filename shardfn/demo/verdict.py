@@ -50,7 +50,7 @@ def judge(runs: list[Run]) -> Verdict:
     """
     oracle, *others = runs
     gaps = {run.name: differences(oracle, run) for run in others}
-    wrong = {name: first_wrong(gap) for name, gap in gaps.items() if first_wrong(gap)}
+    wrong = {name: step for name, gap in gaps.items() if (step := first_wrong(gap)) is not None}
     if wrong:
         said = ", ".join(f"{name} from step {step} on, by {gaps[name][step - 1]:.1e}" for name, step in wrong.items())
         return Verdict(False, f"Not proved: the loss is not that of {oracle.name}: {said} (limit {LIMIT:.0e}).")
