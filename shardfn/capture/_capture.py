@@ -122,7 +122,7 @@ def _flatten(
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
     graph = _compat.trace_aten(flat, inputs, decompositions.table())
     if any(_mutates(node) for node in graph.graph.nodes):
-        functional = torch.func.functionalize(flat, remove="mutations")
+        functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         graph = _compat.trace_aten(functional, inputs, decompositions.table())
     return graph, closed_over, result[0]
 

@@ -46,16 +46,19 @@ def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, .
 
 def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]:
     """What a local graph depends on: ranks for which this is equal share one graph."""
-    seen: dict[tuple[Any, Marks], tuple[int, ...]] = {}
+    sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
+
+    def note(slot: steps.Slot, marks: Marks) -> None:
+        key = (tuple(slot.value.shape), marks)
+        if key not in sizes:
+            sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
+
+    for slot in (*plan.ins, *plan.outs, *(s for step in plan.steps for s in (*step.read, *step.made))):
+        note(slot, slot.marks)
     for step in plan.steps:
-        for slot in (*step.read, *step.made):
-            key = (tuple(slot.value.shape), slot.marks)
-            if key not in seen:
-                seen[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
-    for slot in (*plan.ins, *plan.outs):
-        key = (tuple(slot.value.shape), slot.marks)
-        seen[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
-    return tuple(seen.values())
+        for move in step.moves if isinstance(step, steps.Redistribute) else ():
+            note(step.source, move.after)
+    return tuple(sizes.values())
 
 
 def _about(step: steps.Step) -> dict[str, Any]:

@@ -183,15 +183,16 @@ class _Walk:
         return None if None in new_ins or None in new_outs else (new_ins, new_outs)
 
     def price(self, call: OpCall, values: list[_Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
-        """What a choice costs on one axis; at equal cost, what keeps most of the value cut."""
+        """What a choice costs on one axis; at equal cost, what keeps the most cut of what came in cut."""
         ins, outs = placed
-        total, passes, busy = 0.0, False, False
+        total, passes, busy, placed_already = 0.0, False, False, False
         for value, slots, marks in zip(values, held, ins, strict=True):
             wanted = marks[axis]
+            placed_already = placed_already or any(slot.marks[axis] != "R" for slot in slots)
             passes = passes or wanted in PENDING
             busy = busy or (wanted in PENDING and value.users > 1)
             total += self.input_price(value, slots, wanted, axis) * (EARLY if value.early else 1.0)
-        whole = sum(m[axis] == "R" for m in outs)
+        whole = sum((m[axis] == "R") == placed_already for m in outs)  # nothing is cut that came in whole
         if passes or total > 0:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
         return total, float(busy), float(whole)
@@ -275,7 +276,9 @@ def _settled(value: _Value, axes: MeshAxes) -> Marks:
 
 def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks) -> Marks:
     """The marks that a constraint's text asks for; dims that say `*` keep their cut."""
-    entries = text.split(";") if text else []
+    if not axes.names:
+        return ()
+    entries = text.split(";")
     unknown = {name for entry in entries for name in entry.split(",")} - {*axes.names, "", "*"}
     if unknown:
         raise PlacementError(problem("constrain", f"no axis {', '.join(sorted(unknown))}", needed=f"axes of the mesh {axes}"))
