@@ -1,12 +1,11 @@
 """The simulator: all ranks of a world in lockstep, in one process, and a deadlock detector.
 
 Each rank is a generator that yields at each collective. When every rank of a group has arrived with the same request,
-the values are combined in rank order and the group goes on.
+the values are combined as Gloo combines them and the group goes on.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from ..errors import DivergenceError, problem
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
+from .ring import ring_reduce
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -124,7 +124,7 @@ def combine(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _reduced(group: list[Request]) -> torch.Tensor:
-    return functools.reduce(REDUCE[group[0].record.op], [r.value for r in group])
+    return ring_reduce([r.value for r in group], REDUCE[group[0].record.op])
 
 
 def _all_reduce(group: list[Request]) -> list[torch.Tensor]:

@@ -1,0 +1,134 @@
+"""Real gloo processes compute what the plain function computes, and what the simulator computes, to the last bit."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import models
+import schemes
+import shardfn as sf
+from ranks import run_ranks
+from shardfn import P
+from shardfn._tree import leaves
+from shardfn.runtime import cache
+
+# (model, mesh, scheme, batch placement)
+CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
+    2: {
+        "gpt data parallel": ("gpt", {"dp": 2}, "replicated", P("dp")),
+        "gpt fully sharded": ("gpt", {"dp": 2}, "fully_sharded", P("dp")),
+        "gpt tensor parallel": ("gpt", {"tp": 2}, "tensor_parallel", P()),
+        "llama tensor parallel": ("llama", {"tp": 2}, "tensor_parallel", P()),
+        "conv data parallel": ("conv", {"dp": 2}, "replicated", P("dp")),
+    },
+    4: {
+        "gpt data parallel": ("gpt", {"dp": 4}, "replicated", P("dp")),
+        "gpt fully sharded": ("gpt", {"dp": 4}, "fully_sharded", P("dp")),
+        "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp")),
+        "gpt mixed": ("gpt", {"dp": 2, "tp": 2}, "mixed", P("dp")),
+        "conv fully sharded": ("conv", {"dp": 2, "tp": 2}, "fully_sharded", P(("dp", "tp"))),
+    },
+}
+
+
+def run_case(case: Any, backend: str = "aten") -> tuple[list[torch.Tensor], Any]:
+    """(this rank's local results, the whole results) of two steps, the second fed by the first."""
+    model, axes, scheme, batch = case
+    loss_fn, make_params, make_batch = models.LOSSES[model]
+    params, (x, y) = make_params(), make_batch()
+    mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+    placed = getattr(schemes, scheme)(params)
+    step = sf.shard(models.STEPS[model], mesh, (placed, batch, batch), backend=backend)
+    out = step(params, x, y)
+    out = step(out[0], x, y)
+    return [d.to_local() for d in leaves(out)], sf.full(out)
+
+
+def every_case(cases: Any) -> Any:
+    return {name: run_case(case) for name, case in cases.items()}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request: pytest.FixtureRequest) -> Any:
+    """(n, what each of n gloo ranks got for every case)."""
+    n = request.param
+    return n, run_ranks(n, every_case, CASES[n])
+
+
+def test_gloo_equals_one_device(world: Any) -> None:
+    n, ranks = world
+    for name, (model, *_) in CASES[n].items():
+        loss_fn, make_params, make_batch = models.LOSSES[model]
+        first = models.oracle(loss_fn, make_params(), *make_batch())
+        wanted = models.oracle(loss_fn, first[0], *make_batch())
+        for rank in ranks:
+            for a, b in zip(leaves(rank[name][1]), leaves(wanted), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_gloo_equals_the_simulator_to_the_last_bit(world: Any) -> None:
+    n, ranks = world
+    torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
+    for name, case in CASES[n].items():
+        with sf.fake_world(n):
+            simulated, _ = run_case(case)
+            for rank, got in enumerate(ranks):
+                for a, b in zip(got[name][0], simulated, strict=True):
+                    assert torch.equal(a, b.shards[rank]), f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+
+
+def compiled(case: Any) -> Any:
+    cache.clear()
+    first = run_case(case, backend="inductor")
+    return first, dict(cache.counts)
+
+
+def test_inductor_on_gloo_equals_one_device() -> None:
+    ranks = run_ranks(2, compiled, CASES[2]["gpt fully sharded"])
+    loss_fn, make_params, make_batch = models.LOSSES["gpt"]
+    wanted = models.oracle(loss_fn, models.oracle(loss_fn, make_params(), *make_batch())[0], *make_batch())
+    for (_, whole), _ in ranks:
+        for a, b in zip(leaves(whole), leaves(wanted), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def differing(check: str) -> str:
+    os.environ["SHARDFN_CHECK"] = check
+    mesh = sf.make_mesh((2,), ("dp",))
+    batch = torch.arange(4.0) + mesh.get_rank()
+    try:
+        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(batch)
+    except sf.DivergenceError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_plain_tensor_that_differs_between_ranks_is_found_when_asked() -> None:
+    assert run_ranks(2, differing, "1") == [DIFFERS] * 2
+
+
+DIFFERS = """shard(<lambda>), argument x: a plain tensor that differs between rank 0 and rank 1
+  needed: a global value, the same on every rank
+  try: the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"""
+
+
+def disagreeing() -> str:
+    mesh = sf.make_mesh((2,), ("dp",))
+    width = 3 + mesh.get_rank()
+    try:
+        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(torch.ones(4, width))
+    except sf.DivergenceError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_with_different_programs_are_told_the_first_line_that_differs() -> None:
+    said = run_ranks(2, disagreeing)
+    assert said[0] == said[1]
+    assert "ranks hold different programs" in said[0]
+    assert "rank 0: in (4, 3) torch.float32 (0,)" in said[0]
+    assert "rank 1: in (4, 4) torch.float32 (0,)" in said[0]
