@@ -49,7 +49,7 @@ def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
     fakes = [_fake(mode, leaf) for leaf in leaves]
 
     def call(args: Any, kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
+        return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
         with mode, _compat.paused_gc():
@@ -115,7 +115,7 @@ def _flatten(
         inputs = [mine.get(id(x), x) for x in codegen.process_inputs(*positional)]
         outputs = _Replay(python).run(*inputs, enable_io_processing=False)
         codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
-        out = codegen.process_outputs(outputs)
+        out, _ = codegen.process_outputs(outputs)
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
 
@@ -149,7 +149,6 @@ CAUSES = (
     ("data-dependent", "it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool(), int()"),
     ("operator `print`", "it prints", "return the value and print it outside"),
     ("return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
-    ("backend_input must not be None", "it returns something that is neither a tensor, a constant nor a tree of them", "return tensors"),
 )
 
 

@@ -1,7 +1,8 @@
 """Stage 5, run: the call path, the simulator, the door."""
 
+from . import cache
 from .call import call
 from .request import Request
 from .stages import Compiled, Lowered, Traced, trace
 
-__all__ = ["Compiled", "Lowered", "Request", "Traced", "call", "trace"]
+__all__ = ["Compiled", "Lowered", "Request", "Traced", "cache", "call", "trace"]

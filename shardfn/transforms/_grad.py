@@ -31,6 +31,9 @@ class ValueAndGrad(Transformed):
     def asked(self) -> Request:
         return Request(f"value_and_grad({name_of(self.fn)})", self.inline, innermost(self.fn))
 
+    def options(self) -> Any:
+        return self.argnums, self.has_aux
+
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Grad(Transformed):
@@ -47,35 +50,40 @@ class Grad(Transformed):
     def asked(self) -> Request:
         return Request(f"grad({name_of(self.fn)})", self.inline, innermost(self.fn))
 
+    def options(self) -> Any:
+        return self.argnums, self.has_aux
+
 
 def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """(value, aux or None, gradients) of a function at arguments; each gradient is placed as its argument is."""
     single = isinstance(argnums, int)
     numbers = (argnums,) if single else argnums
     numbers = tuple(n + len(args) if n < 0 else n for n in numbers)
-    leaves, treedef = _tree.flatten(tuple(args[n] for n in numbers))
-    shape: list[Any] = []  # of aux: its constants and its tree, which torch.func cannot carry
+    chosen = tuple(args[n] for n in numbers)
+    leaves = _tree.quick_leaves(chosen)
+    constants: list[Any] = []  # of aux, which torch.func cannot carry
 
     def flat(primals: tuple[torch.Tensor, ...]) -> Any:
         filled = list(args)
-        for n, arg in zip(numbers, _tree.unflatten(treedef, list(primals)), strict=True):
+        for n, arg in zip(numbers, _tree.refill(chosen, iter(primals)), strict=True):
             filled[n] = arg
         if not has_aux:
             return fn(*filled, **kwargs), ()
         value, aux = fn(*filled, **kwargs)
-        aux_leaves, aux_tree = _tree.flatten(aux)
-        shape.append((aux_leaves, aux_tree))
-        return value, tuple(x for x in aux_leaves if isinstance(x, torch.Tensor))
+        aux = (aux,)
+        constants.append(aux)
+        return value, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))
 
-    gradients, (value, aux_tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(leaves))
-    trees = _tree.unflatten(treedef, prims.align(list(gradients), leaves))
-    return value, _rebuilt(*shape[0], aux_tensors) if has_aux else None, trees[0] if single else trees
+    gradients, (value, tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(leaves))
+    trees = _tree.refill(chosen, iter(prims.align(list(gradients), leaves)))
+    return value, _rebuilt(constants[0], tensors) if has_aux else None, trees[0] if single else trees
 
 
-def _rebuilt(leaves: list[Any], treedef: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
-    """A tree with these tensors in place of the ones that were traced."""
-    feed = list(tensors)
-    return _tree.unflatten(treedef, [feed.pop(0) if isinstance(x, torch.Tensor) else x for x in leaves])
+def _rebuilt(aux: tuple[Any], tensors: tuple[torch.Tensor, ...]) -> Any:
+    """aux with these tensors in place of the ones that were traced."""
+    feed = iter(tensors)
+    leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves(aux)]
+    return _tree.refill(aux, iter(leaves))[0]
 
 
 def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> ValueAndGrad:

@@ -21,18 +21,21 @@ class Shard(Transformed):
     """A function under `shard`."""
 
     fn: Callable[..., Any]
-    options: dict[str, Any]
+    arguments: dict[str, Any]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """Inside another transform the placements are constraints."""
-        ins, outs = self.options["in_placements"], self.options["out_placements"]
+        ins, outs = self.arguments["in_placements"], self.arguments["out_placements"]
         if ins is not None:
             args = tuple(constrain(args, _per_argument(ins, len(args))))
         out = self.fn(*args, **kwargs)
         return out if outs is None else constrain(out, outs)
 
     def asked(self) -> Request:
-        return Request(f"shard({name_of(self.fn)})", self.fn, innermost(self.fn), needs_mesh=True, **self.options)
+        return Request(f"shard({name_of(self.fn)})", self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
+
+    def options(self) -> Any:
+        return self.arguments
 
 
 def _per_argument(placements: Any, n: int) -> Any:
@@ -87,13 +90,13 @@ def shard(
         "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
         "backend": backend,
     }
-    return functools.partial(_sharded, options=options) if fn is None else _sharded(fn, options)
+    return functools.partial(_sharded, arguments=options) if fn is None else _sharded(fn, options)
 
 
-def _sharded(fn: Callable[..., Any], options: dict[str, Any]) -> Shard:
+def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
     if not callable(fn):
         raise TreeError(problem("shard", f"a {type(fn).__name__}", needed="a function", fix="shard(fn, mesh, ...)"))
-    made = Shard(fn, options)
+    made = Shard(fn, arguments)
     if not _compat.is_tracing():
         made.request  # noqa: B018  a wrong option is an error here, not at the first call
     return made

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _compat
-from ..runtime import Compiled, Lowered, Request, Traced, call, trace
+from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
 
 
 class Transformed:
@@ -22,9 +22,13 @@ class Transformed:
         """What is asked of the stages when this is the outermost call."""
         raise NotImplementedError
 
+    def options(self) -> Any:
+        """The transform's arguments but the function: equal options of one function share what was captured."""
+        raise NotImplementedError
+
     @functools.cached_property
     def request(self) -> Request:
-        return self.asked()
+        return cache.request(type(self), self.fn, self.options(), self.asked)
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """What Dynamo reads when this function is called inside another transform."""
