@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 __all__ = [
     "DATA_DEPENDENT",
+    "DYNAMIC_SHAPE",
     "FakeTensorMode",
     "capture_python",
     "OpOverload",
@@ -27,11 +29,13 @@ __all__ = [
     "is_tracing",
     "keep_in_graph",
     "paused_gc",
+    "quiet",
     "register_group",
     "trace_aten",
 ]
 
-DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+DATA_DEPENDENT = DataDependentOutputException
+DYNAMIC_SHAPE = DynamicOutputShapeException
 is_tracing = torch.compiler.is_dynamo_compiling
 
 
@@ -45,6 +49,17 @@ def paused_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging what an error of ours is about to say."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

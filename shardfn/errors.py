@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
+
+_HERE = os.path.dirname(__file__)
 
 
 class ShardError(Exception):
@@ -64,6 +68,14 @@ class BudgetError(ShardError):
 
 class FakeValueError(ShardError):
     """A value that was read in a world that computes none."""
+
+
+def call_site() -> str | None:
+    """The `file:line` of user code that called into shardfn."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 
 
 def problem(where: str, *lines: str, needed: str | None = None, fix: str | None = None, source: str | None = None) -> str:

@@ -51,6 +51,8 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     """
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
+    if not isinstance(spec, (Placement, list, tuple)):
+        raise ValueError(f"{spec!r} is no placement; write P({spec!r}) or a torch Placement")
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
         raise ValueError(f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.distributed.tensor import Placement
 
 # A placement on ONE mesh axis, as rules and plans write it:
 #   "R"                         replicated
@@ -81,6 +82,8 @@ class Program:
         return self.show(self)
 
 
+# What may stand beside tensors in arguments and results.
+CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, Placement)
 TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +10,9 @@ import torch
 
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
-from ..types import TENSOR, Program, ShapeDtype
+from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
 from . import decompositions, prims, sources
+from .explain import explained, refuse_mutation
 from .printing import program_text
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -27,7 +26,14 @@ class Captured:
     closed_over: tuple[torch.Tensor, ...]
 
 
-def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], paths: list[str]) -> Captured:
+def capture(
+    fn: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    paths: list[str],
+    signature_of: Callable[..., Any] | None = None,
+) -> Captured:
     """Capture a function on arguments like these.
 
     Args:
@@ -36,6 +42,7 @@ def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
         args: its arguments; tensors and `ShapeDtype`s give only their shape, strides, dtype and device.
         kwargs: its keyword arguments.
         paths: the path of each leaf of (args, kwargs).
+        signature_of: the user's own function, whose line errors fall back on.
 
     Returns:
         The Program and the closed-over tensors.
@@ -48,22 +55,23 @@ def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
     leaves, treedef = _tree.flatten((args, kwargs))
     fakes = [_fake(mode, leaf) for leaf in leaves]
 
+    tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
+
     def call(args: Any, kwargs: Any) -> Any:
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc():
+        with mode, _compat.paused_gc(), _compat.quiet():
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
-            graph, closed_over, out = _flatten(python, fakes, treedef, mode)
+            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
-        raise _explained(error, name) from error
-    tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
-    _refuse_mutation(graph, name, tensor_paths)
+        raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
     out_leaves, out_tree = _tree.flatten(out)
+    _refuse_results(out_leaves, _tree.paths(out), name)
     out_paths = [p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR]
     closed_paths = [f"<closed over {i}>" for i in range(len(closed_over))]
     program = Program(
@@ -76,6 +84,14 @@ def capture(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: di
         show=program_text,
     )
     return Captured(program, tuple(closed_over))
+
+
+def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
+    wrong = [(p, x) for p, x in zip(paths, leaves, strict=True) if x is not TENSOR and not isinstance(x, CONSTANTS)]
+    if wrong:
+        fix = "return tensors and constants; register a class of yours with optree, or make it a NamedTuple"
+        lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
+        raise CaptureError(problem(name, *lines, needed="a tree of tensors and constants", fix=fix), arg_path="result" + wrong[0][0], fix=fix)
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any) -> Any:
@@ -100,7 +116,7 @@ class _Replay(torch.fx.Interpreter):
 
 
 def _flatten(
-    python: torch.fx.GraphModule, fakes: list[Any], treedef: Any, mode: _compat.FakeTensorMode
+    python: torch.fx.GraphModule, fakes: list[Any], treedef: Any, mode: _compat.FakeTensorMode, names: tuple[str, list[str]]
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor], Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree with TENSOR for tensors."""
     tensors = [x for x in fakes if isinstance(x, torch.Tensor)]
@@ -121,60 +137,7 @@ def _flatten(
 
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
     graph = _compat.trace_aten(flat, inputs, decompositions.table())
-    if any(_mutates(node) for node in graph.graph.nodes):
+    if refuse_mutation(graph, *names):
         functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         graph = _compat.trace_aten(functional, inputs, decompositions.table())
     return graph, closed_over, result[0]
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, _compat.OpOverload) and node.target._schema.is_mutable
-
-
-def _refuse_mutation(graph: torch.fx.GraphModule, name: str, paths: list[str]) -> None:
-    """Functionalisation leaves one `copy_` for each input that the function wrote to."""
-    inputs = {node: path for node, path in zip(graph.graph.find_nodes(op="placeholder"), paths, strict=False)}
-    wrote = [n for n in graph.graph.nodes if n.target is torch.ops.aten.copy_.default and n.args[0].op == "placeholder"]
-    if wrote:
-        path = inputs.get(wrote[0].args[0], "a closed-over tensor")
-        fix = f"return the new value instead, or write to a copy: x = {path}.clone()"
-        text = problem(f"{name}, argument {path}", "the function writes to it in place", needed="a function that only returns", fix=fix)
-        raise CaptureError(text, arg_path=path, fix=fix)
-
-
-# What torch says -> what it means for the user, and what to try.
-CAUSES = (
-    ("side effects happened", "it changes something outside of itself ({detail})", "return the value instead of storing it"),
-    ("Data-dependent branching", "it branches on a tensor's value", "use torch.where, or shardfn's cond"),
-    ("data-dependent", "it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool(), int()"),
-    ("operator `print`", "it prints", "return the value and print it outside"),
-    ("return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
-)
-
-
-def _explained(error: BaseException, name: str) -> CaptureError:
-    said = str(error)
-    source = _user_line(said) or _raised_at(error)
-    if isinstance(error, _compat.DATA_DEPENDENT):
-        said = "data-dependent " + said
-    for sign, got, fix in CAUSES:
-        if sign in said:
-            detail = ", ".join(re.findall(r"\[?[\"']([A-Z]\['[^\"]*)[\"']", said)) or "see below"
-            return _error(name, got.format(detail=detail), fix, source)
-    first = next((line.strip() for line in said.splitlines() if line.strip()), type(error).__name__)
-    return _error(name, f"it cannot be read as one graph: {type(error).__name__}: {first}", "write it as a pure function of tensors", source)
-
-
-def _error(name: str, got: str, fix: str, source: str | None) -> CaptureError:
-    return CaptureError(problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source), source=source, fix=fix)
-
-
-def _user_line(text: str) -> str | None:
-    """The last line of user code that a Dynamo message names."""
-    found = [f"{file}:{line}" for file, line in re.findall(r'File "([^"]+)", line (\d+)', text) if not sources.is_ours(file)]
-    return found[-1] if found else None
-
-
-def _raised_at(error: BaseException) -> str | None:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not sources.is_ours(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

@@ -48,11 +48,12 @@ def attach(graph: torch.fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
         node.meta["phase"] = noted.get("phase", "forward")
-        node.meta["source"] = forward.get(noted.get("belongs_to", -1)) or _line(node.meta.get("stack_trace"))
+        node.meta["source"] = forward.get(noted.get("belongs_to", -1)) or line_of(node.meta.get("stack_trace"))
         if node.meta["phase"] == "forward" and node.meta["source"] and "seq_nr" in node.meta:
             forward.setdefault(node.meta["seq_nr"], node.meta["source"])
 
 
-def _line(stack: str | None) -> str | None:
+def line_of(stack: str | None) -> str | None:
+    """The innermost line of user code in a stack trace."""
     frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
     return ":".join(frames[-1]) if frames else None

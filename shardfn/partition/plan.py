@@ -118,7 +118,12 @@ class _Walk:
     def constrain(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
         current = _settled(value, self.axes)
-        marks = constrained(node.args[1], self.axes, value.fake.shape, current)
+        try:
+            marks = constrained(node.args[1], self.axes, value.fake.shape, current)
+        except ValueError as error:
+            source, fix = node.meta.get("source"), "P with axes of the mesh, one part for each dim"
+            text = problem("constrain", str(error), fix=fix, source=source)
+            raise PlacementError(text, placements=node.args[1], source=source, fix=fix) from None
         self.same(node, value, self.bring(value, marks, node, implicit=False))
 
     def align(self, node: torch.fx.Node) -> None:
@@ -281,7 +286,9 @@ def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks)
     entries = text.split(";")
     unknown = {name for entry in entries for name in entry.split(",")} - {*axes.names, "", "*"}
     if unknown:
-        raise PlacementError(problem("constrain", f"no axis {', '.join(sorted(unknown))}", needed=f"axes of the mesh {axes}"))
+        raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
+    if len([e for e in entries if e]) and len(entries) > max(len(shape), 1):
+        raise ValueError(f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}")
     marks: list[Mark] = ["R"] * len(axes.names)
     for dim, entry in enumerate(entries):
         for k, name in enumerate(axes.names):

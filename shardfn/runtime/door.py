@@ -13,16 +13,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..errors import DivergenceError, PlacementError, ShardError, TreeError, problem
+from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
 from ..placements import describe, is_spec, marks_of, torch_placements
-from ..types import Marks, MeshAxes, ShapeDtype
+from ..types import CONSTANTS, Marks, MeshAxes, ShapeDtype
 from ..world import World, current_world
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
-
-STATIC = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @attrs.frozen(eq=False)
@@ -62,7 +60,9 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         where = f"{request.name}, argument {wrong[0][0]}" if len(wrong) == 1 else f"{request.name}, {len(wrong)} arguments"
         lines = [wrong[0][1]] if len(wrong) == 1 else ["placements that do not fit", *(f"{p}: {e}" for p, e in wrong)]
         fix = "placements that fit each tensor and the mesh, such as P('axis') or None for the argument's own"
-        raise PlacementError(problem(where, *lines, fix=fix), arg_path=wrong[0][0], mesh=mesh, placements=request.in_placements, fix=fix)
+        source = call_site()
+        fields = {"arg_path": wrong[0][0], "mesh": mesh, "placements": request.in_placements}
+        raise PlacementError(problem(where, *lines, fix=fix, source=source), **fields, source=source, fix=fix)
     if os.environ.get("SHARDFN_CHECK") == "1" and world.kind == "real" and world.size > 1:
         _check_agreement(request, leaves, paths)
     return Placed(world, mesh, axes, treedef, tuple(paths), tuple(tensors), tuple(marks))
@@ -72,12 +72,14 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     mesh = request.mesh or current_mesh() or next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
-        raise PlacementError(problem(request.name, "there is no mesh", fix=fix), fix=fix)
+        source = call_site()
+        raise PlacementError(problem(request.name, "there is no mesh", fix=fix, source=source), source=source, fix=fix)
     size = current_world().size
     if mesh is not None and mesh.size() != size:
         fix = "make the mesh inside the world that uses it"
-        text = problem(request.name, f"a mesh of {mesh.size()} ranks in a world of {size}", needed="a mesh over the current world", fix=fix)
-        raise PlacementError(text, mesh=mesh, fix=fix)
+        got, source = f"a mesh of {mesh.size()} ranks in a world of {size}", call_site()
+        text = problem(request.name, got, needed="a mesh over the current world", fix=fix, source=source)
+        raise PlacementError(text, mesh=mesh, source=source, fix=fix)
     return mesh
 
 
@@ -90,10 +92,11 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str]) -> None
             if x.requires_grad and torch.is_grad_enabled():
                 fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
                 got = "it requires grad, and autograd would not see through the call"
-                raise ShardError(problem(where, got, fix=fix), arg_path=path, fix=fix)
-        elif not isinstance(x, (*STATIC, ShapeDtype)) and not callable(x):
+                raise ShardError(problem(where, got, fix=fix, source=call_site()), arg_path=path, source=call_site(), fix=fix)
+        elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not callable(x):
             fix = "torch.as_tensor(x) for arrays; register the class with optree if it is a tree"
-            raise TreeError(problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix), arg_path=path, fix=fix)
+            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=call_site())
+            raise TreeError(text, arg_path=path, source=call_site(), fix=fix)
 
 
 def _specs(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[Any]:
@@ -108,7 +111,8 @@ def _specs(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leav
     except ValueError as error:
         lines = ["in_placements is no prefix of the arguments", *_named(request, args, error.args)]
         fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(problem(request.name, *lines, fix=fix), placements=prefix, fix=fix) from None
+        source = call_site()
+        raise TreeError(problem(request.name, *lines, fix=fix, source=source), placements=prefix, source=source, fix=fix) from None
     return specs + [None] * (len(leaves) - len(specs))
 
 

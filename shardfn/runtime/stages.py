@@ -13,7 +13,7 @@ from .. import _compat, _tree, passes
 from ..capture import Captured, capture
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
-from ..errors import DivergenceError, PlacementError, ShardError, TreeError, problem
+from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, group_names
 from ..partition import Plan, emit, layout, local_sizes, plan
 from ..partition.printing import local_text
@@ -34,7 +34,7 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     captured = next((c for s, c in known if s == signature), None)
     if captured is None:
         cache.counts["captures"] += 1
-        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths))
+        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths), request.signature_of)
         known.append((signature, captured))
     return Traced(request=request, placed=placed, captured=captured)
 
@@ -129,7 +129,9 @@ def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks
     except ValueError as error:
         kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
         fix = "a prefix of the result's tree, with placements that fit each tensor"
-        raise kind(problem(f"{request.name}, out_placements", *map(str, error.args), fix=fix), fix=fix) from None
+        source = call_site()
+        text = problem(f"{request.name}, out_placements", *map(str, error.args), fix=fix, source=source)
+        raise kind(text, placements=request.out_placements, source=source, fix=fix) from None
 
 
 def _refuse_implicit(request: Request, chosen: Plan) -> None:

@@ -52,8 +52,6 @@ def _pinned(x: Any, spec: Any) -> Any:
 def _pin(x: Any, spec: P) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
-    if len(spec.parts) > x.dim():
-        raise PlacementError(problem("constrain", f"{spec} for a tensor of {x.dim()} dims", needed="at most one part for each dim"))
     return prims.redistribute(x, text_of(spec, x.dim()))
 
 

@@ -1,0 +1,125 @@
+"""Worlds and meshes: entering, leaving, nesting, reading."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardfn as sf
+from shardfn import P
+from shardfn.world import current_world
+
+
+def test_s1_1_a_process_group_of_any_size_without_other_processes() -> None:
+    for n in (1, 2, 8, 1024):
+        with sf.fake_world(n, rank=n - 1):
+            assert (dist.get_world_size(), dist.get_rank()) == (n, n - 1)
+            assert current_world().size == n
+    assert not dist.is_initialized()
+
+
+def test_a_fake_world_leaves_nothing_behind() -> None:
+    hook = sys.excepthook
+    with pytest.raises(RuntimeError, match="boom"), sf.fake_world(2):
+        raise RuntimeError("boom")
+    assert not dist.is_initialized()
+    assert sys.excepthook is hook
+    assert current_world().size == 1
+
+
+def test_a_fake_world_is_a_decorator_too() -> None:
+    @sf.fake_world(3)
+    def size() -> int:
+        return sf.make_mesh((3,), ("dp",)).size()
+
+    assert (size(), size()) == (3, 3)
+
+
+def test_worlds_out_of_range_and_nested_worlds() -> None:
+    with pytest.raises(sf.ShardError) as error:
+        sf.fake_world(0)
+    assert str(error.value) == "fake_world: n is 0\n  needed: 1 to 1048576 ranks"
+    with pytest.raises(sf.ShardError) as error:
+        sf.fake_world(2, rank=2)
+    assert str(error.value) == "fake_world: rank is 2\n  needed: 0 to 1, in a world of 2"
+    with sf.fake_world(8), pytest.raises(sf.ShardError) as error, sf.fake_world(2):
+        pass
+    assert str(error.value) == "fake_world: a world of 8 ranks exists already\n  try: leave the other fake_world first"
+
+
+def test_a_mesh_does_not_outlive_its_world() -> None:
+    with sf.fake_world(8):
+        double = sf.shard(lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten")
+    with pytest.raises(sf.PlacementError, match="a mesh of 8 ranks in a world of 1"):
+        double(torch.ones(3))
+
+
+def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> None:
+    with sf.fake_world(8):
+        outer, inner = sf.make_mesh((8,), ("dp",)), sf.make_mesh((2, 4), ("dp", "tp"))
+        seen: list[object] = []
+        with sf.use_mesh(outer):
+            with pytest.raises(RuntimeError, match="boom"), sf.use_mesh(inner):
+                assert sf.current_mesh() is inner
+                raise RuntimeError("boom")
+            assert sf.current_mesh() is outer
+            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
+            thread.start()
+            thread.join()
+            double = sf.shard(lambda x: x * 2, in_placements=P("dp"), backend="aten")
+            assert double(torch.ones(8)).device_mesh == outer
+            with sf.use_mesh(inner):
+                assert double(torch.ones(8)).device_mesh == inner
+        assert seen == [None]
+        assert sf.current_mesh() is None
+
+
+def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
+    with sf.fake_world(2**10, rank=5, numerics=False):
+        mesh = sf.make_mesh((2**10,), ("dp",))
+        out = sf.shard(lambda x: (x * 2).sum(1), mesh, P("dp"), backend="aten")(torch.ones(2**11, 3))
+        assert out.shape == (2**11,)
+        assert out.to_local().shape == (2,)
+        assert "UnreadTensor(shape=(2,)" in repr(out)
+        assert (out + 1).to_local().shape == (2,)
+        text = "a value is read in a world with numerics=False, which computes none\n  try: fake_world(n, numerics=True) computes true values"
+        for read in (sf.full, lambda x: x.to_local()[0].item(), lambda x: bool(x.to_local()[0] > 0), lambda x: x.to_local().tolist()):
+            with pytest.raises(sf.FakeValueError) as error:
+                read(out)
+            assert text in str(error.value)
+
+
+def test_from_local_takes_each_ranks_own_shard() -> None:
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        x = sf.from_local([torch.full((2,), 1.0), torch.full((2,), 2.0), torch.full((1,), 3.0)], mesh, P("dp"))
+        assert sf.full(x).tolist() == [1, 1, 2, 2, 3]
+        pending = sf.from_local([torch.ones(2)] * 3, mesh, sf.Partial())
+        assert sf.full(pending).tolist() == [3, 3]
+        out = sf.shard(lambda x, y: x.sum() + y, mesh, (P("dp"), sf.Partial()), backend="aten")(x, pending)
+        assert sf.full(out).tolist() == [12, 12]
+        with pytest.raises(sf.PlacementError, match=r"the shard of rank at \(1,\) has shape \(1,\)"):
+            sf.from_local([torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp"))
+
+
+def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_dim() -> None:
+    x = torch.arange(70.0).reshape(7, 10)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((3, 2), ("dp", "tp"))
+        for spec in (P(), P("dp"), P("tp", "dp"), P(("dp", "tp")), P(None, ("dp", "tp"))):
+            d = sf.distribute(x.t(), mesh, spec)
+            assert torch.equal(sf.full(d), x.t())
+            assert d.stride() == x.t().stride()
+
+
+def test_s4_1_distribute_detaches_once_and_leaves_the_callers_autograd_alone() -> None:
+    w = torch.ones(4, requires_grad=True)
+    with sf.fake_world(2):
+        d = sf.distribute(w * 2, sf.make_mesh((2,), ("dp",)), P("dp"))
+        assert not d.requires_grad
+    (w * 3).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [3, 3, 3, 3]

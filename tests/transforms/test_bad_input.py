@@ -1,0 +1,311 @@
+"""Every refusal says which function, which argument, what it got and what to try; each text is written out here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.ones(6, 4)
+LOG: list[int] = []
+HERE = re.compile(re.escape(__file__) + r":\d+")
+FIT = "  try: placements that fit each tensor and the mesh, such as P('axis') or None for the argument's own"
+PURE = "  needed: one pure graph of tensor ops"
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    with sf.fake_world(8):
+        yield
+
+
+def mesh() -> Any:
+    return sf.make_mesh((2, 4), ("dp", "tp"))
+
+
+def sharded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return sf.shard(fn, mesh(), *args, backend="aten", **options)
+
+
+def refusal(kind: type[sf.ShardError], call: Callable[[], Any]) -> tuple[sf.ShardError, str]:
+    """The error and its text, with HERE for lines of this file."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    return caught.value, HERE.sub("HERE", str(caught.value))
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def scale(params: Any, batch: Any) -> Any:
+    return batch["x"] * params["w"]
+
+
+PLACEMENTS = {
+    "unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=4)"),
+    "missing dim": (P(None, None, "dp"), "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)"),
+    "axis twice": (P("dp", "dp"), "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1"),
+    "axes out of order": (P(("tp", "dp")), "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')"),
+    "missing dim of Shard": ([Shard(5), Replicate()], "S(5) names dim 5 of a tensor with 2 dims, shape (6, 4)"),
+    "too few": (Shard(0), "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=4)"),
+    "no placement": ("dp", "'dp' is no placement; write P('dp') or a torch Placement"),
+    "pending": ([Partial(), Replicate()], "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use sf.from_local"),
+}
+
+
+@pytest.mark.parametrize("case", list(PLACEMENTS))
+def test_a_placement_that_does_not_fit(case: str) -> None:
+    placement, said = PLACEMENTS[case]
+    error, text = refusal(sf.PlacementError, lambda: sharded(double, (placement,))(X))
+    assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
+    assert error.arg_path == "x" and error.fix and HERE.match(error.source or "")
+
+
+def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
+    placements = ({"w": P("zz")}, {"x": P("dp", None, "tp")})
+    error, text = refusal(sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
+    assert text == "\n".join([
+        "shard(scale), 2 arguments: placements that do not fit",
+        "  params['w']: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)",
+        "  batch['x']: P('dp', None, 'tp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
+        "  at: HERE",
+        FIT,
+    ])  # fmt: skip
+    assert error.arg_path == "params['w']"
+
+
+def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
+    placements = ({"w": P(), "v": P()}, {"y": P("dp")})
+    _, text = refusal(sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
+    assert text == "\n".join([
+        "shard(scale): in_placements is no prefix of the arguments",
+        "  params: placements have also ['v']",
+        "  batch: placements lack ['x']; placements have also ['y']",
+        "  at: HERE",
+        "  try: a tree of placements that ends early is a prefix: one P for a whole subtree",
+    ])  # fmt: skip
+
+
+def test_out_placements_that_do_not_fit() -> None:
+    fix = "  try: a prefix of the result's tree, with placements that fit each tensor"
+    _, text = refusal(sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X))
+    assert text == f"shard(<lambda>), out_placements: the whole tree: placements have also [2]\n  at: HERE\n{fix}"
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: (x, x), P(), (P(), P("q")))(X))
+    assert text == f"shard(<lambda>), out_placements: P('q') names axis 'q'; the mesh has (dp=2, tp=4)\n  at: HERE\n{fix}"
+
+
+def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> None:
+    x = sf.distribute(X, mesh(), P("dp"))
+    _, text = refusal(sf.PlacementError, lambda: sharded(double, P("tp"))(x))
+    said = "it is placed Shard(dim=0) on dp, Replicate() on tp, in_placements says Replicate() on dp, Shard(dim=0) on tp; reshard it outside"
+    assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
+
+
+def test_a_dtensor_on_another_mesh() -> None:
+    x = sf.distribute(X, sf.make_mesh((8,), ("dp",)), P("dp"))
+    _, text = refusal(sf.PlacementError, lambda: sharded(double)(x))
+    assert text == f"shard(double), argument x: it lives on another mesh, (dp=8), and the function's is (dp=2, tp=4)\n  at: HERE\n{FIT}"
+
+
+def test_no_mesh() -> None:
+    _, text = refusal(sf.PlacementError, lambda: sf.shard(double)(X))
+    assert text == "shard(double): there is no mesh\n  at: HERE\n  try: shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+
+
+def mutates(x: torch.Tensor) -> torch.Tensor:
+    x[0].add_(1)
+    return x * 2
+
+
+def mutates_tree(p: Any) -> Any:
+    p["a"] = p["a"] + 1
+    return p
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def prints(x: torch.Tensor) -> torch.Tensor:
+    print("hello")
+    return x + 1
+
+
+def stores(x: torch.Tensor) -> torch.Tensor:
+    LOG.append(1)
+    return x + 1
+
+
+def reads(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()
+
+
+def grows(x: torch.Tensor) -> torch.Tensor:
+    return x.nonzero()
+
+
+def misfits(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+def raises(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("mine")
+
+
+def not_scalar(x: torch.Tensor) -> torch.Tensor:
+    return sf.grad(double)(x)
+
+
+CAPTURE = {
+    branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
+    prints: ("it prints", "return the value and print it outside"),
+    stores: ("it changes something outside of itself: LOG", "return the new value instead of storing it"),
+    reads: ("it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool() or int()"),
+    grows: ("the shape of aten.nonzero.default's result depends on values", "a result of fixed size: torch.where, topk, or a mask"),
+    misfits: ("it raises RuntimeError: a and b must have same reduction dim, but got [6, 4] X [6, 4].", "a call that works on plain tensors"),
+    raises: ("it raises ValueError: mine", "a call that works on plain tensors"),
+    not_scalar: ("the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
+}
+
+
+@pytest.mark.parametrize("fn", list(CAPTURE), ids=lambda fn: fn.__name__)
+def test_a_function_that_is_not_one_pure_graph(fn: Callable[..., Any]) -> None:
+    got, fix = CAPTURE[fn]
+    error, text = refusal(sf.CaptureError, lambda: sharded(fn, P("dp"))(X))
+    assert text == f"shard({fn.__name__}): {got}\n  at: HERE\n{PURE}\n  try: {fix}"
+    assert error.source and error.fix == fix
+    line = int(error.source.rsplit(":", 1)[1])
+    first = fn.__code__.co_firstlineno
+    assert first <= line <= first + 3, "the line is in the function"
+    assert LOG == [], "a refused side effect has not happened"
+
+
+def test_a_function_that_writes_to_its_argument() -> None:
+    error, text = refusal(sf.CaptureError, lambda: sharded(mutates, P("dp"))(X))
+    fix = "return the new value, or write to a copy: x.clone()"
+    needed = "a function that only returns"
+    assert text == f"shard(mutates), argument x: the function writes to it in place\n  at: HERE\n  needed: {needed}\n  try: {fix}"
+    assert error.arg_path == "x"
+    assert torch.equal(X, torch.ones(6, 4)), "and has not written"
+
+
+def test_a_function_that_changes_its_argument_tree() -> None:
+    p = {"a": X}
+    _, text = refusal(sf.CaptureError, lambda: sharded(mutates_tree)(p))
+    fix = "return the new value instead of storing it"
+    assert text == f"shard(mutates_tree): it changes something outside of itself: argument p\n  at: HERE\n{PURE}\n  try: {fix}"
+    assert p["a"] is X
+
+
+class Thing:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+def test_a_result_that_is_neither_tensor_nor_constant() -> None:
+    error, text = refusal(sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X))
+    fix = "return tensors and constants; register a class of yours with optree, or make it a NamedTuple"
+    needed = "a tree of tensors and constants"
+    assert text == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
+    assert error.arg_path == "result[1]['t']"
+
+
+def test_an_argument_that_is_neither_tensor_nor_constant() -> None:
+    _, text = refusal(sf.TreeError, lambda: sharded(double)(X.numpy()))
+    fix = "torch.as_tensor(x) for arrays; register the class with optree if it is a tree"
+    assert text == f"shard(double), argument x: a ndarray\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
+
+
+def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
+    x = X.clone().requires_grad_()
+    _, text = refusal(sf.ShardError, lambda: sharded(double)(x))
+    fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
+    assert text == f"shard(double), argument x: it requires grad, and autograd would not see through the call\n  at: HERE\n  try: {fix}"
+    with torch.no_grad():
+        assert torch.equal(sf.full(sharded(double)(x)), X * 2)
+    y = sharded(double)
+    y(X)  # a ready signature does not let it through either
+    refusal(sf.ShardError, lambda: y(x))
+
+
+def test_a_world_that_does_not_match_the_mesh() -> None:
+    fix = "a shape whose product is 8, or fake_world(3)"
+    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((3,), ("dp",)))
+    assert text == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
+    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp")))
+    assert text == "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name for each axis"
+    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p")))
+    assert text == "make_mesh: axis names ['t-p']\n  needed: names like dp or tp"
+
+
+def test_differentiating_integers() -> None:
+    _, text = refusal(sf.CaptureError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)))
+    fix = "argnums of floating arguments"
+    assert text == f"grad(<lambda>): it differentiates an argument that is not floating\n  at: HERE\n{PURE}\n  try: {fix}"
+
+
+def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
+    _, text = refusal(sf.RuleError, lambda: sharded(lambda x: x + torch.rand(4))(X))
+    said = "it draws random numbers, which ranks would draw differently"
+    assert text == f"shard(<lambda>), op aten.rand.default: {said}\n  at: HERE\n  try: pass random tensors in as arguments"
+
+
+def test_constraints_that_do_not_fit() -> None:
+    fix = "P with axes of the mesh, one part for each dim"
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X))
+    assert text == f"constrain: a placement of 3 dims for a tensor of 2, shape (6, 4)\n  at: HERE\n  try: {fix}"
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X))
+    assert text == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
+
+
+def test_implicit_communication_when_it_is_forbidden() -> None:
+    fix = "constrain the value first, or implicit_comm='allow'"
+    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="error")(X))
+    assert text == f"shard(<lambda>): 1 implicit collectives\n  gather over dp for sort at HERE\n  try: {fix}"
+    with pytest.warns(UserWarning, match="1 implicit collectives"):
+        sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="warn")(X)
+
+
+def test_unknown_options() -> None:
+    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), backend="xla"))
+    assert text == "shard(double): backend is 'xla'\n  needed: one of aten, inductor"
+    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe"))
+    assert text == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
+    _, text = refusal(sf.TreeError, lambda: sf.shard(3, mesh()))
+    assert text == "shard: a int\n  needed: a function\n  try: shard(fn, mesh, ...)"
+
+
+def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
+    _, text = refusal(sf.PlacementError, lambda: sf.distribute({"a": X, "b": X}, mesh(), {"a": P("q"), "b": P(None, None, "dp")}))
+    assert text == "\n".join([
+        "distribute: ['a']: P('q') names axis 'q'; the mesh has (dp=2, tp=4)",
+        "  ['b']: P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
+        "  try: placements that fit each tensor",
+    ])  # fmt: skip
+    _, text = refusal(sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()}))
+    assert text == "distribute: placements is no prefix of the tree\n  the whole tree: placements lack ['a']; placements have also ['b']"
+    _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))
+    assert text == "from_local: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)"
+    _, text = refusal(sf.PlacementError, lambda: sf.from_local([X] * 3, mesh(), P("dp")))
+    assert text == "from_local: 3 tensors\n  needed: one, or one for each rank of a simulated mesh"
+
+
+def test_values_of_simulated_ranks_that_differ_are_not_read_as_one() -> None:
+    m = sf.make_mesh((8,), ("dp",))
+    x = sf.distribute(torch.arange(8.0), m, P("dp"))
+    _, text = refusal(sf.DivergenceError, lambda: x.to_local().sum().item())
+    values = [float(i) for i in range(8)]
+    assert text == (
+        f"aten._local_scalar_dense.default: ranks hold different values: {values}\n  try: read the whole value with sf.full(x)"
+    )
+    _, text = refusal(sf.ShardError, lambda: x.redistribute(m, [Replicate()]))
+    assert text.endswith("an eager collective on a simulated tensor\n  try: use shard's out_placements, or sf.full to read a value")
