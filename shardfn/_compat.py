@@ -32,6 +32,7 @@ __all__ = [
     "quiet",
     "register_group",
     "trace_aten",
+    "unwound",
 ]
 
 DATA_DEPENDENT = DataDependentOutputException
@@ -60,6 +61,21 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.disabled = was
+
+
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """Leave no torch.func level behind when a trace fails in the middle of one."""
+    functorch, autograd = torch._C._functorch, torch._C._autograd
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if depth == 0:
+            functorch.set_inplace_requires_grad_allowed(False)
+            autograd._saved_tensors_hooks_enable()
+        raise
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,12 +107,16 @@ def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict
 
 @functools.cache
 def core_decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen, and those of the losses that core ATen keeps whole."""
+    """torch's decompositions into core ATen, and those of losses and batch norms, which core ATen keeps whole."""
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     aten = torch.ops.aten
-    losses = (aten.nll_loss_forward, aten.nll_loss_backward, aten._log_softmax, aten._log_softmax_backward_data)
-    extra = {getattr(op, name): None for op in losses for name in op.overloads()}
+    whole = (
+        aten.nll_loss_forward, aten.nll_loss_backward, aten._log_softmax, aten._log_softmax_backward_data,
+        aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
+    )  # fmt: skip
+    extra = {getattr(op, name): None for op in whole for name in op.overloads()}
     return {**core_aten_decompositions(), **{op: decomposition_table[op] for op in extra if op in decomposition_table}}
 
 

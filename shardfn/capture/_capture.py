@@ -61,7 +61,7 @@ def capture(
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc(), _compat.quiet():
+        with mode, _compat.paused_gc(), _compat.quiet(), _compat.unwound():
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:

@@ -94,11 +94,42 @@ def _count(x: torch.Tensor, dim: list[int] | None) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
+def _max(x: torch.Tensor) -> torch.Tensor:
+    return aten.amax.default(x) if x.numel() else NotImplemented
+
+
+def _min(x: torch.Tensor) -> torch.Tensor:
+    return aten.amin.default(x) if x.numel() else NotImplemented
+
+
+def _vector_norm(x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    if ord != 2 or x.is_complex():
+        return NotImplemented
+    x = x if dtype is None else aten._to_copy.default(x, dtype=dtype)
+    return aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(x, x), dim, keepdim))
+
+
+def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
+    """A product that is a pending sum must be reduced before anything is added to it, so the two are apart."""
+
+    def decomposed(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+        out = product(a, b)
+        out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
+        return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta)) if beta else out
+
+    return decomposed
+
+
 OWN: dict[Any, Callable[..., Any]] = {
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
+    aten.max.default: _max,
+    aten.min.default: _min,
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.addmm.default: _product_then_add(aten.mm.default),
+    aten.baddbmm.default: _product_then_add(aten.bmm.default),
 }
 
 

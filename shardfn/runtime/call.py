@@ -69,13 +69,13 @@ class Entry:
     mesh: Any
     execute: Callable[[list[Any]], list[Any]]  # all leaves -> local results
     wrap: Callable[[list[Any]], Any]  # local results -> the result tree
-    donate: Callable[[list[Any]], None] | None
+    donate: Callable[[list[Any], list[Any]], list[Any]] | None  # takes the arguments away from the caller
 
     def run(self, leaves: list[Any]) -> Any:
-        out = self.wrap(self.execute(leaves))
+        outs = self.execute(leaves)
         if self.donate is not None:
-            self.donate(leaves)
-        return out
+            outs = self.donate(leaves, outs)
+        return self.wrap(outs)
 
 
 def ready(compiled: Compiled, leaves: list[Any], key: list[Any], mesh: Any) -> Entry:
@@ -156,14 +156,16 @@ def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
     return [next(feed) if c is TENSOR else c for c in constants]
 
 
-def _donor(compiled: Compiled) -> Callable[[list[Any]], None] | None:
+def _donor(compiled: Compiled) -> Callable[[list[Any], list[Any]], list[Any]] | None:
     """Take donated arguments away: whoever uses one afterwards learns which call took it."""
     placed, request = compiled.lowered.traced.placed, compiled.lowered.traced.request
     taken = [i for i in placed.tensors if argument_of(placed, i) in request.donate_argnums]
     if not taken:
         return None
 
-    def donate(leaves: list[Any]) -> None:
+    def donate(leaves: list[Any], outs: list[Any]) -> list[Any]:
+        mine = {id(leaves[i]) for i in taken}
+        outs = [x.detach() if id(x) in mine else x for x in outs]  # a result in a donated tensor's memory
         for i in taken:
             x = leaves[i]
             if isinstance(x, DTensor):
@@ -171,5 +173,6 @@ def _donor(compiled: Compiled) -> Callable[[list[Any]], None] | None:
                 x._spec = _compat.dtensor_spec(x.device_mesh, x.placements, x.shape, x.stride(), x.dtype)
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, request.name))
+        return outs
 
     return donate

@@ -199,7 +199,7 @@ def cut(x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
     out = x
     for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
         found = layout.split(mark)
-        if found:
+        if found and n > 1:
             start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
             out = out.narrow(found[0], start, size)
     if out is x:

@@ -206,6 +206,13 @@ def test_a_function_that_changes_its_argument_tree() -> None:
     assert p["a"] is X
 
 
+def test_a_trace_that_fails_inside_grad_leaves_nothing_behind() -> None:
+    refusal(sf.CaptureError, lambda: sharded(sf.grad(lambda x: reads(x).sum()))(X))
+    assert torch.equal(sf.full(sharded(sf.grad(lambda x: (x * x).sum()))(X)), 2 * X)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        torch.ones(2, requires_grad=True).sum().backward()
+
+
 class Thing:
     def __init__(self, x: Any) -> None:
         self.x = x

@@ -21,7 +21,7 @@ UNTAGGED = {  # element by element, though torch does not tag them so
     aten._to_copy.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default, aten.detach.default,
     aten.gelu_backward.default, aten.silu_backward.default, aten.threshold_backward.default, aten.bernoulli.p,
     aten.elu_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
-    aten.softplus_backward.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+    aten.softplus_backward.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.copy.default,
 }  # fmt: skip
 
 

@@ -1,0 +1,217 @@
+"""shard, constrain, grad and compose: forms, nesting, round trips, donation, caching."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import models
+import schemes
+import shardfn as sf
+from shardfn import P
+from shardfn._tree import leaves
+from shardfn.runtime import cache
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.fixture
+def mesh() -> Any:
+    with sf.fake_world(8):
+        yield sf.make_mesh((2, 4), ("dp", "tp"))
+
+
+def aten(fn: Any, mesh: Any, *args: Any, **options: Any) -> Any:
+    return sf.shard(fn, mesh, *args, backend="aten", **options)
+
+
+def test_function_form_and_both_decorator_forms(mesh: Any) -> None:
+    x = torch.arange(6.0)
+    decorated = sf.shard(mesh=mesh, in_placements=P("dp"), backend="aten")(double)
+    partial = functools.partial(sf.shard, mesh=mesh, in_placements=P("dp"), backend="aten")(double)
+    for fn in (aten(double, mesh, P("dp")), decorated, partial):
+        out = fn(x)
+        assert isinstance(out, DTensor)
+        assert out.placements == (Shard(0), Replicate())
+        assert torch.equal(sf.full(out), x * 2)
+        assert (repr(fn), fn.__wrapped__) == ("shard(double)", double)
+
+
+def test_keywords_defaults_methods_and_constants(mesh: Any) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.w = torch.arange(4.0)
+
+        def apply(self, x: Any, *, power: int = 1, name: str = "a") -> Any:
+            return {name: (x * self.w) ** power, "power": power}
+
+    model = Model()
+    fn = aten(model.apply, mesh, P("dp"))
+    x = torch.ones(6, 4)
+    assert torch.equal(sf.full(fn(x))["a"], x * model.w)
+    out = sf.full(fn(x, power=2, name="b"))
+    assert torch.equal(out["b"], (x * model.w) ** 2) and out["power"] == 2
+    model.w.add_(1)  # closed-over tensors are read anew at each call
+    assert torch.equal(sf.full(fn(x))["a"], x * model.w)
+
+
+def test_every_kind_of_placement_leaf(mesh: Any) -> None:
+    x = torch.randn(8, 8)
+    for leaf, placed in (
+        (P("dp", "tp"), (Shard(0), Shard(1))),
+        ([Shard(-1), Replicate()], (Shard(1), Replicate())),
+        (P(("dp", "tp")), (Shard(0), Shard(0))),
+        (None, (Replicate(), Replicate())),
+    ):
+        out = aten(double, mesh, (leaf,))(x)
+        assert out.placements == placed
+        assert torch.equal(sf.full(out), x * 2)
+    one = sf.make_mesh((8,), ("dp",))
+    assert aten(double, one, (Shard(1),))(x).placements == (Shard(1),)
+
+
+def test_out_placements_and_pending_results(mesh: Any) -> None:
+    x = torch.randn(7, 5, dtype=torch.float64)
+    pending = [sf.Partial(), Replicate()]
+    fn = aten(lambda x: (x.sum(0), x.sum(0)), mesh, P("dp"), (pending, P("tp")))
+    a, b = fn(x)
+    assert a.placements == (sf.Partial(), Replicate()) and b.placements == (Replicate(), Shard(0))
+    for got in (a, b):
+        torch.testing.assert_close(sf.full(got), x.sum(0))
+
+
+def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(mesh: Any) -> None:
+    params, (x, y) = models.gpt_params(), models.tokens()
+    step = aten(models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp")))
+    params = sf.distribute(params, mesh, schemes.mixed(params))
+    first, _, _ = step(params, x, y)
+    before = dict(cache.counts)
+    second, grads, _ = step(first, x, y)
+    third, _, _ = step(second, x, y)
+    assert dict(cache.counts) == before
+    for a, b, g in zip(leaves(params), leaves(third), leaves(grads), strict=True):
+        assert a.placements == b.placements == g.placements and a.stride() == b.stride()
+
+
+def test_s2_4_metadata_is_constant_over_calls(mesh: Any, caplog: pytest.LogCaptureFixture | None = None) -> None:
+    x = torch.randn(8, 8)
+    fn = aten(double, mesh)
+    cache.clear()
+    fn(sf.distribute(x, mesh, P("dp")))
+    fn(sf.distribute(x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()]))  # equal, not the same objects
+    assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 1)
+    fn(sf.distribute(x, mesh, P("tp")))
+    assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 2)
+
+
+def test_transforms_written_out_anew_share_what_was_captured(mesh: Any) -> None:
+    cache.clear()
+    for _ in range(3):
+        aten(double, mesh, P("dp"))(torch.ones(4))
+        sf.grad(models.mlp_loss)(models.mlp_params(), torch.ones(3, 6, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64))
+    assert cache.counts["captures"] == 2
+
+
+def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
+    def f(x: torch.Tensor) -> Any:
+        h = sf.constrain(x * 2, P("dp", "tp"))
+        return h, (h * h).sum()
+
+    x = torch.randn(6, 8, dtype=torch.float64)
+    h, _ = aten(f, mesh)(x)
+    assert h.placements == (Shard(0), Shard(1))
+    g = aten(sf.grad(lambda x: f(x)[1]), mesh)(x)
+    torch.testing.assert_close(sf.full(g), 8 * x)
+    assert g.placements == (Replicate(), Replicate()), "a gradient is placed as its argument is"
+    assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
+    assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"
+
+
+def test_shard_inside_grad_and_grad_inside_shard(mesh: Any) -> None:
+    x = torch.randn(6, 8, dtype=torch.float64)
+    inner = aten(lambda x: (x.sin() * x).sum(), mesh, P("dp", "tp"))
+    wanted = sf.grad(inner.fn)(x)
+    for fn in (aten(sf.grad(inner), mesh), sf.compose(functools.partial(aten, mesh=mesh), sf.grad)(inner.fn)):
+        torch.testing.assert_close(sf.full(fn(x)), wanted)
+    with sf.use_mesh(mesh):
+        torch.testing.assert_close(sf.full(sf.grad(inner)(x)), wanted)
+        placed = sf.distribute(x, mesh, P("dp"))
+        out = sf.grad(inner)(placed)
+        assert out.placements == placed.placements
+
+
+def test_value_and_grad_over_trees_argnums_and_aux() -> None:
+    def loss(a: Any, k: int, b: torch.Tensor) -> Any:
+        return (a["x"] * b * k).sum(), {"b": b + 1, "k": k, "none": None}
+
+    a, b = {"x": torch.arange(3.0), "y": (torch.ones(2),)}, torch.ones(3)
+    (value, aux), (ga, gb) = sf.value_and_grad(loss, argnums=(0, -1), has_aux=True)(a, 2, b)
+    assert value == 6 and aux["k"] == 2 and aux["none"] is None and torch.equal(aux["b"], b + 1)
+    assert torch.equal(ga["x"], 2 * b) and torch.equal(ga["y"][0], torch.zeros(2)) and torch.equal(gb, 2 * a["x"])
+    assert torch.equal(sf.grad(sf.grad(lambda x: x**3))(torch.tensor(2.0)), torch.tensor(12.0))
+    assert torch.equal(sf.grad(lambda x, y: (x * y).sum(), argnums=1)(b, b), b)
+
+
+def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> None:
+    fn = aten(double, mesh, P("dp"), donate_argnums=0)
+    for x in (sf.distribute(torch.ones(8), mesh, P("dp")), torch.ones(8)):
+        assert torch.equal(sf.full(fn(x)), torch.full((8,), 2.0))
+        for use in (lambda x: x + 1, fn, sf.full if isinstance(x, DTensor) else fn):
+            with pytest.raises(sf.ShardError) as error:
+                use(x)
+            assert str(error.value) == (
+                "shard(double): this tensor was donated to that call and its memory is gone\n"
+                "  try: use the call's results, or leave the argument out of donate_argnums"
+            )
+        assert "DonatedTensor" in repr(x)
+
+
+def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> None:
+    mesh = sf.make_mesh((1,), ("dp",))
+    try:
+        x = torch.arange(64.0)
+        address = x.data_ptr()
+        fn = sf.shard(double, mesh, P("dp"), donate_argnums=0)
+        out = fn(x)
+        assert out.to_local().data_ptr() == address
+        before = dict(cache.counts)
+        out = fn(fn(out))
+        assert cache.counts["compilations"] - before["compilations"] == 1, "for the DTensor argument, once"
+        assert torch.equal(sf.full(out), torch.arange(64.0) * 8)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = lambda x, y: (x @ y).softmax(-1)  # noqa: E731
+    args = torch.randn(5, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    found = sf.check(fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P()))
+    assert all(v < 1e-12 for v in found.values()) and list(found) == [1, 2, 3, (("dp", 2), ("tp", 2))]
+    from shardfn.partition import rules
+    from shardfn.partition.rules import pointwise
+
+    # a wrong rule: the square of a pending sum is not the pending sum of squares
+    monkeypatch.setitem(rules.RULES, torch.ops.aten.exp.default, lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)])
+    with pytest.raises(sf.DivergenceError, match=r"check, world 2, result: sharded differs from plain by up to"):
+        sf.check(lambda x: x.sum(0).exp(), torch.randn(5, 3, dtype=torch.float64), worlds=[2])
+
+
+def test_stages_print_as_short_programs(mesh: Any) -> None:
+    fn = aten(lambda x, w: torch.relu(x @ w), mesh, (P("dp", "tp"), P("tp")))
+    x, w = sf.ShapeDtype((8, 16)), sf.ShapeDtype((16, 4))
+    traced = fn.trace(x, w)
+    assert "%mm = mm(%arg0_1, %arg1_1): f32[8, 4]" in str(traced)
+    low = traced.lower()
+    text = str(low)
+    assert text.splitlines()[0] == "shard(<lambda>) on mesh (dp=2, tp=4): 4 ops of one rank; 1 all_reduce over tp, 64 B"
+    assert "in   x: f32[8@dp, 16@tp]" in text and "in   w: f32[16@tp, 4]" in text
+    assert "%all_reduce_default = all_reduce[sum, tp](%mm_default): f32[4, 4]" in text and "64 B" in text
+    assert "# test_shard.py:" in text
+    assert "out  result: f32[8@dp, 4]" in text
+    assert str(low.compile()).startswith("compiled with aten\nshard(<lambda>) on mesh")
