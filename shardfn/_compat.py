@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the functional collective ops
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor import DTensor, Placement
@@ -159,7 +160,7 @@ dtensor = _dtensor_fast()
 @contextlib.contextmanager
 def _inductor_order() -> Iterator[None]:
     """Inductor's reordering for memory puts every reduction last; keep the order of the program (torch 2.11 to 2.13)."""
-    import torch._inductor.config as config
+    from torch._inductor import config
 
     wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     with config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}):

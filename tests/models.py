@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def gpt_params(layers: int = LAYERS, dtype: torch.dtype = torch.float64) -> dict
         "ln1": one(), "q": w(WIDTH, WIDTH), "k": w(WIDTH, WIDTH), "v": w(WIDTH, WIDTH), "o": w(WIDTH, WIDTH),
         "ln2": one(), "up": w(WIDTH, 2 * WIDTH), "down": w(2 * WIDTH, WIDTH),
     }  # fmt: skip
-    return {"tok": w(VOCAB, WIDTH), "pos": w(CONTEXT, WIDTH), "layers": [layer() for _ in range(layers)], "ln": one(), "head": w(WIDTH, VOCAB)}
+    blocks = [layer() for _ in range(layers)]
+    return {"tok": w(VOCAB, WIDTH), "pos": w(CONTEXT, WIDTH), "layers": blocks, "ln": one(), "head": w(WIDTH, VOCAB)}
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +58,8 @@ KV = 1  # key heads of the grouped-query attention below; 3 query heads each
 def llama_params(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     w = _weights(2, dtype)
     return {
-        "n1": torch.ones(WIDTH, dtype=dtype), "q": w(WIDTH, WIDTH), "k": w(WIDTH, KV * HEAD), "v": w(WIDTH, KV * HEAD), "o": w(WIDTH, WIDTH),
+        "n1": torch.ones(WIDTH, dtype=dtype),
+        "q": w(WIDTH, WIDTH), "k": w(WIDTH, KV * HEAD), "v": w(WIDTH, KV * HEAD), "o": w(WIDTH, WIDTH),
         "n2": torch.ones(WIDTH, dtype=dtype), "gate": w(WIDTH, 8), "up": w(WIDTH, 8), "down": w(8, WIDTH),
     }  # fmt: skip
 
@@ -94,7 +97,8 @@ def activations(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 
 def conv_params() -> dict[str, Any]:
     w = _weights(4)
-    return {"c1": w(6, 3, 3, 3), "b1": w(6), "g": torch.ones(6, dtype=torch.float64), "c2": w(5, 6, 3, 3), "b2": w(5), "fc": w(20, 7), "bias": w(7)}
+    g = torch.ones(6, dtype=torch.float64)
+    return {"c1": w(6, 3, 3, 3), "b1": w(6), "g": g, "c2": w(5, 6, 3, 3), "b2": w(5), "fc": w(20, 7), "bias": w(7)}
 
 
 def conv_loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -112,7 +116,7 @@ def images(batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 
 def mlp_params(widths: tuple[int, ...] = (6, 8, 5, 3)) -> list[dict[str, torch.Tensor]]:
     w = _weights(7)
-    return [{"w": w(a, b), "b": w(b)} for a, b in zip(widths, widths[1:], strict=False)]
+    return [{"w": w(a, b), "b": w(b)} for a, b in itertools.pairwise(widths)]
 
 
 def mlp_loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

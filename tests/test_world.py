@@ -86,7 +86,10 @@ def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
         assert out.to_local().shape == (2,)
         assert "UnreadTensor(shape=(2,)" in repr(out)
         assert (out + 1).to_local().shape == (2,)
-        text = "a value is read in a world with numerics=False, which computes none\n  try: fake_world(n, numerics=True) computes true values"
+        text = (
+            "a value is read in a world with numerics=False, which computes none\n"
+            "  try: fake_world(n, numerics=True) computes true values"
+        )
         for read in (sf.full, lambda x: x.to_local()[0].item(), lambda x: bool(x.to_local()[0] > 0), lambda x: x.to_local().tolist()):
             with pytest.raises(sf.FakeValueError) as error:
                 read(out)

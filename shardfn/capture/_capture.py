@@ -91,7 +91,8 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     if wrong:
         fix = "return tensors and constants; register a class of yours with optree, or make it a NamedTuple"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
-        raise CaptureError(problem(name, *lines, needed="a tree of tensors and constants", fix=fix), arg_path="result" + wrong[0][0], fix=fix)
+        text = problem(name, *lines, needed="a tree of tensors and constants", fix=fix)
+        raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any) -> Any:

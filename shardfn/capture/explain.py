@@ -35,7 +35,7 @@ def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Se
 
 def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, str]:
     if isinstance(error, _compat.DYNAMIC_SHAPE):
-        return SHAPE[0].format(op=said.split("\n")[0]), SHAPE[1]
+        return SHAPE[0].format(op=said.split("\n", maxsplit=1)[0]), SHAPE[1]
     if isinstance(error, _compat.DATA_DEPENDENT):
         return VALUE
     for sign, got, fix in CAUSES:

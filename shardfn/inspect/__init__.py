@@ -1,0 +1,1 @@
+"""Looking at things: what this machine can do."""

@@ -1,7 +1,7 @@
 """Stage 2, partition: a global Program and placements in, the graph of one rank out."""
 
-from .emit import emit, local_sizes
 from . import layout
+from .emit import emit, local_sizes
 from .plan import plan
 from .steps import Plan
 

@@ -114,9 +114,9 @@ class Builder:
         """The value in memory in the order of dims that the global value has: some kernels read strides blindly."""
         order = layout.stride_order(shape, stride)
         value = node.meta["val"]
-        if value.stride() == layout.dense_strides(value.shape, order) or layout.is_dense(value.shape, value.stride()) and (
+        if value.stride() == layout.dense_strides(value.shape, order) or (layout.is_dense(value.shape, value.stride()) and (
             layout.stride_order(value.shape, value.stride()) == order
-        ):
+        )):
             return node
         if order == tuple(range(len(order))):
             return self.contiguous(node)

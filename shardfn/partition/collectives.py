@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed._functional_collectives
 
 from ..types import Collective
 from . import layout
@@ -85,7 +84,7 @@ def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
 
 def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-gather: chunks padded to the full size, joined, and the padding at the end cut off."""
-    dim, unit = layout.split(move.before[move.axis])
+    dim, unit = layout.cut_of(move.before[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
     shape = list(x.meta["val"].shape)
@@ -97,7 +96,7 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
 
 def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Keep this rank's chunk: no communication, and the offset is data."""
-    dim, unit = layout.split(move.after[move.axis])
+    dim, unit = layout.cut_of(move.after[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
     device = piece.node.meta["val"].device
@@ -116,7 +115,7 @@ def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
 
 def reduce_scatter(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
-    op, (dim, unit) = str(move.before[move.axis]), layout.split(move.after[move.axis])
+    op, (dim, unit) = str(move.before[move.axis]), layout.cut_of(move.after[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     full = layout.full_chunk(size, unit, n)
     x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
@@ -129,7 +128,7 @@ def reduce_scatter(b: Builder, piece: Piece, move: Move, implicit: bool) -> torc
 
 def all_to_all(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-to-all from one dim to another."""
-    (src, src_unit), (dst, dst_unit) = layout.split(move.before[move.axis]), layout.split(move.after[move.axis])
+    (src, src_unit), (dst, dst_unit) = layout.cut_of(move.before[move.axis]), layout.cut_of(move.after[move.axis])
     n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
     dst_size = piece.node.meta["val"].shape[dst]
     x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))

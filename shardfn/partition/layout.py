@@ -18,6 +18,13 @@ def split(mark: Mark) -> tuple[int, int] | None:
     return mark if isinstance(mark, tuple) else (mark, 1)
 
 
+def cut_of(mark: Mark) -> tuple[int, int]:
+    """(dim, unit) of a mark that is known to shard."""
+    found = split(mark)
+    assert found is not None, f"{mark} shards nothing"
+    return found
+
+
 def joined(dim: int, unit: int) -> Mark:
     """The mark of a dim and a unit."""
     return dim if unit == 1 else (dim, unit)

@@ -154,7 +154,7 @@ class _Walk:
 
     def call(self, node: torch.fx.Node) -> tuple[OpCall, list[_Value]]:
         nodes: list[torch.fx.Node] = []
-        torch.fx.node.map_arg((node.args, node.kwargs), lambda n: nodes.append(n))
+        torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
         result = node.meta["val"]
         outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result if isinstance(r, torch.Tensor))
@@ -287,7 +287,7 @@ def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks)
     unknown = {name for entry in entries for name in entry.split(",")} - {*axes.names, "", "*"}
     if unknown:
         raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
-    if len([e for e in entries if e]) and len(entries) > max(len(shape), 1):
+    if [e for e in entries if e] and len(entries) > max(len(shape), 1):
         raise ValueError(f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}")
     marks: list[Mark] = ["R"] * len(axes.names)
     for dim, entry in enumerate(entries):

@@ -61,7 +61,7 @@ def mark_price(src: Mark, dst: Mark, nbytes: float, n: int) -> float:
     """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
         return 0.0
-    if not isinstance(src, str) and not isinstance(dst, str) and layout.split(src)[0] == layout.split(dst)[0]:
+    if not isinstance(src, str) and not isinstance(dst, str) and layout.cut_of(src)[0] == layout.cut_of(dst)[0]:
         return price("gather", nbytes, n) + price("slice", nbytes, n)
     kind = kind_of(src, dst)
     if kind is None:
@@ -107,7 +107,7 @@ def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> 
             continue
         for wanted in {"R", *(m for m in (dst[k],) if m not in PENDING)}:
             kind = kind_of(mark, wanted)
-            if kind is None or (kind == "all_to_all" and layout.split(mark)[0] == layout.split(wanted)[0]):
+            if kind is None or (kind == "all_to_all" and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]):
                 continue
             after = (*marks[:k], wanted, *marks[k + 1 :])
             if _innermost(after, k, wanted) and _fits(shape, after, axes):

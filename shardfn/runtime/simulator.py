@@ -115,7 +115,8 @@ def _deadlock(asked: dict[int, Request]) -> DivergenceError:
 
 def _said(rank: int, request: Request) -> str:
     record = request.record
-    return f"rank {rank}: {record.kind} over {record.axis} of {tuple(request.value.shape)} {request.value.dtype}, at {record.source or record.name}"
+    what = f"{record.kind} over {record.axis} of {tuple(request.value.shape)} {request.value.dtype}"
+    return f"rank {rank}: {what}, at {record.source or record.name}"
 
 
 def combine(group: list[Request]) -> list[torch.Tensor]:

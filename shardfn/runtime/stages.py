@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 
 from .. import _compat, _tree, passes
 from ..capture import Captured, capture
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
-from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
+from ..errors import PlacementError, TreeError, call_site, problem
 from ..mesh import all_coordinates, group_names
 from ..partition import Plan, emit, layout, local_sizes, plan
+from ..partition.implicit import report_implicit
 from ..partition.printing import local_text
 from ..placements import is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
@@ -77,10 +76,10 @@ class Traced:
         whole: Marks = ("R",) * len(axes.names)
         in_marks = (*self.placed.marks, *[whole] * closed)
         chosen = plan(self.program, axes, in_marks, _out_marks(self.request, self.program, self.placed))
-        _refuse_implicit(self.request, chosen)
+        report_implicit(self.request.name, self.request.implicit_comm, chosen)
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
-        programs = {size: None for size in kinds.values()}
+        programs = dict.fromkeys(kinds.values())
         for coordinate, size in kinds.items():
             programs[size] = programs[size] or _local(self, chosen, coordinate, names)
         return Lowered(self, chosen, {c: programs[size] for c, size in kinds.items()})
@@ -132,22 +131,6 @@ def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks
         source = call_site()
         text = problem(f"{request.name}, out_placements", *map(str, error.args), fix=fix, source=source)
         raise kind(text, placements=request.out_placements, source=source, fix=fix) from None
-
-
-def _refuse_implicit(request: Request, chosen: Plan) -> None:
-    from ..partition.steps import Redistribute
-
-    found = [s for s in chosen.steps if isinstance(s, Redistribute) and s.implicit and any(m.kind != "slice" for m in s.moves)]
-    if request.implicit_comm == "allow" or not found:
-        return
-    lines = [f"{m.kind} over {chosen.axes.names[m.axis]} for {s.node.name} at {s.node.meta.get('source')}" for s in found for m in s.moves]
-    fix = "constrain the value first, or implicit_comm='allow'"
-    text = problem(request.name, f"{len(lines)} implicit collectives", *lines, fix=fix)
-    if request.implicit_comm == "error":
-        raise PlacementError(text, fix=fix)
-    import warnings
-
-    warnings.warn(text, stacklevel=2)
 
 
 @attrs.frozen(eq=False)
@@ -252,5 +235,3 @@ class Compiled:
         """The whole program."""
         return self.lowered.text()
 
-
-__all__ = ["Compiled", "Lowered", "ShardError", "Traced", "DivergenceError", "Sequence", "argument_of", "dist", "trace"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import models
 import pytest
+import schemes
 import torch
 
-import models
-import schemes
 import shardfn as sf
 from shardfn import P
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-import pytest
-
 import models
+import pytest
 import schemes
+
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves, paths

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
-import torch
-
 import models
+import pytest
 import schemes
-import shardfn as sf
+import torch
 from ranks import run_ranks
+
+import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
 from shardfn.runtime import cache
@@ -38,7 +38,7 @@ CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
 def run_case(case: Any, backend: str = "aten") -> tuple[list[torch.Tensor], Any]:
     """(this rank's local results, the whole results) of two steps, the second fed by the first."""
     model, axes, scheme, batch = case
-    loss_fn, make_params, make_batch = models.LOSSES[model]
+    _, make_params, make_batch = models.LOSSES[model]
     params, (x, y) = make_params(), make_batch()
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)

@@ -106,7 +106,8 @@ def test_out_placements_that_do_not_fit() -> None:
 def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> None:
     x = sf.distribute(X, mesh(), P("dp"))
     _, text = refusal(sf.PlacementError, lambda: sharded(double, P("tp"))(x))
-    said = "it is placed Shard(dim=0) on dp, Replicate() on tp, in_placements says Replicate() on dp, Shard(dim=0) on tp; reshard it outside"
+    own, declared = "Shard(dim=0) on dp, Replicate() on tp", "Replicate() on dp, Shard(dim=0) on tp"
+    said = f"it is placed {own}, in_placements says {declared}; reshard it outside"
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
 
 
@@ -171,7 +172,10 @@ CAPTURE = {
     stores: ("it changes something outside of itself: LOG", "return the new value instead of storing it"),
     reads: ("it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool() or int()"),
     grows: ("the shape of aten.nonzero.default's result depends on values", "a result of fixed size: torch.where, topk, or a mask"),
-    misfits: ("it raises RuntimeError: a and b must have same reduction dim, but got [6, 4] X [6, 4].", "a call that works on plain tensors"),
+    misfits: (
+        "it raises RuntimeError: a and b must have same reduction dim, but got [6, 4] X [6, 4].",
+        "a call that works on plain tensors",
+    ),
     raises: ("it raises ValueError: mine", "a call that works on plain tensors"),
     not_scalar: ("the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import models
 import pytest
+import schemes
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import models
-import schemes
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
@@ -189,7 +189,7 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
 
 
 def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fn = lambda x, y: (x @ y).softmax(-1)  # noqa: E731
+    fn = lambda x, y: (x @ y).softmax(-1)
     args = torch.randn(5, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     found = sf.check(fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P()))
     assert all(v < 1e-12 for v in found.values()) and list(found) == [1, 2, 3, (("dp", 2), ("tp", 2))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..choice import Rule
 from . import attention, conv, factory, index, matmul, norm, pointwise, reduction, view
 
@@ -12,7 +10,7 @@ RULES: dict[object, Rule] = {
 }  # fmt: skip
 SIZES = view.SIZES  # op -> which argument is the shape of the result
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS}  # op -> what a rank passes instead of the global arguments
-LOWER: dict[object, Any] = index.LOWER  # op -> how a rank computes it, where that is not the op itself
+LOWER = index.LOWER  # op -> how a rank computes it, where that is not the op itself
 REARRANGES = view.REARRANGES
 
 fill_value, fill_fits = factory.fill_value, factory.fits
