@@ -1,5 +1,5 @@
 """Stage 4, compile: a local graph in, something that runs out."""
 
-from .backends import BACKENDS, aten, inductor
+from .backends import BACKENDS, Runner, aten, inductor
 
-__all__ = ["BACKENDS", "aten", "inductor"]
+__all__ = ["BACKENDS", "Runner", "aten", "inductor"]

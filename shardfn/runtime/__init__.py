@@ -2,7 +2,8 @@
 
 from . import cache
 from .call import call
+from .compiled import Compiled
 from .request import Request
-from .stages import Compiled, Lowered, Traced, trace
+from .stages import Lowered, Traced, trace
 
 __all__ = ["Compiled", "Lowered", "Request", "Traced", "cache", "call", "trace"]

@@ -17,7 +17,7 @@ from ..errors import DivergenceError, PlacementError, ShardError, TreeError, cal
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
 from ..placements import describe, is_spec, marks_of, torch_placements
-from ..types import CONSTANTS, Marks, MeshAxes, ShapeDtype
+from ..types import CONSTANTS, Aval, Marks, MeshAxes, ShapeDtype
 from ..world import World, current_world
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
@@ -33,7 +33,23 @@ class Placed:
     treedef: Any
     paths: tuple[str, ...]  # of all leaves
     tensors: tuple[int, ...]  # which leaves are tensors
+    dtensors: tuple[bool, ...]  # of the tensors
+    avals: tuple[Aval, ...]  # of the tensors
     marks: tuple[Marks, ...]  # of the tensors
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """This rank's place in the mesh."""
+        return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
+
+    def argument_of(self, leaf: int) -> int:
+        """Which positional argument a leaf belongs to; -1 for keyword arguments."""
+        count = 0
+        for i, child in enumerate(self.treedef.children()[0].children()):
+            count += child.num_leaves
+            if leaf < count:
+                return i
+        return -1
 
 
 def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
@@ -65,7 +81,26 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         raise PlacementError(problem(where, *lines, fix=fix, source=source), **fields, source=source, fix=fix)
     if os.environ.get("SHARDFN_CHECK") == "1" and world.kind == "real" and world.size > 1:
         _check_agreement(request, leaves, paths)
-    return Placed(world, mesh, axes, treedef, tuple(paths), tuple(tensors), tuple(marks))
+    found = [leaves[i] for i in tensors]
+    return Placed(
+        world=world,
+        mesh=mesh,
+        axes=axes,
+        treedef=treedef,
+        paths=tuple(paths),
+        tensors=tuple(tensors),
+        dtensors=tuple(isinstance(x, DTensor) for x in found),
+        avals=tuple(aval_of(x) for x in found),
+        marks=tuple(marks),
+    )
+
+
+def aval_of(x: Any) -> Aval:
+    """What capture needs to know of a tensor."""
+    shape = tuple(x.shape)
+    if isinstance(x, ShapeDtype):
+        return Aval(shape, layout.dense_strides(shape, range(len(shape))), x.dtype, "cpu")
+    return Aval(shape, x.stride(), x.dtype, str(x.device))
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
@@ -162,10 +197,10 @@ def _digest(x: torch.Tensor) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def reader(x: Any, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
+def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
     """How to get an argument's local tensor: of this rank, or a list of all ranks' in a simulated world."""
     simulated = placed.world.kind == "simulated" and placed.mesh is not None
-    if isinstance(x, DTensor):
+    if is_dtensor:
         return _all_shards(len(all_coordinates(placed.axes))) if simulated else _local
     if simulated:
         everyone = all_coordinates(placed.axes)
@@ -174,7 +209,7 @@ def reader(x: Any, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
         return lambda x: [cut(x, marks, placed.axes, c) for c in everyone]
     if all(m == "R" for m in marks):
         return _itself
-    coordinate = tuple(placed.mesh.get_coordinate())
+    coordinate = placed.coordinate
     return lambda x: cut(x, marks, placed.axes, coordinate)
 
 

@@ -1,4 +1,4 @@
-"""The inspectable stages of a transformed function: Traced, Lowered, Compiled."""
+"""The inspectable stages of a transformed function: Traced and Lowered; compiled.py has the third."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..mesh import all_coordinates, group_names
-from ..partition import Plan, emit, layout, local_sizes, plan
+from ..partition import Plan, emit, local_sizes, plan
 from ..partition.implicit import report_implicit
 from ..partition.printing import local_text
 from ..placements import is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
 from . import cache
 from .agreement import agree
-from .door import Placed, look
+from .compiled import Compiled
+from .door import Placed, aval_of, look
 from .request import Request
 
 
@@ -28,7 +29,7 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     """Stage 1 for one call's arguments."""
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    signature = (treedef, [_signature(x) for x in leaves])
+    signature = (treedef, [aval_of(x) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves])
     known = cache.programs(request)
     captured = next((c for s, c in known if s == signature), None)
     if captured is None:
@@ -36,12 +37,6 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
         captured = capture(request.fn, request.name, args, kwargs, list(placed.paths), request.signature_of)
         known.append((signature, captured))
     return Traced(request=request, placed=placed, captured=captured)
-
-
-def _signature(x: Any) -> Any:
-    if isinstance(x, ShapeDtype):
-        return tuple(x.shape), layout.dense_strides(x.shape, range(len(x.shape))), x.dtype, torch.device("cpu")
-    return (tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x)
 
 
 @attrs.frozen(eq=False)
@@ -87,11 +82,8 @@ class Traced:
 
 def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
     """The ranks whose programs are needed here: all in a simulated world, else this one."""
-    if placed.mesh is None:
-        return [()]
-    if placed.world.kind == "simulated":
-        return all_coordinates(placed.axes)
-    return [tuple(placed.mesh.get_coordinate())]
+    simulated = placed.world.kind == "simulated" and placed.mesh is not None
+    return all_coordinates(placed.axes) if simulated else [placed.coordinate]
 
 
 def _local(traced: Traced, chosen: Plan, coordinate: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
@@ -144,8 +136,7 @@ class Lowered:
     @property
     def program(self) -> LocalProgram:
         """This rank's program."""
-        placed = self.traced.placed
-        return self.programs[tuple(placed.mesh.get_coordinate()) if placed.mesh is not None else ()]
+        return self.programs[self.traced.placed.coordinate]
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -163,18 +154,21 @@ class Lowered:
         """Stage 4: something to run."""
         request, placed = self.traced.request, self.traced.placed
         backend = backend or request.backend
-        donated = _donations(self)
-        if placed.world.kind == "simulated" and placed.mesh is not None:
-            return Compiled(self, backend, None, donated)
-        if placed.world.kind == "real" and placed.world.size > 1:
-            agree(request.name, self.plan)
-        if placed.mesh is not None:
-            _bind_groups(placed)
-        cache.counts["compilations"] += backend != "aten"
-        graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(self.program.graph))
-        if backend != "aten":
-            graph = donate(graph, donated)
-        return Compiled(self, backend, BACKENDS[backend](graph), donated)
+        return Compiled(request, placed, self.traced.captured, self.plan, self.programs, backend, _runner(self, backend))
+
+
+def _runner(lowered: Lowered, backend: str) -> Runner | None:
+    """The compiled local program; None in a simulated world, where the simulator runs it."""
+    request, placed = lowered.traced.request, lowered.traced.placed
+    if placed.world.kind == "simulated" and placed.mesh is not None:
+        return None
+    if placed.world.kind == "real" and placed.world.size > 1:
+        agree(request.name, lowered.plan)
+    if placed.mesh is not None:
+        _bind_groups(placed)
+    cache.counts["compilations"] += backend != "aten"
+    graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(lowered.program.graph))
+    return BACKENDS[backend](graph if backend == "aten" else donate(graph, _donations(lowered)))
 
 
 def _bind_groups(placed: Placed) -> None:
@@ -186,7 +180,8 @@ def _bind_groups(placed: Placed) -> None:
 def _donations(lowered: Lowered) -> dict[int, int]:
     """Output position -> placeholder position of a donated input with the same local layout."""
     placed, program = lowered.traced.placed, lowered.program
-    free = [i for i in range(len(placed.tensors)) if _donated(lowered.traced, i)]
+    asked = lowered.traced.request.donate_argnums
+    free = [i for i, leaf in enumerate(placed.tensors) if placed.argument_of(leaf) in asked]
     holders = program.graph.find_nodes(op="placeholder")
     skip = len(placed.axes.names)
     pairs: dict[int, int] = {}
@@ -198,40 +193,6 @@ def _donations(lowered: Lowered) -> dict[int, int]:
     return pairs
 
 
-def _donated(traced: Traced, i: int) -> bool:
-    """Whether the i-th tensor belongs to a donated argument."""
-    return argument_of(traced.placed, traced.placed.tensors[i]) in traced.request.donate_argnums
-
-
-def argument_of(placed: Placed, leaf: int) -> int:
-    """Which positional argument a leaf belongs to."""
-    args = placed.treedef.children()[0]
-    count = 0
-    for i, child in enumerate(args.children()):
-        count += child.num_leaves
-        if leaf < count:
-            return i
-    return -1
-
-
 def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
     x, y = a.meta["val"], b.meta["val"]
     return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
-
-
-@attrs.frozen(eq=False)
-class Compiled:
-    """A program ready to run; calling it with arguments of the same signature runs it."""
-
-    lowered: Lowered
-    backend: str
-    run: Runner | None  # None in a simulated world, where the simulator runs the programs
-    donated: dict[int, int]
-
-    def __str__(self) -> str:
-        return f"compiled with {self.backend}\n{self.lowered}"
-
-    def text(self) -> str:
-        """The whole program."""
-        return self.lowered.text()
-

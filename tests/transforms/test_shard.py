@@ -202,6 +202,25 @@ def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyP
         sf.check(lambda x: x.sum(0).exp(), torch.randn(5, 3, dtype=torch.float64), worlds=[2])
 
 
+def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any) -> None:
+    compiled = aten(double, mesh, P("dp")).compile(sf.ShapeDtype((6, 2)))
+    x = torch.randn(6, 2)
+    assert torch.equal(sf.full(compiled(x)), x * 2)
+    assert torch.equal(sf.full(compiled(sf.distribute(x, mesh, P("dp")))), x * 2)
+    with pytest.raises(sf.TreeError) as error:
+        compiled(torch.ones(5, 2))
+    text = str(error.value).split("\n")
+    assert text[:2] == [
+        "compiled shard(double): other arguments",
+        "  x: (5, 2) torch.float32, the program is for (6, 2) torch.float32",
+    ]
+    assert text[3] == "  try: call the transformed function itself, which stages each signature anew"
+    with pytest.raises(sf.TreeError, match="the program is for"):
+        compiled(x, x)
+    with pytest.raises(sf.TreeError, match="x: placed"):
+        compiled(sf.distribute(x, mesh, P("tp")))
+
+
 def test_stages_print_as_short_programs(mesh: Any) -> None:
     fn = aten(lambda x, w: torch.relu(x @ w), mesh, (P("dp", "tp"), P("tp")))
     x, w = sf.ShapeDtype((8, 16)), sf.ShapeDtype((16, 4))

@@ -38,7 +38,7 @@ def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
 
     Example:
         >>> groups([6, 4], [2, 3, 4])
-        [(0, 1, 0, 3), (1, 1, 1, 1)]
+        [(0, 1, 0, 3), (1, 1, 2, 1)]
     """
     found, i, j = [], 0, 0
     while i < len(a) and j < len(b):

@@ -1,0 +1,190 @@
+"""Stage 4's result, ready for stage 5: how arguments become local tensors, how they run, and how results are wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _compat, _tree
+from ..capture import Captured
+from ..compile import Runner
+from ..errors import TreeError, call_site, problem
+from ..mesh import all_coordinates
+from ..partition import Plan
+from ..placements import marks_of
+from ..types import TENSOR, LocalProgram
+from .door import Placed, reader, spec_of
+from .request import Request
+from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor
+from .simulator import simulate
+
+
+@attrs.frozen(eq=False)
+class Compiled:
+    """A program ready to run; calling it with arguments of its signature runs it.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> square = sf.grad(lambda x: x**3).compile(sf.ShapeDtype(()))
+        >>> square(torch.tensor(2.0))
+        tensor(12.)
+    """
+
+    request: Request
+    placed: Placed
+    captured: Captured
+    plan: Plan
+    programs: dict[tuple[int, ...], LocalProgram]
+    backend: str
+    runner: Runner | None  # None where nothing compiled runs: in simulated and fake worlds
+    execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
+    wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
+    donate: Callable[[list[Any], list[Any]], list[Any]] | None = attrs.field(init=False)  # takes arguments away
+
+    @execute.default
+    def _execute(self) -> Callable[[list[Any]], list[Any]]:
+        return _executor(self)
+
+    @wrap.default
+    def _wrap(self) -> Callable[[list[Any]], Any]:
+        return _wrapper(self)
+
+    @donate.default
+    def _donate(self) -> Callable[[list[Any], list[Any]], list[Any]] | None:
+        return _donor(self)
+
+    def run(self, leaves: list[Any]) -> Any:
+        """Run on the leaves of arguments that are known to fit."""
+        outs = self.execute(leaves)
+        if self.donate is not None:
+            outs = self.donate(leaves, outs)
+        return self.wrap(outs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, treedef = _tree.flatten((args, kwargs))
+        _refuse_other_signature(self, leaves, treedef)
+        kinds = tuple(isinstance(leaves[i], DTensor) for i in self.placed.tensors)
+        if kinds != self.placed.dtensors:  # whole tensors and DTensors with the same placement are the same values
+            return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds)).run(leaves)
+        return self.run(leaves)
+
+    @property
+    def program(self) -> LocalProgram:
+        """This rank's program."""
+        return self.programs[self.placed.coordinate]
+
+    def __str__(self) -> str:
+        return f"compiled with {self.backend}\n{self.program}"
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.program.show(self.program, full=True)
+
+
+def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any) -> None:
+    placed, wrong = compiled.placed, []
+    if treedef != placed.treedef:
+        wrong = [f"the arguments are {treedef}, the program is for {placed.treedef}"]
+    else:
+        for i, marks, aval in zip(placed.tensors, placed.marks, placed.avals, strict=True):
+            x = leaves[i]
+            if not isinstance(x, torch.Tensor) or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
+                wrong.append(f"{placed.paths[i]}: {_said(x)}, the program is for {aval.shape} {aval.dtype}")
+            elif isinstance(x, DTensor) and marks_of(list(x.placements), x.shape, placed.axes) != marks:
+                wrong.append(f"{placed.paths[i]}: placed {x.placements}, the program is for {marks} on {placed.axes.names}")
+    if wrong:
+        fix, source = "call the transformed function itself, which stages each signature anew", call_site()
+        text = problem(f"compiled {compiled.request.name}", "other arguments", *wrong, fix=fix, source=source)
+        raise TreeError(text, source=source, fix=fix)
+
+
+def _said(x: Any) -> str:
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+
+
+def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
+    placed, closed = compiled.placed, compiled.captured.closed_over
+    if placed.mesh is not None and placed.world.kind == "simulated":
+        return _simulated(compiled)
+    if placed.mesh is not None and placed.world.kind == "fake":
+        return _unread(compiled)
+    run = compiled.runner
+    assert run is not None
+    coords = [torch.tensor(c, device=placed.mesh.device_type) for c in placed.coordinate]
+    if len(placed.tensors) == placed.treedef.num_leaves and not closed and all(placed.dtensors):
+        return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
+    readers = _readers(placed)
+    return lambda leaves: run([*coords, *[read(leaves[i]) for i, read in readers], *closed])
+
+
+def _readers(placed: Placed) -> list[tuple[int, Callable[[Any], Any]]]:
+    rows = zip(placed.tensors, placed.dtensors, placed.marks, strict=True)
+    return [(i, reader(is_dtensor, marks, placed)) for i, is_dtensor, marks in rows]
+
+
+def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
+    placed, closed = compiled.placed, compiled.captured.closed_over
+    everyone = all_coordinates(placed.axes)
+    programs = [compiled.programs[c] for c in everyone]
+    readers = _readers(placed)
+
+    def execute(leaves: list[Any]) -> list[Any]:
+        columns = [read(leaves[i]) for i, read in readers]
+        inputs = [[*(column[r] for column in columns), *closed] for r in range(len(everyone))]
+        results = simulate(programs, inputs, everyone)
+        return [SimulatedTensor(shards, placed.world.rank) for shards in zip(*results, strict=True)]
+
+    return execute
+
+
+def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
+    """A world without values: the results' shapes are known, and nothing runs."""
+    (output,) = compiled.program.graph.find_nodes(op="output")
+    values = [n.meta["val"] for n in output.args[0]]
+    return lambda leaves: [UnreadTensor(v) for v in values]
+
+
+def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
+    placed, program = compiled.placed, compiled.captured.program
+    tree, constants = program.out_tree, program.out_leaves
+    if placed.mesh is None:
+        return lambda outs: _tree.unflatten(tree, _filled(constants, outs))
+    (output,) = program.graph.graph.find_nodes(op="output")
+    values = [n.meta["val"] for n in output.args[0]]
+    specs = [spec_of(placed.mesh, slot.marks, v) for slot, v in zip(compiled.plan.outs, values, strict=True)]
+    make, unflatten = _compat.dtensor, _tree.unflatten
+    if all(c is TENSOR for c in constants):
+        return lambda outs: unflatten(tree, [make(x, s) for x, s in zip(outs, specs, strict=True)])
+    return lambda outs: unflatten(tree, _filled(constants, [make(x, s) for x, s in zip(outs, specs, strict=True)]))
+
+
+def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
+    feed = iter(outs)
+    return [next(feed) if c is TENSOR else c for c in constants]
+
+
+def _donor(compiled: Compiled) -> Callable[[list[Any], list[Any]], list[Any]] | None:
+    """Take donated arguments away: whoever uses one afterwards learns which call took it."""
+    placed, name = compiled.placed, compiled.request.name
+    taken = [i for i in placed.tensors if placed.argument_of(i) in compiled.request.donate_argnums]
+    if not taken:
+        return None
+
+    def donate(leaves: list[Any], outs: list[Any]) -> list[Any]:
+        mine = {id(leaves[i]) for i in taken}
+        outs = [x.detach() if id(x) in mine else x for x in outs]  # a result in a donated tensor's memory
+        for i in taken:
+            x = leaves[i]
+            if isinstance(x, DTensor):
+                x._local_tensor = DonatedTensor(x._local_tensor, name)
+                x._spec = _compat.dtensor_spec(x.device_mesh, x.placements, x.shape, x.stride(), x.dtype)
+            else:
+                torch.utils.swap_tensors(x, DonatedTensor(x, name))
+        return outs
+
+    return donate
+
