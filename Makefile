@@ -2,23 +2,21 @@
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JOBS ?= 2
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-stages gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# torch comes first and alone, so that no later requirement can fetch a GPU build.
+# constraints.txt pins torch; PyTorch's own CPU index (PIP_EXTRA_INDEX_URL) makes the download smaller.
 .venv/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "shardfn needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PIP) --no-deps --extra-index-url $(TORCH_INDEX) torch
 	$(PIP) -e '.[test,viz]'
 	@touch $@
 
@@ -31,7 +29,8 @@ venv: .venv/.installed  ## make .venv with everything that the demo and the test
 demo: venv  ## train on 8 simulated ranks and compare with one device
 	$(BIN)/python -m shardfn demo
 
-test: lint  ## lint, types, then every test and docstring example
+test: venv  ## ruff, then every test and docstring example
+	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: venv  ## ruff and pyright
@@ -40,6 +39,9 @@ lint: venv  ## ruff and pyright
 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
+
+bench-stages: venv  ## what capture, partition and simulation of the demo's step cost
+	$(BIN)/python -m bench.stages
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

@@ -86,7 +86,7 @@ class Run:
 
 
 def one_device(job: Job, progress: Progress) -> Run:
-    """The oracle: the same pure step, unsharded, on one device.
+    """The oracle: the same pure step in eager PyTorch, differentiated by torch.func, on one device.
 
     Args:
         job: what to compute.
@@ -96,7 +96,7 @@ def one_device(job: Job, progress: Progress) -> Run:
         The run.
     """
     params = gpt.init(job.config, seed=job.seed)
-    step = train.step(job.config, job.lr)
+    step = train.step(job.config, job.lr, train.plain_value_and_grad)
     return timed("one device", step, job, params, adamw.init(params), progress)
 
 

@@ -1,0 +1,96 @@
+"""What the stages cost on the demo's training step: capture, partition, simulation, and a world of a million ranks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import shardfn as sf
+from shardfn import P
+from shardfn.demo import adamw, gpt, train
+from shardfn.runtime import cache
+
+ROUNDS = 5
+
+
+def seconds(fn: Callable[[], Any]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    fn()
+    return time.perf_counter() - start
+
+
+def step_and_args() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The demo's step, and arguments for it."""
+    config = gpt.Config()
+    params = gpt.init(config)
+    x, y = torch.randint(0, config.vocab, (2, train.BATCH, config.context), generator=torch.Generator().manual_seed(0))
+    return train.step(config), (params, adamw.init(params), x, y)
+
+
+def sharded(step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: Any) -> Any:
+    """The step, placed as Megatron does."""
+    placed = gpt.placements(args[0])
+    return sf.shard(step, mesh, (placed, {"step": P(), "m": placed, "v": placed}, batch, batch), backend="aten")
+
+
+def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, *, numerics: bool) -> dict[str, float]:
+    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n."""
+    step, args = step_and_args()
+    with sf.fake_world(n, numerics=numerics):
+        made: list[Any] = []
+        mesh_seconds = seconds(lambda: made.append(sf.make_mesh(shape, names)))
+        cache.clear()
+        fn = sharded(step, made[0], args, batch)
+        traced: list[Any] = []
+        capture = seconds(lambda: traced.append(fn.trace(*args)))
+        partition = seconds(traced[0].lower)
+    return {"mesh": mesh_seconds, "capture": capture, "partition": partition, "both": capture + partition}
+
+
+def simulation() -> tuple[float, float]:
+    """Seconds of one eager step on one device, and of one step of 8 simulated ranks, interleaved."""
+    step, args = step_and_args()
+    plain = train.step(gpt.Config(), value_and_grad=train.plain_value_and_grad)
+    alone, eight = [], []
+    with sf.fake_world(8):
+        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+        fn = sharded(step, mesh, args, P("dp"))
+        ours, theirs = fn(*args), plain(*args)
+        torch.testing.assert_close(sf.full(ours[2]), theirs[2], rtol=1e-5, atol=0)
+        before = dict(cache.counts)
+        for _ in range(3 * ROUNDS):
+            alone.append(seconds(lambda: plain(*args)))
+            eight.append(seconds(lambda: fn(*args)))
+        assert dict(cache.counts) == before, "a second call captures and compiles nothing"
+    return statistics.median(alone), statistics.median(eight)
+
+
+def median(rows: list[dict[str, float]], key: str) -> float:
+    """The median of one column."""
+    return statistics.median(row[key] for row in rows)
+
+
+def main() -> None:
+    """Print the figures."""
+    torch.set_num_threads(1)
+    staging(8, (2, 4), ("dp", "tp"), P("dp"), numerics=True)  # imports, and torch's own first-time work
+    demo, small, large = [], [], []
+    for _ in range(ROUNDS):
+        demo.append(staging(8, (2, 4), ("dp", "tp"), P("dp"), numerics=True))
+        small.append(staging(8, (2, 2, 2), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
+        large.append(staging(2**20, (64, 128, 128), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
+    for label, rows in (("dp 2 x tp 4, simulated", demo), ("8 ranks, 3-D, no values", small), ("2**20 ranks, 3-D, no values", large)):
+        print(f"{label:<30}" + "  ".join(f"{key} {median(rows, key):5.2f} s" for key in ("mesh", "capture", "partition", "both")))
+    print(f"2**20 ranks / 8 ranks          {median(large, 'both') / median(small, 'both'):.2f}  (limit 2)")
+    alone, eight = simulation()
+    print(f"one device, eager              {alone * 1e3:.0f} ms a step")
+    print(f"8 simulated ranks              {eight * 1e3:.0f} ms a step, {eight / (8 * alone):.2f} x 8 x one device  (limit 1.5)")
+
+
+if __name__ == "__main__":
+    main()
