@@ -33,6 +33,7 @@ def capture(
     kwargs: dict[str, Any],
     paths: list[str],
     signature_of: Callable[..., Any] | None = None,
+    device: str = "cpu",
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -43,6 +44,7 @@ def capture(
         kwargs: its keyword arguments.
         paths: the path of each leaf of (args, kwargs).
         signature_of: the user's own function, whose line errors fall back on.
+        device: where `ShapeDtype`s live.
 
     Returns:
         The Program and the closed-over tensors.
@@ -53,7 +55,7 @@ def capture(
     prims.install()
     mode = _compat.FakeTensorMode(allow_non_fake_inputs=True)
     leaves, treedef = _tree.flatten((args, kwargs))
-    fakes = [_fake(mode, leaf) for leaf in leaves]
+    fakes = [_fake(mode, leaf, device) for leaf in leaves]
 
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
 
@@ -95,10 +97,17 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
         raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
 
 
-def _fake(mode: _compat.FakeTensorMode, leaf: Any) -> Any:
+def _refuse_closed_over(closed_over: list[torch.Tensor], name: str) -> None:
+    wrong = [x for x in closed_over if type(x) not in (torch.Tensor, torch.nn.Parameter)]
+    if wrong:
+        fix = "pass it as an argument, which carries its placement"
+        raise CaptureError(problem(name, f"it closes over a {type(wrong[0]).__name__}", needed="plain tensors", fix=fix), fix=fix)
+
+
+def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
     if isinstance(leaf, ShapeDtype):
         with mode:
-            return torch.empty(leaf.shape, dtype=leaf.dtype)
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
     if not isinstance(leaf, torch.Tensor):
         return leaf
     with mode:
@@ -136,6 +145,7 @@ def _flatten(
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
 
+    _refuse_closed_over(closed_over, names[0])
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
     graph = _compat.trace_aten(flat, inputs, decompositions.table())
     if refuse_mutation(graph, *names):

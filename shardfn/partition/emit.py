@@ -98,7 +98,9 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     else:
         results = _run(b, step, mine)
     for slot, node in zip(step.outs, results, strict=True):
-        pieces[slot.number] = b.piece(node, slot.value, slot.marks)
+        pieces[slot.number] = piece = b.piece(node, slot.value, slot.marks)
+        shape = tuple(node.meta["val"].shape)
+        assert shape == piece.local_shape, f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
 
 
 def _emptied(piece: Piece) -> bool:
@@ -127,20 +129,20 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
     if target in rules.LOWER:
         result = rules.LOWER[target](b, args, dict(kwargs), mine)
-    elif target is aten.view.default:
-        result = _view(b, args)
+    elif target in rules.AS_VIEW:
+        result = _view(b, args[0], list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)))
     else:
         result = b.call(target, *args, **kwargs)
     return _results(b, result)
 
 
-def _view(b: Builder, args: list[Any]) -> torch.fx.Node:
+def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
     """A view where local strides allow it, else a copy."""
     try:
-        return b.call(aten.view.default, *args)
+        return b.call(aten.view.default, x, shape)
     except (RuntimeError, ValueError):
         b.graph.erase_node(next(iter(reversed(b.graph.nodes))))
-        return b.call(aten.view.default, b.contiguous(args[0]), args[1])
+        return b.call(aten.view.default, b.contiguous(x), shape)
 
 
 def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +34,9 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Any]) -> Any:
 
 
 def programs(request: Any) -> list[Any]:
-    """(signature, captured) pairs of one transformed function."""
-    return _programs.setdefault(request, [])
+    """(signature, captured) pairs of one function: nothing in them depends on a mesh or a placement."""
+    key = request.fn if isinstance(request.fn, types.FunctionType) else request
+    return _programs.setdefault(key, [])
 
 
 def entries(request: Any) -> list[Any]:

@@ -90,16 +90,16 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         paths=tuple(paths),
         tensors=tuple(tensors),
         dtensors=tuple(isinstance(x, DTensor) for x in found),
-        avals=tuple(aval_of(x) for x in found),
+        avals=tuple(aval_of(x, mesh) for x in found),
         marks=tuple(marks),
     )
 
 
-def aval_of(x: Any) -> Aval:
+def aval_of(x: Any, mesh: Any) -> Aval:
     """What capture needs to know of a tensor."""
     shape = tuple(x.shape)
     if isinstance(x, ShapeDtype):
-        return Aval(shape, layout.dense_strides(shape, range(len(shape))), x.dtype, "cpu")
+        return Aval(shape, layout.dense_strides(shape, range(len(shape))), x.dtype, mesh.device_type if mesh is not None else "cpu")
     return Aval(shape, x.stride(), x.dtype, str(x.device))
 
 
@@ -165,6 +165,8 @@ def _named(request: Request, args: tuple[Any, ...], lines: Sequence[str]) -> lis
 
 def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     """The marks of one argument; ValueError says what does not fit."""
+    if isinstance(x, torch.Tensor) and mesh is not None and x.device.type != mesh.device_type:
+        raise ValueError(f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; move it with x.to(...)")
     declared = None if spec is None else marks_of(spec, x.shape, axes)
     if not isinstance(x, DTensor):
         if declared and any(m in ("sum", "max", "min") for m in declared):

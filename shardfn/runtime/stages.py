@@ -29,12 +29,13 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     """Stage 1 for one call's arguments."""
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    signature = (treedef, [aval_of(x) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves])
+    signature = (treedef, [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves])
     known = cache.programs(request)
     captured = next((c for s, c in known if s == signature), None)
     if captured is None:
         cache.counts["captures"] += 1
-        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths), request.signature_of)
+        device = placed.mesh.device_type if placed.mesh is not None else "cpu"
+        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths), request.signature_of, device)
         known.append((signature, captured))
     return Traced(request=request, placed=placed, captured=captured)
 

@@ -12,6 +12,7 @@ SIZES = view.SIZES  # op -> which argument is the shape of the result
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS}  # op -> what a rank passes instead of the global arguments
 LOWER = index.LOWER  # op -> how a rank computes it, where that is not the op itself
 REARRANGES = view.REARRANGES
+AS_VIEW = view.AS_VIEW
 
 fill_value, fill_fits = factory.fill_value, factory.fits
 

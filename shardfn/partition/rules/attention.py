@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...types import Mark
 from ..choice import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -21,23 +22,31 @@ NAMES = (
 
 def attention(call: OpCall) -> list[Choice]:
     """Batch and heads lead every tensor of the attention; a mask may broadcast them; RNG state has neither."""
-    batch, heads = _lead(call)
-    if call.arg(_dropout(call), "dropout_p", 0.0):
+    batch, heads = call.ins[0].shape[0], call.ins[0].shape[1]
+    if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or not _mask_lines_up(call):
         return [replicated(call)]
     choices = [replicated(call)]
     for d, size in ((0, batch), (1, heads)):
-        mark = lambda x, d=d, size=size: d if x.dim() >= 3 and x.shape[d] == size else "R"  # noqa: E731
-        choices.append((tuple(map(mark, call.ins)), tuple(map(mark, call.outs))))
+        choices.append((_marks(call.ins, d, size), _marks(call.outs, d, size)))
     return choices if _one_head_count(call, heads) else choices[:2]
 
 
-def _lead(call: OpCall) -> tuple[int, int]:
-    return call.ins[0].shape[0], call.ins[0].shape[1]
+def _marks(tensors: tuple[torch.Tensor, ...], d: int, size: int) -> tuple[Mark, ...]:
+    return tuple(d if x.dim() >= 3 and x.shape[d] == size else "R" for x in tensors)
 
 
-def _dropout(call: OpCall) -> int:
-    names = [a.name for a in call.target._schema.arguments]
-    return names.index("dropout_p")
+def _position(call: OpCall, *names: str) -> int:
+    return next(i for i, a in enumerate(call.target._schema.arguments) if a.name in names)
+
+
+def _mask_lines_up(call: OpCall) -> bool:
+    """Whether a mask has no batch and heads, or has both where the others have them."""
+    names = {"attn_mask", "attn_bias"} & {a.name for a in call.target._schema.arguments}
+    for name in names:
+        mask = call.arg(_position(call, name), name)
+        if mask is not None and mask.meta["val"].dim() == 3:
+            return False
+    return True
 
 
 def _one_head_count(call: OpCall, heads: int) -> bool:

@@ -153,11 +153,12 @@ TABLE: dict[object, Rule] = {
 # Ops that only rearrange: what they make of a program's input still costs nothing to have early.
 REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {aten.cat.default, aten.stack.default}
 
+# Ops that a rank runs as a view to its own shape: a dim of size 1 there need not be one of size 1 in the whole.
+AS_VIEW = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view.default, aten.reshape.default}
+
 # The argument that states the shape of the result, which on a rank is the local one.
 SIZES: dict[object, int] = {
-    aten.view.default: 1,
     aten._unsafe_view.default: 1,
-    aten.reshape.default: 1,
     aten.expand.default: 1,
     aten.slice_backward.default: 1,
     aten.select_backward.default: 1,
