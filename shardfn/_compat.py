@@ -27,6 +27,7 @@ __all__ = [
     "dtensor_spec",
     "fake_store",
     "inductor",
+    "inside_transform",
     "is_tracing",
     "keep_in_graph",
     "paused_gc",
@@ -77,6 +78,11 @@ def unwound() -> Iterator[None]:
             functorch.set_inplace_requires_grad_allowed(False)
             autograd._saved_tensors_hooks_enable()
         raise
+
+
+def inside_transform() -> bool:
+    """Whether a torch.func transform is at work around this call."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -91,7 +91,7 @@ def capture(
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     wrong = [(p, x) for p, x in zip(paths, leaves, strict=True) if x is not TENSOR and not isinstance(x, CONSTANTS)]
     if wrong:
-        fix = "return tensors and constants; register a class of yours with optree, or make it a NamedTuple"
+        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
         text = problem(name, *lines, needed="a tree of tensors and constants", fix=fix)
         raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
@@ -151,4 +151,22 @@ def _flatten(
     if refuse_mutation(graph, *names):
         functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         graph = _compat.trace_aten(functional, inputs, decompositions.table())
-    return graph, closed_over, result[0]
+    return graph, [*closed_over, *_lifted_constants(graph, mode, names[0])], result[0]
+
+
+def _lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str) -> list[torch.Tensor]:
+    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]); returns their values."""
+    found = []
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        if not isinstance(value, torch.Tensor):
+            (user, *_), fix = node.users, "torch.where, or a Python loop, over plain ops"
+            raise CaptureError(problem(name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix), fix=fix)
+        last = graph.graph.find_nodes(op="placeholder")
+        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
+            holder = graph.graph.placeholder(f"constant_{len(found)}")
+        holder.meta = {**node.meta, "val": mode.from_tensor(value)}
+        node.replace_all_uses_with(holder)
+        graph.graph.erase_node(node)
+        found.append(value)
+    return found

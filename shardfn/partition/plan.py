@@ -45,8 +45,6 @@ def plan(program: Program, axes: MeshAxes, in_marks: Sequence[Marks], out_marks:
     for node in graph.nodes:
         if node.op == "call_function":
             walk.visit(node, program.name)
-        elif node.op == "get_attr":
-            raise RuleError(problem(program.name, f"it holds the constant tensor {node.target}", fix="pass it as an argument"))
     (output,) = graph.find_nodes(op="output")
     outs = tuple(walk.leave(node, marks, output) for node, marks in zip(output.args[0], out_marks, strict=True))
     return steps.Plan(axes=axes, steps=_needed(walk.steps, outs), ins=ins, outs=outs)

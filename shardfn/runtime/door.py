@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,6 +60,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a tensor nor a constant.
         PlacementError: a placement that does not fit; all of them at once.
     """
+    _check_call(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
     world, mesh = current_world(), _mesh(request, leaves)
@@ -103,6 +105,19 @@ def aval_of(x: Any, mesh: Any) -> Aval:
     return Aval(shape, x.stride(), x.dtype, str(x.device))
 
 
+def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Missing, unknown or too many arguments, as Python would say it."""
+    try:
+        signature = inspect.signature(request.signature_of)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        source, fix = call_site(), f"the arguments of {signature}"
+        raise TreeError(problem(request.name, str(error), fix=fix, source=source), source=source, fix=fix) from None
+
+
 def _mesh(request: Request, leaves: list[Any]) -> Any:
     mesh = request.mesh or current_mesh() or next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
     if mesh is None and request.needs_mesh:
@@ -129,7 +144,7 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str]) -> None
                 got = "it requires grad, and autograd would not see through the call"
                 raise ShardError(problem(where, got, fix=fix, source=call_site()), arg_path=path, source=call_site(), fix=fix)
         elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not callable(x):
-            fix = "torch.as_tensor(x) for arrays; register the class with optree if it is a tree"
+            fix = "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
             text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=call_site())
             raise TreeError(text, arg_path=path, source=call_site(), fix=fix)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -11,7 +11,7 @@ import torch
 from .. import _tree
 from ..capture import prims
 from ..runtime import Request
-from ._transformed import Transformed, innermost, name_of
+from ._transformed import Transformed, innermost
 
 Argnums = int | tuple[int, ...]
 
@@ -20,6 +20,7 @@ Argnums = int | tuple[int, ...]
 class ValueAndGrad(Transformed):
     """`value_and_grad` of a function."""
 
+    verb: ClassVar[str] = "value_and_grad"
     fn: Callable[..., Any]
     argnums: Argnums
     has_aux: bool
@@ -29,29 +30,21 @@ class ValueAndGrad(Transformed):
         return ((value, aux), grads) if self.has_aux else (value, grads)
 
     def asked(self) -> Request:
-        return Request(f"value_and_grad({name_of(self.fn)})", self.inline, innermost(self.fn))
+        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.argnums, self.has_aux
 
 
 @attrs.define(eq=False, repr=False, slots=False)
-class Grad(Transformed):
+class Grad(ValueAndGrad):
     """`grad` of a function."""
 
-    fn: Callable[..., Any]
-    argnums: Argnums
-    has_aux: bool
+    verb: ClassVar[str] = "grad"
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         _, aux, grads = differentiate(self.fn, self.argnums, self.has_aux, args, kwargs)
         return (grads, aux) if self.has_aux else grads
-
-    def asked(self) -> Request:
-        return Request(f"grad({name_of(self.fn)})", self.inline, innermost(self.fn))
-
-    def options(self) -> Any:
-        return self.argnums, self.has_aux
 
 
 def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -13,13 +13,14 @@ from ..errors import TreeError, problem
 from ..placements import is_spec
 from ..runtime import Request
 from ._constrain import constrain
-from ._transformed import Transformed, innermost, name_of
+from ._transformed import Transformed, innermost
 
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Shard(Transformed):
     """A function under `shard`."""
 
+    verb: ClassVar[str] = "shard"
     fn: Callable[..., Any]
     arguments: dict[str, Any]
 
@@ -32,7 +33,7 @@ class Shard(Transformed):
         return out if outs is None else constrain(out, outs)
 
     def asked(self) -> Request:
-        return Request(f"shard({name_of(self.fn)})", self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
+        return Request(self.__name__, self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
 
     def options(self) -> Any:
         return self.arguments

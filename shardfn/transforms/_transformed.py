@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import _compat
 from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
@@ -17,6 +17,7 @@ class Transformed:
     """
 
     fn: Callable[..., Any]
+    verb: ClassVar[str]
 
     def asked(self) -> Request:
         """What is asked of the stages when this is the outermost call."""
@@ -26,16 +27,19 @@ class Transformed:
         """The transform's arguments but the function: equal options of one function share what was captured."""
         raise NotImplementedError
 
-    @functools.cached_property
+    @property
     def request(self) -> Request:
-        return cache.request(type(self), self.fn, self.options(), self.asked)
+        """What the stages are asked; made once."""
+        if "_request" not in self.__dict__:
+            self.__dict__["_request"] = cache.request(type(self), self.fn, self.options(), self.asked)
+        return self.__dict__["_request"]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """What Dynamo reads when this function is called inside another transform."""
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _compat.is_tracing():
+        if _compat.is_tracing() or _compat.inside_transform():
             return self.inline(*args, **kwargs)
         return call(self.request, args, kwargs)
 
@@ -57,10 +61,10 @@ class Transformed:
 
     @property
     def __name__(self) -> str:
-        return self.request.name
+        return f"{self.verb}({name_of(self.fn)})"
 
     def __repr__(self) -> str:
-        return self.request.name
+        return self.__name__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

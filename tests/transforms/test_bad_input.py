@@ -224,7 +224,7 @@ class Thing:
 
 def test_a_result_that_is_neither_tensor_nor_constant() -> None:
     error, text = refusal(sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X))
-    fix = "return tensors and constants; register a class of yours with optree, or make it a NamedTuple"
+    fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
     needed = "a tree of tensors and constants"
     assert text == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
     assert error.arg_path == "result[1]['t']"
@@ -232,8 +232,24 @@ def test_a_result_that_is_neither_tensor_nor_constant() -> None:
 
 def test_an_argument_that_is_neither_tensor_nor_constant() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(double)(X.numpy()))
-    fix = "torch.as_tensor(x) for arrays; register the class with optree if it is a tree"
+    fix = "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
     assert text == f"shard(double), argument x: a ndarray\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
+
+
+def test_a_call_that_does_not_fit_the_signature() -> None:
+    _, text = refusal(sf.TreeError, lambda: sharded(scale)(X))
+    signature = "(params: 'Any', batch: 'Any') -> 'Any'"
+    assert text == f"shard(scale): missing a required argument: 'batch'\n  at: HERE\n  try: the arguments of {signature}"
+
+
+def test_what_is_not_covered_yet_is_refused_by_name() -> None:
+    branch = lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+    _, text = refusal(sf.CaptureError, lambda: sharded(branch)(X))
+    said, fix = "it uses the higher-order op cond, which has no rule yet", "torch.where, or a Python loop, over plain ops"
+    assert text == f"shard(<lambda>): {said}\n  try: {fix}"
+    inner = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
+    error, _ = refusal(sf.CaptureError, lambda: sharded(sf.grad(inner))(X))
+    assert "it uses torch.utils.checkpoint under a gradient" in str(error)
 
 
 def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:

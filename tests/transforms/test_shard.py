@@ -61,6 +61,29 @@ def test_keywords_defaults_methods_and_constants(mesh: Any) -> None:
     assert torch.equal(sf.full(fn(x))["a"], x * model.w)
 
 
+def test_constants_written_out_in_the_function(mesh: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[1:3] = 0
+        y[:, 0] += 1
+        return y * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    x = torch.randn(6, 4)
+    assert torch.equal(sf.full(aten(f, mesh, P("dp", "tp"))(x)), f(x))
+
+
+def test_torch_funcs_own_transforms_inside(mesh: Any) -> None:
+    x, w = torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    per_row = lambda w, row: (row @ w).sin().sum()
+    fn = lambda w, x: (
+        torch.func.vmap(sf.grad(per_row), (None, 0))(w, x),
+        torch.func.jvp(torch.sin, (x,), (x,))[1],
+        torch.func.hessian(lambda r: (r**3).sum())(x[0]),
+    )
+    for got, wanted in zip(sf.full(aten(fn, mesh, (P("tp"), P("dp")))(w, x)), fn(w, x), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_every_kind_of_placement_leaf(mesh: Any) -> None:
     x = torch.randn(8, 8)
     for leaf, placed in (
