@@ -8,6 +8,8 @@ import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from shardfn.demo import picture, runs, train
 from shardfn.demo.verdict import differences, judge
 from shardfn.inspect import doctor
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=positive, default=train.STEPS, help="training steps (default %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("demo-report"), help="folder of the results")
     args = parser.parse_args(argv)
+    torch.set_num_threads(1)  # in every world alike: the model is small, and the real processes share the cores
     with watching(args.steps) as watch:
         done = all_runs(runs.Job(steps=args.steps), watch)
     verdict = judge(done)
