@@ -23,9 +23,10 @@ __all__ = [
     "capture_python",
     "OpOverload",
     "core_decompositions",
-    "dtensor",
+    "dtensors",
     "dtensor_spec",
     "fake_store",
+    "gone_spec",
     "inductor",
     "inside_transform",
     "is_tracing",
@@ -73,7 +74,8 @@ def unwound() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        with contextlib.suppress(RuntimeError):  # it asserts when the last level goes (torch 2.11)
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         if depth == 0:
             functorch.set_inplace_requires_grad_allowed(False)
             autograd._saved_tensors_hooks_enable()
@@ -97,7 +99,8 @@ def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.Gr
     from torch._dynamo.utils import get_metrics_context
     from torch._export.utils import _compiling_state_context
 
-    wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error"}
+    # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of different shapes
+    wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context():
         out = fullgraph_capture(fn, args, {})
@@ -153,14 +156,26 @@ def dtensor_spec(mesh: Any, placements: tuple[Placement, ...], shape: Any, strid
     return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
 
 
-def _dtensor_fast() -> Callable[[torch.Tensor, Any], DTensor]:
+def gone_spec(spec: Any) -> Any:
+    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live one."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    class GoneSpec(DTensorSpec):
+        def __eq__(self, other: object) -> bool:
+            return False
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    return GoneSpec(spec.mesh, spec.placements, spec.tensor_meta)
+
+
+def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:
+    """Local tensors as DTensors, by the shortest way."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
-    if make is None:  # torch 2.11
-        return lambda local, spec: DTensor(local, spec, requires_grad=False)
-    return lambda local, spec: make(DTensor, local, spec, requires_grad=False)
-
-
-dtensor = _dtensor_fast()
+    if make is None:
+        return [DTensor(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
+    return [make(DTensor, x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, 
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths)), fix
-    raised = re.search(r"(?:got|raised exception) (\w+)\(['\"](.*)['\"]\)", said)
+    raised = re.search(r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)", said)
     if raised:
         return f"it raises {raised[1]}: {raised[2]}", "a call that works on plain tensors"
     first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]

@@ -49,8 +49,11 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
     sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
 
     def note(slot: steps.Slot, marks: Marks) -> None:
-        key = (tuple(slot.value.shape), marks)
-        if key not in sizes:
+        """The local shape, and those that it had before each axis cut it: offsets are counted from them."""
+        for level in range(len(marks), 0, -1):
+            key = (tuple(slot.value.shape), (*marks[:level], *["R"] * (len(marks) - level)))
+            if key in sizes:
+                return
             sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
 
     for slot in (*plan.ins, *plan.outs, *(s for step in plan.steps for s in (*step.read, *step.made))):
@@ -93,7 +96,8 @@ def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
 
 def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     mine = [pieces[slot.number] for slot in step.ins]
-    if any(_emptied(p) for p in mine):
+    deciding = mine[:1] if step.node.target in rules.ADDS_TO_FIRST else mine
+    if any(_emptied(p) for p in deciding):
         results = [_nothing(b, slot) for slot in step.outs]
     else:
         results = _run(b, step, mine)

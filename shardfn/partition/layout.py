@@ -84,8 +84,8 @@ def local_shape(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int
 
 
 def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a tensor from the slowest to the fastest in memory."""
-    return tuple(sorted(range(len(shape)), key=lambda d: (-stride[d], d)))
+    """The dims of a tensor from the slowest to the fastest in memory; expanded dims, which have no place there, first."""
+    return tuple(sorted(range(len(shape)), key=lambda d: (stride[d] != 0, -stride[d], d)))
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from .stages import trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
+REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
 def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -26,11 +28,12 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in leaves if isinstance(x, torch.Tensor))
-    if not grad:
-        for entry in cache.entries(request):
-            if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh:
-                return entry.run(leaves)
+    for entry in cache.entries(request):
+        if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh:
+            if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.tensors_of(leaves))):
+                break
+            entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
+            return entry.run(leaves)
     return _stage(request, args, kwargs, key, mesh).run(leaves)
 
 
@@ -44,7 +47,9 @@ def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key:
     if entries:
         log.info("%s: staged anew: %s", request.name, _why(key, entries[0].key, traced.placed.paths))
     compiled = traced.lower().compile()
-    entry = Entry(key, traced.placed.treedef, traced.placed.world, mesh, compiled.run)
+    placed = traced.placed
+    some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
+    entry = Entry(key, placed.treedef, placed.world, mesh, some, compiled.run)
     entries.insert(0, entry)
     del entries[KEPT_SIGNATURES:]
     return entry
@@ -63,4 +68,9 @@ class Entry:
     treedef: Any
     world: World
     mesh: Any
+    tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
     run: Callable[[list[Any]], Any]
+
+    def tensors_of(self, leaves: list[Any]) -> list[Any]:
+        """The leaves that are tensors."""
+        return leaves if self.tensors is None else [leaves[i] for i in self.tensors]

@@ -156,10 +156,10 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
     (output,) = program.graph.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     specs = [spec_of(placed.mesh, slot.marks, v) for slot, v in zip(compiled.plan.outs, values, strict=True)]
-    make, unflatten = _compat.dtensor, _tree.unflatten
+    make, unflatten = _compat.dtensors, _tree.unflatten
     if all(c is TENSOR for c in constants):
-        return lambda outs: unflatten(tree, [make(x, s) for x, s in zip(outs, specs, strict=True)])
-    return lambda outs: unflatten(tree, _filled(constants, [make(x, s) for x, s in zip(outs, specs, strict=True)]))
+        return lambda outs: unflatten(tree, make(outs, specs))
+    return lambda outs: unflatten(tree, _filled(constants, make(outs, specs)))
 
 
 def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
@@ -181,7 +181,7 @@ def _donor(compiled: Compiled) -> Callable[[list[Any], list[Any]], list[Any]] | 
             x = leaves[i]
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(x._local_tensor, name)
-                x._spec = _compat.dtensor_spec(x.device_mesh, x.placements, x.shape, x.stride(), x.dtype)
+                x._spec = _compat.gone_spec(x._spec)
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, name))
         return outs

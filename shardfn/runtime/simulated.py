@@ -46,10 +46,8 @@ class SimulatedTensor(torch.Tensor):
         if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):  # `to_local` looks at itself
             return SimulatedTensor(args[0].shards, args[0].shown)
         results = [func(*a, **k) for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))]
-        if func in READS:
-            return _agreed(func, results)
         columns = [_tree.flatten(r) for r in results]
-        stacked = [_gathered(values, mine[0].shown) for values in zip(*(c[0] for c in columns), strict=True)]
+        stacked = [_gathered(func, values, mine[0].shown) for values in zip(*(c[0] for c in columns), strict=True)]
         return _tree.unflatten(columns[0][1], stacked)
 
 
@@ -57,25 +55,25 @@ def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
     return _tree.unflatten(treedef, [x.shards[rank] if isinstance(x, SimulatedTensor) else x for x in leaves])
 
 
-def _gathered(values: tuple[Any, ...], shown: int) -> Any:
-    return SimulatedTensor(values, shown) if isinstance(values[0], torch.Tensor) else values[0]
-
-
-def _agreed(func: Any, results: list[Any]) -> Any:
-    if len({str(r) for r in results}) > 1:  # as text, in which nan equals nan
-        text = problem(str(func), f"ranks hold different values: {results[:8]}", fix="read the whole value with sf.full(x)")
+def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
+    """The tensors of all ranks as one; what is no tensor must be the same on all."""
+    if isinstance(values[0], torch.Tensor):
+        return SimulatedTensor(values, shown)
+    if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
+        text = problem(str(func), f"ranks hold different values: {[*values[:8]]}", fix="read the whole value with sf.full(x)")
         raise DivergenceError(text, fix="sf.full(x)")
-    return results[0]
+    return values[0]
 
 
 class UnreadTensor(torch.Tensor):
     """A local tensor without values: shapes and dtypes only, in `fake_world(n, numerics=False)`."""
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor) -> UnreadTensor:
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+    def __new__(cls, like: torch.Tensor, device: torch.device | None = None) -> UnreadTensor:
+        device = device or like.device
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device)
 
-    def __init__(self, like: torch.Tensor) -> None:
+    def __init__(self, like: torch.Tensor, device: torch.device | None = None) -> None:
         self.like = like.to("meta")
 
     def __repr__(self, **_: Any) -> str:
@@ -91,9 +89,24 @@ class UnreadTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READS:
             raise _unread(func)
-        args, kwargs = _tree.tree_map(lambda x: x.like if isinstance(x, UnreadTensor) else x, (args, kwargs or {}))
-        out = func(*args, **kwargs)
-        return _tree.tree_map(lambda x: UnreadTensor(x) if isinstance(x, torch.Tensor) else x, out)
+        kwargs = dict(kwargs or {})
+        asked = kwargs.pop("device", None)
+        leaves = _tree.leaves((args, kwargs))
+        device = asked or next(x.device for x in leaves if isinstance(x, UnreadTensor))
+        args, kwargs = _tree.tree_map(_to_meta, (args, kwargs))
+        try:
+            out = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if "meta tensor" in str(error):
+                raise _unread(func) from error
+            raise
+        return _tree.tree_map(lambda x: UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x, out)
+
+
+def _to_meta(x: Any) -> Any:
+    if isinstance(x, UnreadTensor):
+        return x.like
+    return x.to("meta") if isinstance(x, torch.Tensor) else x
 
 
 def _unread(what: Any) -> FakeValueError:

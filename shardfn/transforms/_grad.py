@@ -21,7 +21,7 @@ class ValueAndGrad(Transformed):
     """`value_and_grad` of a function."""
 
     verb: ClassVar[str] = "value_and_grad"
-    fn: Callable[..., Any]
+    held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
 
@@ -101,7 +101,7 @@ def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool =
         >>> sf.value_and_grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
-    return ValueAndGrad(fn, argnums, has_aux)
+    return ValueAndGrad((fn,), argnums, has_aux)
 
 
 def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
@@ -126,4 +126,4 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
         >>> sf.grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
         tensor([2., 4.])
     """
-    return Grad(fn, argnums, has_aux)
+    return Grad((fn,), argnums, has_aux)

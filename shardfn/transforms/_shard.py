@@ -21,7 +21,7 @@ class Shard(Transformed):
     """A function under `shard`."""
 
     verb: ClassVar[str] = "shard"
-    fn: Callable[..., Any]
+    held: tuple[Callable[..., Any]]
     arguments: dict[str, Any]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ def shard(
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
     if not callable(fn):
         raise TreeError(problem("shard", f"a {type(fn).__name__}", needed="a function", fix="shard(fn, mesh, ...)"))
-    made = Shard(fn, arguments)
+    made = Shard((fn,), arguments)
     if not _compat.is_tracing():
         made.request  # noqa: B018  a wrong option is an error here, not at the first call
     return made

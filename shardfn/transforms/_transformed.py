@@ -16,8 +16,13 @@ class Transformed:
     They are not frozen: Dynamo reads their constructors, and cannot read attrs' way around a frozen class (torch 2.13).
     """
 
-    fn: Callable[..., Any]
     verb: ClassVar[str]
+    held: tuple[Callable[..., Any]]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
+
+    @property
+    def fn(self) -> Callable[..., Any]:
+        """The function that is transformed."""
+        return self.held[0]
 
     def asked(self) -> Request:
         """What is asked of the stages when this is the outermost call."""

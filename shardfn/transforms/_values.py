@@ -64,9 +64,9 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
     spec = _compat.dtensor_spec(mesh, torch_placements(marks), x.shape, x.stride(), x.dtype)
     if world.kind == "simulated":
-        return _compat.dtensor(SimulatedTensor([cut(x, marks, axes, c) for c in all_coordinates(axes)], world.rank), spec)
+        return _compat.dtensors([SimulatedTensor([cut(x, marks, axes, c) for c in all_coordinates(axes)], world.rank)], [spec])[0]
     local = cut(x, marks, axes, mesh.get_coordinate())
-    return _compat.dtensor(UnreadTensor(local) if world.kind == "fake" else local, spec)
+    return _compat.dtensors([UnreadTensor(local) if world.kind == "fake" else local], [spec])[0]
 
 
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
@@ -104,7 +104,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     shards = [s.detach().contiguous() for s in shards]
     spec = _compat.dtensor_spec(mesh, torch_placements(marks), shape, layout.dense_strides(shape, range(len(shape))), first.dtype)
     local = SimulatedTensor(shards, world.rank) if world.kind == "simulated" else shards[0]
-    return _compat.dtensor(UnreadTensor(local) if world.kind == "fake" else local, spec)
+    return _compat.dtensors([UnreadTensor(local) if world.kind == "fake" else local], [spec])[0]
 
 
 def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:

@@ -204,7 +204,9 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         out = fn(x)
         assert out.to_local().data_ptr() == address
         before = dict(cache.counts)
-        out = fn(fn(out))
+        gone, out = out, fn(fn(out))
+        with pytest.raises(sf.ShardError, match="was donated to that call"):
+            fn(gone)  # its spec is that of a ready signature, its memory is not there
         assert cache.counts["compilations"] - before["compilations"] == 1, "for the DTensor argument, once"
         assert torch.equal(sf.full(out), torch.arange(64.0) * 8)
     finally:

@@ -10,6 +10,7 @@ RULES: dict[object, Rule] = {
 }  # fmt: skip
 SIZES = view.SIZES  # op -> which argument is the shape of the result
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS}  # op -> what a rank passes instead of the global arguments
+ADDS_TO_FIRST = index.ADDS_TO_FIRST
 LOWER = index.LOWER  # op -> how a rank computes it, where that is not the op itself
 REARRANGES = view.REARRANGES
 AS_VIEW = view.AS_VIEW

@@ -37,8 +37,8 @@ def _same_sizes(call: OpCall, *positions: int) -> list[int]:
 
 def gather(call: OpCall) -> list[Choice]:
     """Other dims stay cut; the index may be cut anywhere; a table cut along the dim gives a pending sum."""
-    x = call.ins[0]
-    if x.dim() == 0:
+    x, at = call.ins
+    if x.dim() == 0 or at.dim() == 0:
         return [replicated(call)]
     dim = call.args[1] % x.dim()
     others = [d for d in _same_sizes(call, 0, 1) if d != dim]
@@ -48,14 +48,14 @@ def gather(call: OpCall) -> list[Choice]:
 def scatter(call: OpCall) -> list[Choice]:
     """Other dims stay cut; a target cut along the dim keeps what falls into it."""
     x = call.ins[0]
-    if x.dim() == 0:
+    if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
     dim, n = call.args[1] % x.dim(), len(call.ins)
     others = [d for d in _same_sizes(call, *range(n)) if d != dim]
     choices = [replicated(call), *together(call, others), ((dim, *["R"] * (n - 1)), (dim,))]
     if call.target is aten.scatter_add.default:
         choices.append((("sum", "R", "sum"), ("sum",)))
-        choices += [(("sum", d, d), ("sum",)) for d in _same_sizes(call, 1, 2)]
+        choices += [(("sum", dim, dim), ("sum",)) for d in _same_sizes(call, 1, 2) if d == dim]
     return choices
 
 
@@ -87,8 +87,10 @@ def index(call: OpCall) -> list[Choice]:
 
 
 def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
+    """Dim d of the broadcast indices, cut in each index that has it."""
     places = [d - wide + i.dim() for i in indices]
-    return ["R" if p < 0 or i.shape[p] == 1 else p for p, i in zip(places, indices, strict=True)]
+    single = all(p < 0 or i.shape[p] == 1 for p, i in zip(places, indices, strict=True))
+    return ["R" if p < 0 or (i.shape[p] == 1 and not single) else p for p, i in zip(places, indices, strict=True)]
 
 
 def index_put(call: OpCall) -> list[Choice]:
@@ -113,12 +115,12 @@ def index_put(call: OpCall) -> list[Choice]:
 
 def index_select(call: OpCall) -> list[Choice]:
     """Other dims stay cut; so may the index."""
-    n = call.ins[0].dim()
+    n, index = call.ins[0].dim(), call.ins[1]
     if n == 0:
         return [replicated(call)]
     dim = call.args[1] % n
-    choices = [replicated(call), *(((d, "R"), (d,)) for d in range(n) if d != dim)]
-    return [*choices, (("R", 0), (dim,)), (("sum", "R"), ("sum",))]
+    choices = [replicated(call), (("sum", "R"), ("sum",)), *(((d, "R"), (d,)) for d in range(n) if d != dim)]
+    return [*choices, (("R", 0), (dim,))] if index.dim() else choices
 
 
 TABLE: dict[object, Rule] = {
@@ -148,7 +150,7 @@ def lower_embedding(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: lis
         return b.call(aten.embedding.default, *args, **kwargs)
     hit, shifted = _hits(b, pieces[0], 0, args[1])
     rows = b.call(aten.embedding.default, args[0], b.call(aten.mul.Tensor, shifted, hit))
-    return b.call(aten.mul.Tensor, rows, b.call(aten.unsqueeze.default, hit, -1))
+    return b.call(aten.where.self, b.call(aten.unsqueeze.default, hit, -1), rows, b.call(aten.zeros_like.default, rows))
 
 
 def lower_gather(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
@@ -178,6 +180,9 @@ def lower_scatter(target: Any) -> Any:
 
     return lower
 
+
+# Ops that add to their first input: a rank with nothing to add still has that.
+ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
 
 LOWER = {
     aten.embedding.default: lower_embedding,

@@ -123,8 +123,9 @@ def stack(call: OpCall) -> list[Choice]:
 
 def pad(call: OpCall) -> list[Choice]:
     """Dims that are not padded stay cut."""
-    (x,), (out,) = call.ins, call.outs
-    return [replicated(call), *together(call, [d for d in range(x.dim()) if x.shape[d] == out.shape[d]])]
+    n, pads = call.ins[0].dim(), call.args[1]
+    padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
+    return [replicated(call), *together(call, [d for d in range(n) if d not in padded])]
 
 
 TABLE: dict[object, Rule] = {
