@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import multiprocessing
 import pathlib
 import statistics
@@ -17,7 +18,7 @@ from bench import rivals
 from bench.rivals import DTENSOR, JAX, PLAIN, SHARDFN
 
 SIZES, QUICK = (1, 10, 100, 300), (1, 10)
-ROUNDS, QUICK_ROUNDS = 30, 5
+ROUNDS, QUICK_ROUNDS = 60, 5
 CALL, LEAF = 60.0, 4.0  # the target, microseconds: at most so much a call, and so much for each of its leaves
 
 Medians = dict[int, dict[str, float]]  # leaves -> name -> microseconds a call
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small trees, few rounds")
     quick = parser.parse_args(argv).quick
     with processes() as pipes:
-        medians = {n: timed(pipes, n, QUICK_ROUNDS if quick else ROUNDS) for n in (QUICK if quick else SIZES)}
+        medians = timed(pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS)
     print(table(medians))
     print(verdict(medians))
     return 0 if met(medians) else 1
@@ -65,38 +66,38 @@ def processes() -> Iterator[Pipes]:
         else:
             print("jax is not installed, so it is left out: pip install 'shardfn[bench]'")
         yield pipes
-        told(pipes, None)
         for process in started:
             process.join()
 
 
-def timed(pipes: Pipes, leaves: int, rounds: int) -> dict[str, float]:
-    """Median microseconds a call of each, from rounds in which each runs once.
+def timed(pipes: Pipes, sizes: Sequence[int], rounds: int) -> Medians:
+    """Median microseconds a call of each at each size, from rounds in which everything runs once.
 
     Args:
         pipes: of `processes`.
-        leaves: of the tree.
-        rounds: how many.
+        sizes: leaves of the trees.
+        rounds: how many; each size has its share of a busy minute, and no size all of it.
 
     Returns:
-        Name -> microseconds.
+        Size -> name -> microseconds.
 
     Raises:
         RuntimeError: what was timed was not the step, or was compiled while it was timed.
     """
-    told(pipes, leaves)
+    told(pipes, sizes)
     heard(pipes)
     names = [name for name in pipes if name]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[int, dict[str, list[float]]] = {n: {name: [] for name in names} for n in sizes}
     for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            pipes[name].send((name, max(10, 2000 // leaves)))
-            found[name].append(pipes[name].recv())
+        first = turn % len(names)
+        for n, name in itertools.product(sizes, names[first:] + names[:first]):
+            pipes[name].send((n, name, max(10, 2000 // n)))
+            found[n][name].append(pipes[name].recv())
     told(pipes, None)
     faults = [fault for said in heard(pipes) for fault in said]
     if faults:
-        raise RuntimeError(f"{leaves} leaves: " + "; ".join(faults))
-    return {name: statistics.median(times) for name, times in found.items()}
+        raise RuntimeError("; ".join(faults))
+    return {n: {name: statistics.median(times) for name, times in by_name.items()} for n, by_name in found.items()}
 
 
 def told(pipes: Pipes, what: Any) -> None:

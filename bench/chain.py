@@ -29,13 +29,7 @@ class Chain:
     arrays: Callable[[Tree], Iterable[Any]]
     wait: Callable[[Tree], Any] = lambda tree: None
     calls: int = 0
-    compiled: int = 0
-
-    def warm(self) -> Chain:
-        """Call twice: with fresh arguments and with results; neither may compile later."""
-        self.run(2)
-        self.compiled = self.compilations()
-        return self
+    compiled: int = 0  # as many as that when the timing starts
 
     def run(self, calls: int) -> float:
         """Call the step on its own results.
@@ -67,16 +61,19 @@ class Chain:
 
 
 def serve(pipe: Any, build: Callable[[int], dict[str, Chain]]) -> None:
-    """Do as the conductor says: a number of leaves builds chains, (name, calls) runs one, None ends either.
+    """Do as the conductor says: first the sizes, then a size, a name and a number of calls at a time, None at the end.
 
     Args:
         pipe: the connection to the conductor.
-        build: makes the chains, by name.
+        build: makes the chains of one size, by name.
     """
-    while (leaves := pipe.recv()) is not None:
-        chains = {name: chain.warm() for name, chain in build(leaves).items()}
-        pipe.send("ready")
-        while (asked := pipe.recv()) is not None:
-            name, calls = asked
-            pipe.send(chains[name].run(calls))
-        pipe.send([f"{name}: {fault}" for name, chain in chains.items() if (fault := chain.fault())])
+    chains = {(leaves, name): chain for leaves in pipe.recv() for name, chain in build(leaves).items()}
+    for chain in chains.values():
+        chain.run(2)  # on fresh arguments, then on results: neither may compile later
+    for chain in chains.values():
+        chain.compiled = chain.compilations()
+    pipe.send("ready")
+    while (asked := pipe.recv()) is not None:
+        leaves, name, calls = asked
+        pipe.send(chains[leaves, name].run(calls))
+    pipe.send([f"{name}, {leaves} leaves: {fault}" for (leaves, name), chain in chains.items() if (fault := chain.fault())])

@@ -137,11 +137,12 @@ def trained(step: Step, args: tuple[Any, Any, Any, Any]) -> tuple[list[float], A
 @contextlib.contextmanager
 def one_rank(config: gpt.Config, device: str) -> Iterator[Any]:
     """The step compiled with Inductor, in a real world of one rank."""
-    mesh = sf.make_mesh((1,), ("dp",), device_type=device)
     try:
+        mesh = sf.make_mesh((1,), ("dp",), device_type=device)
         yield sf.shard(train.step(config), mesh, (P(), P(), P("dp"), P("dp")), backend="inductor")
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -248,8 +248,10 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
     said, fix = "it uses the higher-order op cond, which has no rule yet", "torch.where, or a Python loop, over plain ops"
     assert text == f"shard(<lambda>): {said}\n  try: {fix}"
     inner = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
-    error, _ = refusal(sf.CaptureError, lambda: sharded(sf.grad(inner))(X))
-    assert "it uses torch.utils.checkpoint under a gradient" in str(error)
+    try:  # torch 2.11 reads it, and right
+        assert torch.equal(sf.full(sharded(sf.grad(inner))(X)), X.cos())
+    except sf.CaptureError as error:
+        assert "it uses torch.utils.checkpoint under a gradient" in str(error)
 
 
 def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
