@@ -148,6 +148,7 @@ def _flatten(
     _refuse_closed_over(closed_over, names[0])
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
     graph = _compat.trace_aten(flat, inputs, decompositions.table())
+    sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
     if refuse_mutation(graph, *names):
         functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
         graph = _compat.trace_aten(functional, inputs, decompositions.table())
@@ -169,4 +170,5 @@ def _lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode,
         node.replace_all_uses_with(holder)
         graph.graph.erase_node(node)
         found.append(value)
+    graph.recompile()
     return found

@@ -62,13 +62,27 @@ KEPT = (
 )
 
 
+def _wide(x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.dtype]:
+    """x in the dtype that torch adds up in, and the dtype of the result: half precision is summed in single."""
+    result = dtype or x.dtype
+    accumulate = torch.float32 if result in (torch.float16, torch.bfloat16) else result
+    return (x if x.dtype == accumulate else aten._to_copy.default(x, dtype=accumulate)), result
+
+
+def _narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
+
+
 def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return aten.div.Scalar(aten.sum.default(x, dtype=dtype), x.numel()) if x.numel() else NotImplemented
+    return _mean_dim(x, None, dtype=dtype)
 
 
 def _mean_dim(x: torch.Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     count = _count(x, dim)
-    return aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype), count) if count else NotImplemented
+    if not count:
+        return NotImplemented
+    wide, result = _wide(x, dtype)
+    return _narrow(aten.div.Scalar(aten.sum.dim_IntList(wide, dim, keepdim), count), result)
 
 
 def _var_mean(
@@ -79,9 +93,12 @@ def _var_mean(
     count, correction = _count(x, dim), 1 if correction is None else correction
     if count - correction <= 0:
         return NotImplemented
-    mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
-    var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(x - mean, x - mean), dim, keepdim), count - correction)
-    return var, mean if keepdim else mean.reshape(var.shape)
+    wide, result = _wide(x)
+    mean = aten.div.Scalar(aten.sum.dim_IntList(wide, dim, True), count)
+    apart = wide - mean
+    var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim), count - correction)
+    mean = mean if keepdim else mean.reshape(var.shape)
+    return _narrow(var, result), _narrow(mean, result)
 
 
 def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -90,8 +107,10 @@ def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | N
 
 
 def _count(x: torch.Tensor, dim: list[int] | None) -> int:
+    if not x.dim():
+        return 1
     dims = range(x.dim()) if not dim else [d % x.dim() for d in dim]
-    return math.prod(x.shape[d] for d in dims) if x.dim() else 1
+    return math.prod(x.shape[d] for d in dims)
 
 
 def _max(x: torch.Tensor) -> torch.Tensor:
@@ -105,8 +124,8 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 def _vector_norm(x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     if ord != 2 or x.is_complex():
         return NotImplemented
-    x = x if dtype is None else aten._to_copy.default(x, dtype=dtype)
-    return aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(x, x), dim, keepdim))
+    wide, result = _wide(x, dtype)
+    return _narrow(aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(wide, wide), dim, keepdim)), result)
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:

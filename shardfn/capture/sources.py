@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import os
 import re
@@ -44,13 +45,24 @@ def attach(graph: torch.fx.GraphModule) -> None:
     torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
     belong to.
     """
-    forward: dict[int, str] = {}
+    numbers: list[int] = []  # of the ops so far, ascending, and their lines
+    lines: list[str] = []
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
-        node.meta["phase"] = noted.get("phase", "forward")
-        node.meta["source"] = forward.get(noted.get("belongs_to", -1)) or line_of(node.meta.get("stack_trace"))
-        if node.meta["phase"] == "forward" and node.meta["source"] and "seq_nr" in node.meta:
-            forward.setdefault(node.meta["seq_nr"], node.meta["source"])
+        line = noted.get("source") or _forward_line(noted.get("belongs_to"), numbers, lines) or line_of(node.meta.get("stack_trace"))
+        if line is None and node.op == "call_function":  # ours, such as the placing of a gradient: as what it is given
+            line = next((x.meta["source"] for x in node.all_input_nodes if x.meta.get("source")), None)
+        phase = noted.get("phase", "forward")
+        node.meta.update(phase=phase, source=line, custom={**noted, "phase": phase, "source": line})
+        if line and node.meta.get("seq_nr", -1) > (numbers[-1] if numbers else -1):
+            numbers.append(node.meta["seq_nr"])
+            lines.append(line)
+
+
+def _forward_line(number: int | None, numbers: list[int], lines: list[str]) -> str | None:
+    """The line of the op that took this autograd number: under several gradients an op takes several, its own is the last."""
+    at = len(numbers) if number is None else bisect.bisect_left(numbers, number)
+    return lines[at] if at < len(lines) else None
 
 
 def line_of(stack: str | None) -> str | None:

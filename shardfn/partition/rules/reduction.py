@@ -16,7 +16,7 @@ def _reduced(call: OpCall) -> set[int]:
     dims = call.arg(1, "dim")
     if isinstance(dims, int):
         dims = [dims]
-    return {d % x.dim() for d in dims} if dims else set(range(x.dim()))
+    return {d % max(x.dim(), 1) for d in dims} if dims else set(range(x.dim()))
 
 
 def reduction(pending: str | None) -> Rule:

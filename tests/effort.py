@@ -1,0 +1,15 @@
+"""How much the property tests try: SHARDFN_EFFORT=20 tries twenty times as much as a run in CI does."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+EFFORT = int(os.environ.get("SHARDFN_EFFORT", "1"))
+
+
+def examples(n: int) -> settings:
+    """Hypothesis settings: the same n examples at every run, more with more effort."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(max_examples=n * EFFORT, derandomize=True, deadline=None, database=None, suppress_health_check=slow)

@@ -1,0 +1,44 @@
+"""Law 0 on programs that nobody thought of: random ops, shapes, placements and meshes; values and gradients in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from effort import examples
+from hypothesis import given
+from programs import Drawn, programs
+
+import shardfn as sf
+
+RTOL = 1e-9  # sums of other orders, through eight ops and their gradients
+
+
+def sharded(drawn: Drawn) -> Any:
+    """((loss, result), gradients) of the program on its mesh."""
+    with sf.fake_world(math.prod(drawn.mesh.values())):
+        mesh = sf.make_mesh(tuple(drawn.mesh.values()), tuple(drawn.mesh))
+        placed, numbers = tuple(spec for _, spec in drawn.inputs.values()), tuple(range(len(drawn.inputs)))
+        step = sf.value_and_grad(drawn.function(), argnums=numbers, has_aux=True)
+        out = sf.shard(step, mesh, placed, ((None, drawn.out), placed), backend="aten")(*drawn.arguments())
+        return sf.full(out)
+
+
+def plain(drawn: Drawn) -> Any:
+    """The same by torch.autograd on one device."""
+    inputs = [x.requires_grad_() for x in drawn.arguments()]
+    loss, result = drawn.function()(*inputs)
+    grads = torch.autograd.grad(loss, inputs, allow_unused=True) if loss.requires_grad else [None] * len(inputs)
+    return (loss.detach(), result.detach()), tuple(torch.zeros_like(x) if g is None else g for x, g in zip(inputs, grads, strict=True))
+
+
+@given(programs())
+@examples(25)
+def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(drawn: Drawn) -> None:
+    ((loss, result), grads), ((wanted_loss, wanted_result), wanted_grads) = sharded(drawn), plain(drawn)
+    torch.testing.assert_close(loss, wanted_loss, rtol=RTOL, atol=RTOL)
+    torch.testing.assert_close(result, wanted_result, rtol=RTOL, atol=RTOL)
+    for name, got, wanted in zip(drawn.inputs, grads, wanted_grads, strict=True):
+        size = 1 + float(wanted.abs().max())
+        torch.testing.assert_close(got / size, wanted / size, rtol=RTOL, atol=RTOL, msg=lambda m, name=name: f"gradient of {name}: {m}")

@@ -1,0 +1,68 @@
+"""Errors: one family, one way to write the text, fields for programs to read."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardfn as sf
+from shardfn.errors import ShardError, call_site, problem
+
+FAMILY = (
+    sf.PlacementError,
+    sf.TreeError,
+    sf.CaptureError,
+    sf.RuleError,
+    sf.DivergenceError,
+    sf.BudgetError,
+    sf.FakeValueError,
+)
+FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_every_error_is_a_shard_error_with_fields(kind: type[ShardError]) -> None:
+    fields = {name: f"a {name}" for name in FIELDS}
+    error = kind("said", **fields)
+    assert isinstance(error, sf.ShardError) and isinstance(error, Exception)
+    assert str(error) == "said"
+    assert {name: getattr(error, name) for name in FIELDS} == fields
+    assert all(getattr(kind("said"), name) is None for name in FIELDS)
+    assert kind.__doc__
+
+
+def test_the_family_is_complete_and_flat() -> None:
+    assert set(ShardError.__subclasses__()) == set(FAMILY)
+    assert all(kind.__bases__ == (ShardError,) for kind in FAMILY)
+
+
+def test_a_problem_says_where_what_at_needed_and_try_in_that_order() -> None:
+    text = problem("shard(f), argument x", "got this", "and this", needed="that", fix="so", source="model.py:3")
+    assert text == "\n".join([
+        "shard(f), argument x: got this",
+        "  and this",
+        "  at: model.py:3",
+        "  needed: that",
+        "  try: so",
+    ])  # fmt: skip
+
+
+def test_a_problem_leaves_out_what_it_does_not_know() -> None:
+    assert problem("f", "got") == "f: got"
+    assert problem("f", "got", fix="so") == "f: got\n  try: so"
+    assert problem("f", "got", needed="that") == "f: got\n  needed: that"
+
+
+def test_the_call_site_is_the_users_line() -> None:
+    file, line = (call_site() or "").rsplit(":", 1)
+    assert file == __file__
+    assert int(line) == test_the_call_site_is_the_users_line.__code__.co_firstlineno + 1
+
+
+def test_an_error_is_caught_by_its_family_and_keeps_its_cause() -> None:
+    try:
+        try:
+            raise ValueError("inner")
+        except ValueError as inner:
+            raise sf.RuleError("outer") from inner
+    except sf.ShardError as error:
+        assert isinstance(error.__cause__, ValueError)

@@ -1,0 +1,110 @@
+"""Placements at the door: what users write, as marks, and back as DTensor's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardfn import P
+from shardfn.placements import describe, is_spec, marks_of, spec_text, torch_placements
+from shardfn.types import Mark, Marks, MeshAxes
+
+AXES = MeshAxes(("dp", "tp"), (2, 3))
+LINE = MeshAxes(("dp",), (2,))
+
+WRITTEN = {
+    "nothing": (P(), ("R", "R")),
+    "an axis": (P("dp"), (0, "R")),
+    "another dim": (P(None, "tp"), ("R", 1)),
+    "two axes": (P("tp", "dp"), (1, 0)),
+    "two axes on one dim": (P(None, ("dp", "tp")), (1, 1)),
+    "one axis in a tuple": (P(("tp",)), ("R", 0)),
+    "an empty tuple": (P((), "dp"), (1, "R")),
+    "trailing dims": (P("dp", None, None), (0, "R")),
+    "placements": ([Shard(1), Replicate()], (1, "R")),
+    "a tuple of placements": ((Shard(1), Replicate()), (1, "R")),
+    "from the end": ([Shard(-1), Shard(-3)], (2, 0)),
+    "pending": ([Partial(), Partial("max")], ("sum", "max")),
+    "a minimum": ([Partial("min"), Shard(0)], ("min", 0)),
+}
+
+
+@pytest.mark.parametrize("case", list(WRITTEN))
+def test_what_a_placement_means(case: str) -> None:
+    spec, wanted = WRITTEN[case]
+    assert marks_of(spec, (4, 5, 6), AXES) == wanted
+
+
+def test_one_placement_is_enough_on_a_mesh_of_one_axis() -> None:
+    assert marks_of(Shard(1), (4, 5), LINE) == (1,)
+    assert marks_of(Replicate(), (), LINE) == ("R",)
+    assert marks_of(P(), (), MeshAxes((), ())) == ()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "too many dims": (P(None, None, "dp"), "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (4, 5)"),
+    "an unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=3)"),
+    "an axis twice": (P("dp", ("dp", "tp")), "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1"),
+    "not in mesh order": (P(("tp", "dp")), "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')"),
+    "a string": ("dp", "'dp' is no placement; write P('dp') or a torch Placement"),
+    "a number": (3, "3 is no placement; write P(3) or a torch Placement"),
+    "too few": ([Shard(0)], "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)"),
+    "a dim that is not there": ([Shard(2), Replicate()], "S(2) names dim 2 of a tensor with 2 dims, shape (4, 5)"),
+    "a dim before the first": ([Shard(-3), Replicate()], "S(-3) names dim -3 of a tensor with 2 dims, shape (4, 5)"),
+    "a mean": ([Partial("avg"), Replicate()], "P(avg) is not a placement that shardfn knows: Shard, Replicate, Partial of sum, max or min"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_does_not_fit_is_said_in_words(case: str) -> None:
+    spec, said = REFUSED[case]
+    with pytest.raises(ValueError) as error:
+        marks_of(spec, (4, 5), AXES)
+    assert str(error.value) == said
+
+
+MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum"))] * 2)
+
+
+@given(MARKS)
+@examples(30)
+def test_torchs_placements_round_trip(marks: Marks) -> None:
+    assert marks_of(list(torch_placements(marks)), (4, 5, 6), AXES) == marks
+
+
+@given(MARKS)
+@examples(30)
+def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
+    parts: list[tuple[str, ...]] = [tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)]
+    plain = tuple("R" if m == "sum" else m for m in marks)
+    assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
+    assert spec_text(plain, AXES, 3) == ";".join(",".join(p) for p in parts)
+
+
+def test_marks_become_the_placements_that_dtensor_has() -> None:
+    marks: tuple[Mark, ...] = ("R", 2, "sum", "max", "min")
+    assert torch_placements(marks) == (Replicate(), Shard(2), Partial("sum"), Partial("max"), Partial("min"))
+    with pytest.raises(AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"):
+        torch_placements(((0, 3),))
+
+
+def test_marks_in_the_users_words() -> None:
+    assert describe((0, "R"), AXES) == "Shard(dim=0) on dp, Replicate() on tp"
+    assert describe((), MeshAxes((), ())) == "one device"
+
+
+def test_p_prints_compares_and_hashes_by_its_parts() -> None:
+    assert repr(P("dp", None, ("dp", "tp"))) == "P('dp', None, ('dp', 'tp'))"
+    assert P("dp") == P("dp") != P("dp", None)
+    assert len({P("dp"), P("dp"), P()}) == 2
+    assert P("dp") != "dp"
+
+
+def test_what_is_one_leaf_of_a_tree_of_placements() -> None:
+    assert all(map(is_spec, (None, P(), P("dp"), Shard(0), Partial(), [Shard(0), Replicate()])))
+    assert not any(map(is_spec, ("dp", [], [P()], (Shard(0),), {"w": P()}, [None], 3)))
