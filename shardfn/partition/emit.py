@@ -108,7 +108,7 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
 
 
 def _emptied(piece: Piece) -> bool:
-    return 0 in piece.local_shape and 0 not in piece.shape
+    return any(mine == 0 != whole for mine, whole in zip(piece.local_shape, piece.shape, strict=True))
 
 
 def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:

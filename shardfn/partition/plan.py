@@ -240,7 +240,7 @@ def _choices(rule: Rule | None, call: OpCall) -> list[Choice]:
     return list(dict.fromkeys(rule(call)))
 
 
-def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> set[Choice]:
+def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[Choice]:
     """The choice for each unit in which some input is already cut on the dim that it wants cut."""
     units = {1}
     for mark, slots in zip(choice[0], held, strict=True):
@@ -249,7 +249,7 @@ def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> set[Ch
             cut = layout.split(slot.marks[axis])
             if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
                 units.add(cut[1] // wanted[1])
-    return {(_scaled(choice[0], u), _scaled(choice[1], u)) for u in units}
+    return [(_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)]  # in one order: all ranks break ties alike
 
 
 def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:

@@ -105,7 +105,7 @@ def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> 
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
             continue
-        for wanted in {"R", *(m for m in (dst[k],) if m not in PENDING)}:
+        for wanted in ("R",) if dst[k] == "R" or dst[k] in PENDING else ("R", dst[k]):
             kind = kind_of(mark, wanted)
             if kind is None or (kind == "all_to_all" and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]):
                 continue

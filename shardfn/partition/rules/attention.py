@@ -23,7 +23,8 @@ NAMES = (
 def attention(call: OpCall) -> list[Choice]:
     """Batch and heads lead every tensor of the attention; a mask may broadcast them; RNG state has neither."""
     batch, heads = call.ins[0].shape[0], call.ins[0].shape[1]
-    if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or not _mask_lines_up(call):
+    mask = _mask(call)
+    if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or (mask is not None and mask.dim() == 3):
         return [replicated(call)]
     choices = [replicated(call)]
     for d, size in ((0, batch), (1, heads)):
@@ -39,19 +40,16 @@ def _position(call: OpCall, *names: str) -> int:
     return next(i for i, a in enumerate(call.target._schema.arguments) if a.name in names)
 
 
-def _mask_lines_up(call: OpCall) -> bool:
-    """Whether a mask has no batch and heads, or has both where the others have them."""
+def _mask(call: OpCall) -> torch.Tensor | None:
     names = {"attn_mask", "attn_bias"} & {a.name for a in call.target._schema.arguments}
-    for name in names:
-        mask = call.arg(_position(call, name), name)
-        if mask is not None and mask.meta["val"].dim() == 3:
-            return False
-    return True
+    found = [call.arg(_position(call, name), name) for name in names]
+    return found[0].meta["val"] if found and found[0] is not None else None
 
 
 def _one_head_count(call: OpCall, heads: int) -> bool:
-    """Grouped queries have fewer key heads, which do not line up with a cut of the query heads."""
-    return all(x.shape[1] == heads for x in call.ins if x.dim() == 4 and x.shape[1] != 1)
+    """Grouped queries have fewer key heads, which do not line up with a cut of the query heads; a mask may have one for all."""
+    mask = _mask(call)
+    return all(x.shape[1] == heads for x in call.ins if x.dim() == 4 and x is not mask)
 
 
 TABLE: dict[object, Rule] = {getattr(aten, name).default: attention for name in NAMES if hasattr(aten, name)}

@@ -11,6 +11,11 @@ from ..choice import Choice, OpCall, Rule, replicated, together
 aten = torch.ops.aten
 
 
+def keeps_values(before: torch.dtype, after: torch.dtype) -> bool:
+    """Whether a cast is linear: rounding the terms of a pending sum is not rounding the sum."""
+    return torch.promote_types(before, after) == after
+
+
 def _reduced(call: OpCall) -> set[int]:
     (x,) = call.ins
     dims = call.arg(1, "dim")
@@ -30,9 +35,9 @@ def reduction(pending: str | None) -> Rule:
             if d not in reduced:
                 kept = d if keep else d - sum(r < d for r in reduced)
                 choices.append(((d,), (kept,) * len(call.outs)))
-            elif pending:
+            elif pending == "sum" or (pending and x.dtype != torch.bool):  # no backend takes the larger of two booleans
                 choices.append(((d,), (pending,)))
-        if pending == "sum":
+        if pending == "sum" and keeps_values(x.dtype, out.dtype):
             choices.append((("sum",), ("sum",)))
         return choices
 
@@ -47,7 +52,8 @@ def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[
         dim = call.arg(position, name, default) % max(n, 1)
         choices = [replicated(call), *together(call, [d for d in range(n) if d != dim])]
         pending = ("sum",) * len(call.outs)
-        return choices + [(tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending) for i in linear]
+        linear_in = linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
+        return choices + [(tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending) for i in linear_in]
 
     return rule
 
