@@ -15,6 +15,7 @@ from .. import _tree
 from ..mesh import current_mesh
 from ..world import World, current_world
 from . import cache
+from .door import checked
 from .request import Request
 from .stages import trace
 
@@ -49,7 +50,7 @@ def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key:
     compiled = traced.lower().compile()
     placed = traced.placed
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
-    entry = Entry(key, placed.treedef, placed.world, mesh, some, compiled.run)
+    entry = Entry(key, placed.treedef, placed.world, mesh, some, checked(compiled.run, request, placed))
     entries.insert(0, entry)
     del entries[KEPT_SIGNATURES:]
     return entry

@@ -81,8 +81,6 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         source = call_site()
         fields = {"arg_path": wrong[0][0], "mesh": mesh, "placements": request.in_placements}
         raise PlacementError(problem(where, *lines, fix=fix, source=source), **fields, source=source, fix=fix)
-    if os.environ.get("SHARDFN_CHECK") == "1" and world.kind == "real" and world.size > 1:
-        _check_agreement(request, leaves, paths)
     found = [leaves[i] for i in tensors]
     return Placed(
         world=world,
@@ -195,8 +193,19 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     return own
 
 
-def _check_agreement(request: Request, leaves: list[Any], paths: list[str]) -> None:
-    """Plain tensors are global values: with SHARDFN_CHECK=1 every rank's copy is compared."""
+def checked(run: Callable[[list[Any]], Any], request: Request, placed: Placed) -> Callable[[list[Any]], Any]:
+    """`run`, which with SHARDFN_CHECK=1 first compares every rank's copy of the plain tensors: they are global values."""
+    if os.environ.get("SHARDFN_CHECK") != "1" or placed.world.kind != "real" or placed.world.size == 1:
+        return run
+
+    def compare_and_run(leaves: list[Any]) -> Any:
+        _check_agreement(request, leaves, placed.paths)
+        return run(leaves)
+
+    return compare_and_run
+
+
+def _check_agreement(request: Request, leaves: list[Any], paths: Sequence[str]) -> None:
     plain = [(p, x) for p, x in zip(paths, leaves, strict=True) if isinstance(x, torch.Tensor) and not isinstance(x, DTensor)]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, [(path, tuple(x.shape), _digest(x)) for path, x in plain])
