@@ -106,12 +106,6 @@ def _placement(mark: Mark) -> Placement:
     return Shard(mark)
 
 
-def spec_text(marks: Marks, axes: MeshAxes, rank: int) -> str:
-    """Shard marks as the text of a constraint: axis names for each dim, `dp;;tp`."""
-    entries = [[name for name, m in zip(axes.names, marks, strict=True) if m == dim] for dim in range(rank)]
-    return ";".join(",".join(names) for names in entries)
-
-
 def describe(marks: Marks, axes: MeshAxes) -> str:
     """Marks in the user's words: `Shard(0) on dp, Replicate() on tp`."""
     said = [f"{_placement(m)!r} on {name}" for name, m in zip(axes.names, marks, strict=True)]

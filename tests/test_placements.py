@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfn import P
-from shardfn.placements import describe, is_spec, marks_of, spec_text, torch_placements
+from shardfn.placements import describe, is_spec, marks_of, torch_placements
 from shardfn.types import Mark, Marks, MeshAxes
 
 AXES = MeshAxes(("dp", "tp"), (2, 3))
@@ -83,7 +83,6 @@ def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
     parts: list[tuple[str, ...]] = [tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)]
     plain = tuple("R" if m == "sum" else m for m in marks)
     assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
-    assert spec_text(plain, AXES, 3) == ";".join(",".join(p) for p in parts)
 
 
 def test_marks_become_the_placements_that_dtensor_has() -> None:

@@ -114,6 +114,11 @@ def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any])
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
         raise TreeError(problem(request.name, str(error), fix=fix, source=source), source=source, fix=fix) from None
+    for n in request.static_argnums:
+        if n < len(args) and any(isinstance(x, torch.Tensor) for x in _tree.leaves(args[n])):
+            source, fix = call_site(), "leave it out of static_argnums: tensors are never constants"
+            text = problem(request.name, f"static argument {n} holds a tensor", needed="constants", fix=fix, source=source)
+            raise TreeError(text, source=source, fix=fix)
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:

@@ -65,7 +65,7 @@ def shard(
         out_placements: a prefix tree over the result; None leaves results where they fall, pending sums reduced.
         implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
         donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
-        static_argnums: positional arguments that are constants (any value that is not a tensor is one anyhow).
+        static_argnums: positional arguments that are constants; a tensor there is an error. What is no tensor is one anyhow.
         backend: "inductor", or "aten", which runs op by op and starts at once.
 
     Returns:

@@ -242,6 +242,13 @@ def test_a_call_that_does_not_fit_the_signature() -> None:
     assert text == f"shard(scale): missing a required argument: 'batch'\n  at: HERE\n  try: the arguments of {signature}"
 
 
+def test_a_tensor_that_is_said_to_be_static() -> None:
+    _, text = refusal(sf.TreeError, lambda: sharded(double, static_argnums=0)(X))
+    fix = "leave it out of static_argnums: tensors are never constants"
+    assert text == f"shard(double): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  try: {fix}"
+    assert torch.equal(sf.full(sharded(lambda x, k: x * k, static_argnums=1)(X, 3)), X * 3)
+
+
 def test_what_is_not_covered_yet_is_refused_by_name() -> None:
     branch = lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
     _, text = refusal(sf.CaptureError, lambda: sharded(branch)(X))
