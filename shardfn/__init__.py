@@ -3,6 +3,7 @@
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ._tree import tree_map
+from .buckets import Bucket, BucketPlan
 from .errors import (
     BudgetError,
     CaptureError,
@@ -15,13 +16,15 @@ from .errors import (
 )
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .transforms import check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
+from .transforms import bucketed_grad, check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
 from .types import ShapeDtype
 from .world import fake_world
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bucket",
+    "BucketPlan",
     "BudgetError",
     "CaptureError",
     "DivergenceError",
@@ -35,6 +38,7 @@ __all__ = [
     "Shard",
     "ShardError",
     "TreeError",
+    "bucketed_grad",
     "check",
     "compose",
     "constrain",

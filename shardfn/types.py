@@ -101,6 +101,7 @@ class Collective:
     name: str
     source: str | None
     implicit: bool
+    bucket: int | None = None  # its number in the bucket plan
 
 
 @attrs.frozen(eq=False)
@@ -110,6 +111,7 @@ class LocalProgram:
     name: str
     axes: MeshAxes
     graph: torch.fx.Graph  # placeholders: one coordinate for each axis, then the local tensors
+    unordered: torch.fx.Graph  # the same nodes before the last pass put them in order
     in_paths: tuple[str, ...]
     in_marks: tuple[Marks, ...]
     out_marks: tuple[Marks, ...]

@@ -12,7 +12,7 @@ from shardfn import _compat
 from shardfn.partition import Plan, emit, local_sizes, steps
 from shardfn.partition.choice import OpCall
 from shardfn.partition.printing import local_text
-from shardfn.passes import schedule
+from shardfn.passes import agenda, schedule
 from shardfn.runtime.simulator import simulate
 from shardfn.types import LocalProgram, Mark, Marks, MeshAxes
 
@@ -145,10 +145,12 @@ def run_plan(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list
 
 
 def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+    graphs = schedule(emit(plan, coordinates, names, "cpu"), agenda(plan, "one op"))
     return LocalProgram(
         name="one op",
         axes=plan.axes,
-        graph=schedule(emit(plan, coordinates, names, "cpu"), plan.axes),
+        graph=graphs[-1],
+        unordered=graphs[-2],
         in_paths=tuple(f"x{i}" for i in range(len(plan.ins))),
         in_marks=tuple(slot.marks for slot in plan.ins),
         out_marks=tuple(slot.marks for slot in plan.outs),

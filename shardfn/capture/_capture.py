@@ -115,9 +115,11 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
 
 
 class _Replay(torch.fx.Interpreter):
-    """Run Dynamo's graph, marking what the backward of a grad call makes."""
+    """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients belong together."""
 
     def run_node(self, node: torch.fx.Node) -> Any:
+        if node.target is prims.align:
+            node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]

@@ -19,13 +19,13 @@ def prim_redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
 
 
 @torch.library.custom_op("shardfn::prim_align", mutates_args=())
-def prim_align(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Place x as `like` is placed."""
+def prim_align(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
+    """Place x as `like` is placed; `wish` says how its reduction may travel (`buckets.Wish`), or nothing."""
     return x.clone()
 
 
 prim_redistribute.register_fake(lambda x, placements: torch.empty_like(x))
-prim_align.register_fake(lambda x, like: torch.empty_like(x))
+prim_align.register_fake(lambda x, like, wish: torch.empty_like(x))
 
 
 class _Redistribute(torch.autograd.Function):
@@ -51,9 +51,11 @@ class _Redistribute(torch.autograd.Function):
 
 
 class _Align(torch.autograd.Function):
+    """Derivatives of a gradient are placed as it is; only the gradient itself travels in a bucket."""
+
     @staticmethod
-    def forward(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return prim_align(x, like)
+    def forward(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
+        return prim_align(x, like, wish)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -62,19 +64,19 @@ class _Align(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        return _Align.apply(cotangent, ctx.saved_tensors[0]), None
+        return _Align.apply(cotangent, ctx.saved_tensors[0], ""), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
-        return _Align.apply(tangent, ctx.saved_tensors[0])
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any, __: Any) -> Any:
+        return _Align.apply(tangent, ctx.saved_tensors[0], "")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor) -> Any:
-        x_dim, like_dim = in_dims
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str) -> Any:
+        x_dim, like_dim, _ = in_dims
         like = like.unsqueeze(0) if like_dim is None else like.movedim(like_dim, 0)
         if x_dim is None:
-            return _Align.apply(x, like[0]), None
-        return _Align.apply(x.movedim(x_dim, 0), like), 0
+            return _Align.apply(x, like[0], wish), None
+        return _Align.apply(x.movedim(x_dim, 0), like, wish), 0
 
 
 def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
@@ -82,9 +84,9 @@ def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
     return _Redistribute.apply(x, placements)
 
 
-def align(xs: list[torch.Tensor], likes: list[torch.Tensor]) -> list[torch.Tensor]:
+def align(xs: list[torch.Tensor], likes: list[torch.Tensor], wishes: list[str]) -> list[torch.Tensor]:
     """`prim_align` for each of several tensors, right under every transform; one call is one step for Dynamo."""
-    return [_Align.apply(x, like) for x, like in zip(xs, likes, strict=True)]
+    return [_Align.apply(x, like, wish) for x, like, wish in zip(xs, likes, wishes, strict=True)]
 
 
 def install() -> None:

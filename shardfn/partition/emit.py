@@ -13,6 +13,7 @@ from ..types import Marks
 from . import layout, rules, steps
 from .builder import Builder, Piece
 from .collectives import apply_move
+from .redistribute import Move
 
 aten = torch.ops.aten
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -36,8 +37,8 @@ def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, .
         pieces: dict[int, Piece] = {}
         for slot in plan.ins:
             pieces[slot.number] = _input(b, slot)
-        for step in plan.steps:
-            b.about = _about(step)
+        for number, step in enumerate(plan.steps):
+            b.about = {**_about(step), "step": number}
             EMIT[type(step)](b, step, pieces)
         b.about = {}
         b.graph.output([_result(b, pieces[slot.number]) for slot in plan.outs])
@@ -77,10 +78,15 @@ def _input(b: Builder, slot: steps.Slot) -> Piece:
     return b.piece(node, value, slot.marks)
 
 
+def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
+    """What two moves share if they do the same; equal on all ranks."""
+    return step.source.number, move.before, move.after, step.node.meta.get("phase", "forward")
+
+
 def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]) -> None:
     piece = pieces[step.source.number]
     for move in step.moves:
-        key = (step.source.number, move.before, move.after, b.about["phase"])
+        key = b.about["transfer"] = transfer_key(step, move)
         piece = apply_move(b, piece, move, step.implicit)
         piece.node.meta["moved"] = key
     pieces[step.target.number] = piece

@@ -5,12 +5,13 @@ Everything here is the same on all ranks: it looks at global shapes and at the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from ..buckets import Wish
 from ..errors import PlacementError, RuleError, problem
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
 from . import layout, rules, steps
@@ -23,7 +24,13 @@ CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 
 
-def plan(program: Program, axes: MeshAxes, in_marks: Sequence[Marks], out_marks: Sequence[Marks | None]) -> steps.Plan:
+def plan(
+    program: Program,
+    axes: MeshAxes,
+    in_marks: Sequence[Marks],
+    out_marks: Sequence[Marks | None],
+    unreduced: Collection[int] = (),
+) -> steps.Plan:
     """Choose placements for every value of a Program.
 
     Args:
@@ -31,23 +38,27 @@ def plan(program: Program, axes: MeshAxes, in_marks: Sequence[Marks], out_marks:
         axes: names and sizes of the mesh.
         in_marks: the placement of each input.
         out_marks: the placement asked for each output, None where it may stay as it falls.
+        unreduced: inputs that are gradients which nobody has reduced yet, by number: no op reduces them in passing.
 
     Returns:
         The plan.
 
     Raises:
         RuleError: an op that cannot be right on this mesh.
+        PlacementError: an unreduced gradient that an op would have to reduce; a result that cannot stay unreduced.
     """
-    walk = _Walk(axes)
+    walk = _Walk(axes, program.name)
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
-    ins = tuple(walk.enter(node, marks) for node, marks in zip(holders, in_marks, strict=True))
+    forgotten = [path if i in unreduced else None for i, path in enumerate(program.in_paths)]
+    ins = tuple(walk.enter(*entry) for entry in zip(holders, in_marks, forgotten, strict=True))
     for node in graph.nodes:
         if node.op == "call_function":
-            walk.visit(node, program.name)
+            walk.visit(node)
     (output,) = graph.find_nodes(op="output")
-    outs = tuple(walk.leave(node, marks, output) for node, marks in zip(output.args[0], out_marks, strict=True))
-    return steps.Plan(axes=axes, steps=_needed(walk.steps, outs), ins=ins, outs=outs)
+    outs = tuple(walk.leave(*leaving, output) for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True))
+    needed = _needed(walk.steps, outs)
+    return steps.Plan(axes, needed, ins, outs, tuple(walk.gradients), tuple(walk.unreduced))
 
 
 def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[steps.Step, ...]:
@@ -69,6 +80,7 @@ class _Value:
     fill: tuple[torch.fx.Node, Any] | None = None
     slots: dict[Marks, tuple[steps.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
+    unreduced: str | None = None  # the argument that is an unreduced gradient, if this is it or a linear function of it
 
     def readable(self, phase: str) -> list[steps.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
@@ -77,9 +89,12 @@ class _Value:
 class _Walk:
     """The state of one walk: the values so far and the steps that made them."""
 
-    def __init__(self, axes: MeshAxes) -> None:
-        self.axes = axes
+    def __init__(self, axes: MeshAxes, name: str) -> None:
+        self.axes, self.name = axes, name
         self.values: dict[torch.fx.Node, Any] = {}
+        self.unaligned: dict[torch.fx.Node, _Value] = {}  # gradients before they were brought to their parameter's placement
+        self.gradients: list[steps.Gradient] = []
+        self.unreduced: list[tuple[steps.Slot, torch.fx.Node]] = []  # gradients that leave before they are
         self.steps: list[steps.Step] = []
         self.count = 0
 
@@ -87,19 +102,30 @@ class _Walk:
         self.count += 1
         return steps.Slot(self.count, fake, marks)
 
-    def enter(self, node: torch.fx.Node, marks: Marks) -> steps.Slot:
+    def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> steps.Slot:
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
-        self.values[node] = _Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users))
+        self.values[node] = _Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
         return slot
 
-    def leave(self, node: torch.fx.Node, marks: Marks | None, output: torch.fx.Node) -> steps.Slot:
+    def leave(self, node: torch.fx.Node, marks: Marks | None, path: str, output: torch.fx.Node) -> steps.Slot:
         value = self.values[node]
         if marks is None:
             marks = _settled(value, self.axes)
-        return self.bring(value, marks, output, implicit=False)
+        elif _is_pending(marks):
+            value = self.unaligned.get(node, value)
+            if not self.reaches(value, marks):
+                raise _cannot_stay_pending(self.name, path, node, marks, self.axes)
+        slot = self.bring(value, marks, output, implicit=False)
+        if _is_pending(marks) and (node in self.unaligned or value.unreduced):
+            self.unreduced.append((slot, node))
+        return slot
 
-    def visit(self, node: torch.fx.Node, name: str) -> None:
+    def reaches(self, value: _Value, marks: Marks) -> bool:
+        shape, size = tuple(value.fake.shape), value.fake.element_size()
+        return value.fill is not None or any(route(shape, size, s.marks, marks, self.axes) for s in value.readable("forward"))
+
+    def visit(self, node: torch.fx.Node) -> None:
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
         if op == "getitem":
             self.values[node] = self.values[node.args[0]][node.args[1]]
@@ -111,7 +137,7 @@ class _Walk:
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users))
         else:
-            self.apply(node, name)
+            self.apply(node)
 
     def constrain(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
@@ -125,24 +151,33 @@ class _Walk:
         self.same(node, value, self.bring(value, marks, node, implicit=False))
 
     def align(self, node: torch.fx.Node) -> None:
-        value, like = (self.values[a] for a in node.args)
+        value, like, wish = self.values[node.args[0]], self.values[node.args[1]], node.args[2]
         wanted = next(iter(like.slots), None) or ("R",) * len(self.axes.sizes)
         marks = aligned(value.fake.shape, like.fake.shape, wanted, self.axes)
-        self.same(node, value, self.bring(value, marks, node, implicit=False))
+        slot = self.bring(value, marks, node, implicit=False)
+        self.unaligned[node] = value
+        self.same(node, value, slot)
+        if wish:
+            parameter = like.slots[wanted][0] if wanted in like.slots else None
+            unused = value.fill is not None and value.fill[1] == 0
+            region = node.meta["custom"].get("gradients", "")
+            self.gradients.append(steps.Gradient(node, Wish.of(wish), region, parameter, slot, unused))
 
     def same(self, node: torch.fx.Node, value: _Value, slot: steps.Slot) -> None:
         """A prim's result is its argument, at one placement."""
         self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
 
-    def apply(self, node: torch.fx.Node, name: str) -> None:
+    def apply(self, node: torch.fx.Node) -> None:
         call, values = self.call(node)
-        _refuse_random(node, name, self.axes)
+        _refuse_random(node, self.name, self.axes)
         in_marks, out_marks = self.choose(call, values, node.meta["phase"])
         ins = tuple(self.bring(v, m, node, implicit=True) for v, m in zip(values, in_marks, strict=True))
         early = node.target in rules.REARRANGES and all(v.early for v in values)
         outs = [self.slot(fake, marks) for fake, marks in zip(call.outs, out_marks, strict=True)]
         self.steps.append(steps.Apply(node, ins, tuple(outs)))
-        made = [_Value(o.value, early, slots={o.marks: (o, None)}, users=len(node.users)) for o in outs]
+        unreduced = next((v.unreduced for v in values if v.unreduced), None)
+        users = len(node.users)
+        made = [_Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None) for o in outs]
         result = node.meta["val"]
         if isinstance(result, torch.Tensor):
             self.values[node] = made[0]
@@ -194,7 +229,8 @@ class _Walk:
             placed_already = placed_already or any(slot.marks[axis] != "R" for slot in slots)
             passes = passes or wanted in PENDING
             busy = busy or (wanted in PENDING and value.users > 1)
-            total += self.input_price(value, slots, wanted, axis) * (EARLY if value.early else 1.0)
+            early = value.early and not any(slot.marks[axis] in PENDING for slot in slots)
+            total += self.input_price(value, slots, wanted, axis) * (EARLY if early else 1.0)
         whole = sum((m[axis] == "R") == placed_already for m in outs)  # nothing is cut that came in whole
         if passes or total > 0:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
@@ -226,6 +262,8 @@ class _Walk:
             return slot
         found = [(route(tuple(value.fake.shape), value.fake.element_size(), s.marks, marks, self.axes), s) for s in slots]
         (_, moves), source = min(((r, s) for r, s in found if r is not None), key=lambda pair: pair[0][0])
+        if implicit and value.unreduced and any(m.kind.startswith("reduce") for m in moves):
+            raise _not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
         self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
         gathers = any(m.kind == "gather" for m in moves)
@@ -300,6 +338,29 @@ def aligned(shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: Mesh
     plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
     marks = ["R" if m in PENDING or (not isinstance(m, str) and shape[m] != like[m]) else m for m in plain]
     return layout.canonical(shape, marks, axes.sizes)
+
+
+def _is_pending(marks: Marks) -> bool:
+    return any(m in PENDING for m in marks)
+
+
+def _pending_over(marks: Marks, axes: MeshAxes) -> str:
+    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in PENDING)
+
+
+def _not_reduced(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
+    source, fix = node.meta.get("source"), "reduce it first: sf.constrain(x, P()) with the placement that it is to have"
+    op = getattr(node.target, "_opname", node.target)
+    got = f"it is an unreduced gradient (pending {_pending_over(marks, axes)}), and {op} needs its value"
+    text = problem(f"{name}, argument {path}", got, needed="an explicit reduction", fix=fix, source=source)
+    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
+
+
+def _cannot_stay_pending(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
+    source, fix = node.meta.get("source"), "return the gradient itself, before anything is done with it, or drop Partial from out_placements"
+    got = f"it is reduced already, or was never pending, and cannot stay {_pending_over(marks, axes)}"
+    text = problem(f"{name}, {path}", got, needed="a value that is reduced once", fix=fix, source=source)
+    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
 
 
 def _nbytes(x: torch.Tensor) -> float:

@@ -6,6 +6,7 @@ import collections
 
 import torch
 
+from ..buckets import human_bytes
 from ..capture.printing import body, inputs, node_line, outputs, tensor_type, value_type
 from ..types import LocalProgram
 
@@ -38,20 +39,6 @@ def summary(graph: torch.fx.Graph) -> str:
             size[record.kind, record.axis] += record.nbytes
     said = [f"{count[k]} {k[0]} over {k[1]}, {human_bytes(size[k])}" for k in sorted(count)]
     return "; ".join(said) or "no communication"
-
-
-def human_bytes(n: float) -> str:
-    """A number of bytes for people.
-
-    Example:
-        >>> human_bytes(1536)
-        '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    raise AssertionError
 
 
 def _line(node: torch.fx.Node, names: tuple[str, ...]) -> str:

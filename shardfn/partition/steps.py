@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import torch
 
+from ..buckets import Wish
 from ..types import Marks, MeshAxes
 from .redistribute import Move
 
@@ -77,6 +78,18 @@ Step = Redistribute | Apply | Fill
 
 
 @attrs.frozen(eq=False)
+class Gradient:
+    """A gradient that `bucketed_grad` brings to its parameter's placement."""
+
+    node: torch.fx.Node  # the global node that does
+    wish: Wish
+    region: str  # the same for all gradients of one call
+    like: Slot | None  # the parameter, where it is an input
+    slot: Slot  # the result
+    unused: bool  # whether the loss does not depend on the parameter
+
+
+@attrs.frozen(eq=False)
 class Plan:
     """Every step, in order, the same on all ranks."""
 
@@ -84,3 +97,5 @@ class Plan:
     steps: tuple[Step, ...]
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
+    gradients: tuple[Gradient, ...] = ()
+    unreduced: tuple[tuple[Slot, torch.fx.Node], ...] = ()  # outs that are gradients which somebody else is to reduce

@@ -1,4 +1,7 @@
-"""Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which they run."""
+"""Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which they run.
+
+What ranks must agree on is decided once, in the agenda; each pass carries out a part of it on one rank's graph.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,30 @@ from collections.abc import Callable
 
 import torch
 
-from ..types import MeshAxes
+from ._bucket import bucket
 from ._check import check
 from ._copy import copied
 from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal
+from ._overlap import overlap
+from .agenda import Agenda, agenda
 
-Pass = Callable[[torch.fx.Graph, MeshAxes], torch.fx.Graph]
-PIPELINE: tuple[Pass, ...] = (merge_equal, elide_size_one, drop_dead)
+Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]
+PIPELINE: tuple[Pass, ...] = (merge_equal, elide_size_one, bucket, drop_dead, overlap)
 
-__all__ = ["PIPELINE", "check", "copied", "drop_dead", "elide_size_one", "merge_equal", "schedule"]
+__all__ = ["PIPELINE", "Agenda", "agenda", "bucket", "check", "copied", "drop_dead", "elide_size_one", "merge_equal", "overlap", "schedule"]
 
 
-def schedule(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
-    """Run every pass, and check the graph before the first and after each."""
-    check(graph, axes)
+def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
+    """Run every pass, and check the graph before the first and after each.
+
+    Returns:
+        The graph before the first pass and after each.
+    """
+    check(graph, agenda.axes)
+    graphs = [graph]
     for run in PIPELINE:
-        graph = run(graph, axes)
-        check(graph, axes)
-    return graph
+        graphs.append(run(graphs[-1], agenda))
+        check(graphs[-1], agenda.axes)
+    return graphs

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from ..types import MeshAxes
 from ._copy import copied
+from .agenda import Agenda
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def drop_dead(graph: torch.fx.Graph, axes: MeshAxes) -> torch.fx.Graph:
+def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     """The graph without the local ops that nobody reads."""
     if not any(_is_dead(node) for node in graph.nodes):
         return graph

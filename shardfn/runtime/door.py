@@ -23,6 +23,8 @@ from ..world import World, current_world
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
+UNREDUCED = "is_unreduced_gradient"  # an attribute of the DTensors that are
+
 
 @attrs.frozen(eq=False)
 class Placed:
@@ -37,6 +39,7 @@ class Placed:
     dtensors: tuple[bool, ...]  # of the tensors
     avals: tuple[Aval, ...]  # of the tensors
     marks: tuple[Marks, ...]  # of the tensors
+    unreduced: tuple[int, ...]  # which of the tensors are gradients that nobody has reduced yet
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -92,6 +95,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         dtensors=tuple(isinstance(x, DTensor) for x in found),
         avals=tuple(aval_of(x, mesh) for x in found),
         marks=tuple(marks),
+        unreduced=tuple(i for i, x in enumerate(found) if getattr(x, UNREDUCED, False)),
     )
 
 

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from .. import _compat, _tree, passes
+from ..buckets import BucketPlan
 from ..capture import Captured, capture
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
@@ -71,14 +72,15 @@ class Traced:
         axes, closed = self.placed.axes, len(self.captured.closed_over)
         whole: Marks = ("R",) * len(axes.names)
         in_marks = (*self.placed.marks, *[whole] * closed)
-        chosen = plan(self.program, axes, in_marks, _out_marks(self.request, self.program, self.placed))
+        out_marks = _out_marks(self.request, self.program, self.placed)
+        chosen = plan(self.program, axes, in_marks, out_marks, self.placed.unreduced)
         report_implicit(self.request.name, self.request.implicit_comm, chosen)
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
-        programs = dict.fromkeys(kinds.values())
+        programs, agreed = dict.fromkeys(kinds.values()), passes.agenda(chosen, self.request.name)
         for coordinate, size in kinds.items():
-            programs[size] = programs[size] or _local(self, chosen, coordinate, names)
-        return Lowered(self, chosen, {c: programs[size] for c, size in kinds.items()})
+            programs[size] = programs[size] or _local(self, chosen, agreed, coordinate, names)
+        return Lowered(self, chosen, agreed, {c: programs[size] for c, size in kinds.items()})
 
 
 def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
@@ -87,23 +89,22 @@ def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
     return all_coordinates(placed.axes) if simulated else [placed.coordinate]
 
 
-def _local(traced: Traced, chosen: Plan, coordinate: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+def _local(traced: Traced, chosen: Plan, agreed: passes.Agenda, coordinate: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
     program, placed = traced.program, traced.placed
     device = placed.mesh.device_type if placed.mesh is not None else "cpu"
-    graph = emit(chosen, coordinate, names, device)
-    before = {n.name for n in graph.nodes if "collective" in n.meta}
-    graph = passes.schedule(graph, placed.axes)
+    graphs = passes.schedule(emit(chosen, coordinate, names, device), agreed)
     sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
-    elided = before - {n.name for n in graph.nodes if "collective" in n.meta}
+    elided = [n.name for n in graphs[0].nodes if "collective" in n.meta and sizes[n.meta["collective"].axis] == 1]
     return LocalProgram(
         name=traced.request.name,
         axes=placed.axes,
-        graph=graph,
+        graph=graphs[-1],
+        unordered=graphs[-2],
         in_paths=program.in_paths,
         in_marks=tuple(slot.marks for slot in chosen.ins),
         out_marks=tuple(slot.marks for slot in chosen.outs),
         out_paths=program.out_paths,
-        elided=tuple(sorted(elided)) if 1 in sizes.values() else (),
+        elided=tuple(sorted(elided)),
         show=local_text,
     )
 
@@ -131,13 +132,19 @@ class Lowered:
     """One rank's program, with explicit collectives."""
 
     traced: Traced
-    plan: Plan
+    partition: Plan
+    agenda: passes.Agenda
     programs: dict[tuple[int, ...], LocalProgram]  # by coordinates; ranks share programs
 
     @property
     def program(self) -> LocalProgram:
         """This rank's program."""
         return self.programs[self.traced.placed.coordinate]
+
+    @property
+    def plan(self) -> BucketPlan:
+        """Which gradients travel together; equal on all ranks."""
+        return self.agenda.plan
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -155,7 +162,7 @@ class Lowered:
         """Stage 4: something to run."""
         request, placed = self.traced.request, self.traced.placed
         backend = backend or request.backend
-        return Compiled(request, placed, self.traced.captured, self.plan, self.programs, backend, _runner(self, backend))
+        return Compiled(request, placed, self.traced.captured, self.partition, self.programs, backend, _runner(self, backend))
 
 
 def _runner(lowered: Lowered, backend: str) -> Runner | None:
@@ -164,7 +171,7 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
     if placed.world.kind == "simulated" and placed.mesh is not None:
         return None
     if placed.world.kind == "real" and placed.world.size > 1:
-        agree(request.name, lowered.plan)
+        agree(request.name, lowered.partition)
     if placed.mesh is not None:
         _bind_groups(placed)
     cache.counts["compilations"] += backend != "aten"

@@ -26,8 +26,31 @@ class ValueAndGrad(Transformed):
     has_aux: bool
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        value, aux, grads = differentiate(self.fn, self.argnums, self.has_aux, args, kwargs)
+        return self.returned(*self.placed(self.found(args, kwargs), args, self.wishes(args)))
+
+    def found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[torch.Tensor]]:
+        """(value, aux or None, gradients); the gradients are not placed yet."""
+        return differentiate(self.fn, self.numbers(len(args)), self.has_aux, args, kwargs)
+
+    def placed(self, found: tuple[Any, Any, list[torch.Tensor]], args: tuple[Any, ...], wishes: list[str]) -> tuple[Any, Any, Any]:
+        """(value, aux, gradients in the tree of their arguments, each placed as its argument is)."""
+        value, aux, gradients = found
+        chosen = tuple(args[n] for n in self.numbers(len(args)))
+        trees = _tree.refill(chosen, iter(prims.align(gradients, _tree.quick_leaves(chosen), wishes)))
+        return value, aux, trees[0] if isinstance(self.argnums, int) else trees
+
+    def wishes(self, args: tuple[Any, ...]) -> list[str]:
+        """How the reduction of each gradient may travel: as it likes."""
+        return [""] * len(_tree.quick_leaves(tuple(args[n] for n in self.numbers(len(args)))))
+
+    def returned(self, value: Any, aux: Any, grads: Any) -> Any:
+        """The result, of what was found."""
         return ((value, aux), grads) if self.has_aux else (value, grads)
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """The positions of the arguments to differentiate, of so many."""
+        numbers = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
+        return tuple(n + count if n < 0 else n for n in numbers)
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
@@ -42,18 +65,15 @@ class Grad(ValueAndGrad):
 
     verb: ClassVar[str] = "grad"
 
-    def inline(self, *args: Any, **kwargs: Any) -> Any:
-        _, aux, grads = differentiate(self.fn, self.argnums, self.has_aux, args, kwargs)
+    def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         return (grads, aux) if self.has_aux else grads
 
 
-def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """(value, aux or None, gradients) of a function at arguments; each gradient is placed as its argument is."""
-    single = isinstance(argnums, int)
-    numbers = (argnums,) if single else argnums
-    numbers = tuple(n + len(args) if n < 0 else n for n in numbers)
+def differentiate(
+    fn: Callable[..., Any], numbers: tuple[int, ...], has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, list[torch.Tensor]]:
+    """(value, aux or None, gradients) of a function at arguments."""
     chosen = tuple(args[n] for n in numbers)
-    leaves = _tree.quick_leaves(chosen)
     constants: list[Any] = []  # of aux, which torch.func cannot carry
 
     def flat(primals: tuple[torch.Tensor, ...]) -> Any:
@@ -67,9 +87,8 @@ def differentiate(fn: Callable[..., Any], argnums: Argnums, has_aux: bool, args:
         constants.append(aux)
         return value, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))
 
-    gradients, (value, tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(leaves))
-    trees = _tree.refill(chosen, iter(prims.align(list(gradients), leaves)))
-    return value, _rebuilt(constants[0], tensors) if has_aux else None, trees[0] if single else trees
+    gradients, (value, tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(_tree.quick_leaves(chosen)))
+    return value, _rebuilt(constants[0], tensors) if has_aux else None, list(gradients)
 
 
 def _rebuilt(aux: tuple[Any], tensors: tuple[torch.Tensor, ...]) -> Any:

@@ -34,7 +34,7 @@ def program(sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step])
             pending = Piece(piece.node, piece.shape, piece.stride, before, piece.local_shape)
             piece = apply_move(b, pending, Move("reduce", axis, before, ("R",) * len(sizes)), False)
     b.graph.output([piece.node])
-    return LocalProgram("f", axes, b.graph, ("x",), (), ((),), ("result",), (), local_text)
+    return LocalProgram("f", axes, b.graph, b.graph, ("x",), (), ((),), ("result",), (), local_text)
 
 
 def run(sizes: Sequence[int], programs: Sequence[LocalProgram], *values: torch.Tensor) -> list[torch.Tensor]:

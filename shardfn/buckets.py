@@ -1,0 +1,232 @@
+"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved and is edited."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ._compat import constant_in_graph
+from .errors import TreeError, problem
+
+UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}, **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def bytes_of(size: int | str) -> int:
+    """A number of bytes, written as a number or as text.
+
+    Args:
+        size: bytes, or text such as "512KB" (thousands) or "1GiB" (1024s).
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: no positive number of bytes.
+
+    Example:
+        >>> bytes_of("25MB"), bytes_of("1GiB"), bytes_of(7)
+        (25000000, 1073741824, 7)
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        n = size
+    else:
+        found = SIZE.fullmatch(size) if isinstance(size, str) else None
+        if found is None or found[2] not in UNITS:
+            raise ValueError(f"{size!r} is no number of bytes")
+        n = int(float(found[1]) * UNITS[found[2]])
+    if n <= 0:
+        raise ValueError(f"{size!r} is not positive")
+    return n
+
+
+@attrs.frozen
+class Bucket:
+    """Gradients, or parameters to gather, that travel in one collective.
+
+    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is gathered.
+    """
+
+    index: int
+    kind: str  # all_reduce, reduce_scatter or all_gather
+    axis: str
+    op: str | None  # sum, max or min; None for a gather
+    dtype: str  # as it is sent
+    phase: str  # forward or backward
+    leaves: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes of each leaf
+    cap: int  # bytes at which it closed
+    ready: str  # the op that makes the last of it
+    first_use: str  # the op that reads it first
+    region: int = 0  # which bucketed_grad of the program
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def extended(self) -> bool:
+        """Whether it holds more than its cap, since a leaf is never cut."""
+        return self.nbytes > self.cap
+
+
+@attrs.frozen
+class BucketPlan:
+    """The buckets of a program, in the order in which they are filled; equal on all ranks.
+
+    Args:
+        name: of the program.
+        mesh: its axes, as text.
+        buckets: each one is one collective.
+        ignored: leaves that are reduced on their own.
+        unused: leaves that the loss does not depend on: their gradient is zero, and nothing is sent.
+        local: leaves whose gradient is whole, or in its place, without communication.
+        unreduced: leaves whose gradient is returned pending, for a later program to reduce.
+
+    Example:
+        >>> BucketPlan("f", "(dp=2)").merge
+        <bound method BucketPlan.merge of ...
+    """
+
+    name: str
+    mesh: str
+    buckets: tuple[Bucket, ...] = ()
+    ignored: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return table(self)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Every leaf that the plan knows, each once."""
+        found = (*(leaf for b in self.buckets for leaf in b.leaves), *self.ignored, *self.unused, *self.local, *self.unreduced)
+        return tuple(dict.fromkeys(found))
+
+    def merge(self, *indices: int) -> BucketPlan:
+        """The plan with these buckets as one, in place of the first."""
+        chosen = [self.buckets[i] for i in indices]
+        one = attrs.evolve(
+            chosen[0],
+            leaves=tuple(x for b in chosen for x in b.leaves),
+            sizes=tuple(n for b in chosen for n in b.sizes),
+            ready=chosen[-1].ready,
+        )
+        rest = [one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen]
+        return self.renumbered(rest)
+
+    def split(self, index: int, at: int) -> BucketPlan:
+        """The plan with one bucket cut in two before its leaf number `at`."""
+        whole = self.buckets[index]
+        parts = [attrs.evolve(whole, leaves=whole.leaves[cut], sizes=whole.sizes[cut]) for cut in (slice(0, at), slice(at, None))]
+        return self.renumbered([*self.buckets[:index], *parts, *self.buckets[index + 1 :]])
+
+    def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
+        """The plan with other buckets, counted from 0."""
+        return attrs.evolve(self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets)))
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return json.dumps(attrs.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> BucketPlan:
+        """The plan that JSON text describes.
+
+        Raises:
+            TreeError: the text is no plan.
+        """
+        try:
+            fields = json.loads(text)
+            buckets = tuple(Bucket(**{k: _tupled(v) for k, v in b.items()}) for b in fields.pop("buckets"))
+            return cls(buckets=buckets, **{k: _tupled(v) for k, v in fields.items()})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            fix = "a file that BucketPlan.save wrote"
+            raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
+
+    @constant_in_graph
+    def as_constant(self) -> str:
+        """The plan as text that a function may use while it is traced."""
+        return self.to_json()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a JSON file."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> BucketPlan:
+        """The plan in a JSON file."""
+        return cls.from_json(Path(path).read_text())
+
+
+def _tupled(x: Any) -> Any:
+    return tuple(x) if isinstance(x, list) else x
+
+
+def human_bytes(n: float) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> human_bytes(1536)
+        '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    raise AssertionError
+
+
+def table(plan: BucketPlan) -> str:
+    """The plan as text: a line for each bucket, then what travels alone or not at all."""
+    lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
+    if plan.buckets:
+        lines.append(f"  {'':>3}  {'bytes':>10}  {'collective':<26} {'dtype':<9} {'ready':<24} {'first use':<24} leaves")
+    for b in plan.buckets:
+        what = f"{b.kind}[{f'{b.op}, ' if b.op else ''}{b.axis}]"
+        size = human_bytes(b.nbytes) + ("+" if b.extended else "")
+        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<24} {b.first_use:<24} {_some(b.leaves)}")
+    if any(b.extended for b in plan.buckets):
+        lines.append("  + over its cap: a leaf is never cut")
+    said = (
+        ("reduced on their own", plan.ignored),
+        ("gradient is zero, nothing sent", plan.unused),
+        ("nothing to send", plan.local),
+        ("returned unreduced", plan.unreduced),
+    )
+    return "\n".join(lines + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves])
+
+
+def _some(leaves: Sequence[str], most: int = 3) -> str:
+    return ", ".join(leaves[:most]) + (f", and {len(leaves) - most} more" if len(leaves) > most else "")
+
+
+@attrs.frozen
+class Wish:
+    """What bucketed_grad wants for one gradient; it travels through capture as the text of a prim."""
+
+    leaf: str
+    cap: int
+    first_cap: int
+    ignored: bool = False
+    reduce_dtype: str | None = None
+    max_in_flight: int = 2**30
+    rows: tuple[tuple[int, str, str, str, str, int], ...] | None = None  # of a given plan: bucket, kind, axis, phase, dtype, bytes
+
+    @property
+    def text(self) -> str:
+        return json.dumps(attrs.astuple(self))
+
+    @classmethod
+    def of(cls, text: str) -> Wish:
+        """The wish that the text of a prim says."""
+        *fields, rows = json.loads(text)
+        return cls(*fields, rows=None if rows is None else tuple(tuple(row) for row in rows))

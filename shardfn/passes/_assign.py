@@ -1,0 +1,189 @@
+"""Which transfers travel together: buckets filled in the order in which gradients become ready.
+
+Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
+members, not even by way of other buckets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ..buckets import Wish
+from ..errors import TreeError, problem
+
+from ._flow import Flow, Transfer
+
+SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Transfers that are one collective."""
+
+    index: int
+    members: list[Transfer] = attrs.field(factory=list)
+    depends: int = 0  # bits: the batches that it has to wait for, directly
+    cap: int = 0
+    nbytes: int = 0
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether it is a bucket of bucketed_grad."""
+        return self.members[0].wish is not None and not self.members[0].wish.ignored
+
+    @property
+    def reduces(self) -> bool:
+        return self.members[0].kind in ("all_reduce", "reduce_scatter")
+
+
+@attrs.frozen(eq=False)
+class Assignment:
+    """The batches, and what follows from them for each step."""
+
+    batches: tuple[Batch, ...]
+    of: dict[Any, Batch]  # by the transfer's key
+    anchors: tuple[int, ...]  # of each step: the step after which it can run; its own index, or earlier where it only feeds a reduction
+    order: tuple[int, ...]  # the steps, by anchor
+
+
+def assign(flow: Flow, name: str) -> Assignment:
+    """Put every transfer of a plan into a batch.
+
+    Raises:
+        TreeError: a bucket of a given plan that cannot travel together.
+    """
+    anchors = _anchors(flow)
+    order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], i)))
+    joiner = _Joiner(name)
+    depends = [0] * len(anchors)
+    for i in order:
+        bits = 0
+        for source in flow.sources(i):
+            bits |= depends[source]
+        for transfer in flow.transfers.get(i, ()):
+            bits |= 1 << joiner.join(transfer, bits).index
+        depends[i] = bits
+    return Assignment(tuple(joiner.batches), joiner.of, tuple(anchors), order)
+
+
+def _anchors(flow: Flow) -> list[int]:
+    """Where each step can run: a gradient's reduction, and what only it reads, as soon as its inputs are there."""
+    feeds = [False] * len(flow.plan.steps)
+    for i in reversed(range(len(feeds))):
+        if i in flow.transfers:
+            t = flow.transfers[i][0]
+            feeds[i] = t.wish is not None and t.kind != "all_gather"
+        else:
+            readers = flow.readers[i]
+            feeds[i] = bool(readers) and i not in flow.returned and all(feeds[r] for r in readers)
+    anchors: list[int] = []
+    for i, feeding in enumerate(feeds):
+        sources = flow.sources(i)
+        early = feeding and sources and not any(s in flow.transfers for s in sources)
+        anchors.append(max(anchors[s] for s in sources) if early else i)
+    return anchors
+
+
+class _Joiner:
+    """The batches so far, and the open one of each stream."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batches: list[Batch] = []
+        self.of: dict[Any, Batch] = {}
+        self.open: dict[Any, Batch] = {}
+        self.started: set[Any] = set()
+        self.chained = 0  # bits: the batches that depend on others
+
+    def join(self, transfer: Transfer, depends: int) -> Batch:
+        """The batch that a transfer travels in."""
+        if transfer.key in self.of:
+            return self.of[transfer.key]
+        stream, limit = self.stream(transfer)
+        batch = self.open.get(stream)
+        if batch is not None and self.reaches(depends, batch):
+            if isinstance(stream, _Wanted):
+                raise _dependent(self.name, transfer, batch)
+            batch = None
+        if batch is None:
+            batch = Batch(len(self.batches), cap=limit)
+            self.batches.append(batch)
+            if stream is not None:
+                self.open[stream] = batch
+        elif isinstance(stream, _Wanted):
+            _refuse_mixed(self.name, transfer, batch)
+        batch.members.append(transfer)
+        batch.nbytes += transfer.nbytes
+        batch.depends |= depends
+        self.chained |= (1 << batch.index) if batch.depends else 0
+        if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
+            del self.open[stream]
+            self.started.add(stream)
+        self.of[transfer.key] = batch
+        return batch
+
+    def stream(self, t: Transfer) -> tuple[Any, int]:
+        """Transfers of one stream may share a bucket; and the bytes at which that closes."""
+        if t.wish is None or t.wish.ignored:
+            return None, 0
+        if t.wish.rows is not None:
+            return _Wanted(t.region, self.wanted(t, t.wish)), 0
+        key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == "all_gather" else "")
+        return key, t.wish.cap if key in self.started else t.wish.first_cap
+
+    def wanted(self, t: Transfer, wish: Wish) -> int:
+        """The bucket that a given plan says."""
+        assert wish.rows is not None
+        row = next((row for row in wish.rows if row[1:4] == (t.kind, t.axis, t.phase)), None)
+        if row is None:
+            got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has no bucket for it"
+        elif row[4:] != (str(t.dtype).removeprefix("torch."), t.nbytes):
+            got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {row[5]} of torch.{row[4]}"
+        else:
+            return row[0]
+        raise TreeError(problem(f"{self.name}, plan", got, fix=SAME_PROGRAM), arg_path=wish.leaf, fix=SAME_PROGRAM)
+
+    def reaches(self, depends: int, target: Batch) -> bool:
+        """Whether what depends on these batches depends on the target, by way of others too."""
+        goal, seen, left = 1 << target.index, depends, depends & self.chained
+        while left and not seen & goal:
+            lowest = left & -left
+            more = self.batches[lowest.bit_length() - 1].depends & ~seen
+            seen |= more
+            left = (left ^ lowest) | (more & self.chained)
+        return bool(seen & goal)
+
+
+@attrs.frozen
+class _Wanted:
+    """The stream of a bucket of a given plan."""
+
+    region: str
+    bucket: int
+
+
+def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
+    first, leaf = batch.members[0].wish, transfer.wish
+    assert first is not None and leaf is not None
+    fix = "separate buckets for them"
+    got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
+    return TreeError(problem(f"{name}, plan", got, needed="buckets of independent reductions", fix=fix), arg_path=leaf.leaf, fix=fix)
+
+
+def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
+    """A given plan may not mix what one collective cannot do."""
+    first = batch.members[0]
+    wrong = [f"{what} {a} and {b}" for what, a, b in (
+        ("kind", first.kind, transfer.kind), ("axis", first.axis, transfer.axis), ("dtype", first.dtype, transfer.dtype),
+        ("reduction", first.op, transfer.op), ("phase", first.phase, transfer.phase),
+    ) if a != b]  # fmt: skip
+    if wrong:
+        assert transfer.wish is not None and first.wish is not None
+        fix = "one bucket for each axis, dtype, reduction and phase"
+        got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
+        raise TreeError(problem(f"{name}, plan", got, *wrong, fix=fix), arg_path=transfer.wish.leaf, fix=fix)
+
+
+

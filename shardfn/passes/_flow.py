@@ -1,0 +1,126 @@
+"""What a plan's steps read and make, and every collective that they ask for; all of it the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..buckets import Wish
+from ..partition import layout, steps
+from ..partition.emit import transfer_key
+from ..partition.redistribute import Move
+from ..partition.rules import REARRANGES
+from ..types import MeshAxes
+
+
+@attrs.frozen(eq=False)
+class Transfer:
+    """One collective that a step asks for, before it is joined with others."""
+
+    key: Any  # as the nodes of the local graph carry it
+    kind: str  # all_reduce, reduce_scatter, all_gather or all_to_all
+    axis: str
+    op: str | None
+    dtype: torch.dtype  # as it is sent
+    nbytes: int  # of a rank with full shards
+    phase: str
+    step: int
+    wish: Wish | None  # of the gradient that it reduces, or whose parameter it gathers
+    region: str
+
+
+@attrs.frozen(eq=False)
+class Flow:
+    """A plan as a graph of steps, by their index."""
+
+    plan: steps.Plan
+    made_by: dict[int, int]  # slot number -> step; inputs are made by none
+    transfers: dict[int, tuple[Transfer, ...]]  # of each step that sends
+    readers: dict[int, list[int]]  # step -> steps that read what it makes
+    returned: frozenset[int]  # steps that make a result
+
+    def sources(self, step: int) -> list[int]:
+        """The steps that make what a step reads."""
+        return [self.made_by[s.number] for s in self.plan.steps[step].read if s.number in self.made_by]
+
+    def rearranges_input(self, step: int) -> bool:
+        """Whether a step only turns an input around, as a parameter that is gathered transposed."""
+        return self.plan.steps[step].node.target in REARRANGES and all(self.rearranges_input(s) for s in self.sources(step))
+
+
+KINDS = {"reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "gather": "all_gather", "all_to_all": "all_to_all"}
+
+
+def flow(plan: steps.Plan) -> Flow:
+    """Read a plan."""
+    made_by = {slot.number: i for i, step in enumerate(plan.steps) for slot in step.made}
+    readers: dict[int, list[int]] = {i: [] for i in range(len(plan.steps))}
+    for i, step in enumerate(plan.steps):
+        for slot in step.read:
+            if slot.number in made_by:
+                readers[made_by[slot.number]].append(i)
+    gradients = {g.node: g for g in plan.gradients}
+    parameters = _parameters(plan)
+    transfers: dict[int, tuple[Transfer, ...]] = {}
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, steps.Redistribute):
+            served = gradients.get(step.node) or parameters.get(step.source.number)
+            sent = tuple(_transfer(plan.axes, i, step, move, served) for move in step.moves if _is_sent(move, plan.axes))
+            if sent:
+                transfers[i] = sent
+    returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
+    return Flow(plan, made_by, transfers, readers, returned)
+
+
+def _is_sent(move: Move, axes: MeshAxes) -> bool:
+    return move.kind in KINDS and axes.sizes[move.axis] > 1
+
+
+def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
+    """The slots that hold a parameter of bucketed_grad, or a rearrangement of one."""
+    found = {g.like.number: g for g in plan.gradients if g.like is not None}
+    for step in plan.steps:
+        if isinstance(step, steps.Apply) and step.node.target in REARRANGES and step.ins and step.ins[0].number in found:
+            found.update((slot.number, found[step.ins[0].number]) for slot in step.outs)
+    return found
+
+
+def _transfer(axes: MeshAxes, i: int, step: steps.Redistribute, move: Move, served: steps.Gradient | None) -> Transfer:
+    kind = KINDS[move.kind]
+    reduces = kind in ("all_reduce", "reduce_scatter")
+    # a gather serves its parameter, a reduction its gradient; anything else is somebody's activations
+    if served is not None and (reduces != (step.node is served.node)):
+        served = None
+    dtype = step.source.value.dtype
+    if served is not None and reduces and served.wish.reduce_dtype is not None:
+        dtype = getattr(torch, served.wish.reduce_dtype)
+    return Transfer(
+        key=transfer_key(step, move),
+        kind=kind,
+        axis=axes.names[move.axis],
+        op=str(move.before[move.axis]) if reduces else None,
+        dtype=dtype,
+        nbytes=_elements(axes, step.source.value.shape, move) * dtype.itemsize,
+        phase=step.node.meta.get("phase", "forward"),
+        step=i,
+        wish=None if served is None else served.wish,
+        region="" if served is None else served.region,
+    )
+
+
+def _elements(axes: MeshAxes, shape: Sequence[int], move: Move) -> int:
+    """How many elements the whole payload has on a rank with full shards, padding included."""
+    local = list(layout.local_shape(tuple(shape), move.before, axes.sizes, (0,) * len(axes.sizes)))
+    mark = move.after[move.axis] if move.kind == "reduce_scatter" else move.before[move.axis]
+    if move.kind in ("gather", "reduce_scatter"):
+        dim, unit = layout.cut_of(mark)
+        outer = tuple(m if k < move.axis else "R" for k, m in enumerate(move.before))
+        size = layout.local_shape(tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes))[dim]
+        local[dim] = layout.full_chunk(size, unit, axes.sizes[move.axis]) * axes.sizes[move.axis]
+    count = 1
+    for n in local:
+        count *= n
+    return count

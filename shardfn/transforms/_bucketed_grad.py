@@ -1,0 +1,114 @@
+"""bucketed_grad: value_and_grad whose gradient reductions travel in buckets, while the backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from .. import _compat, _tree
+from ..buckets import BucketPlan
+from ._grad import Argnums, ValueAndGrad
+from ._transformed import innermost, name_of
+from ._wishes import checked_caps, wishes_text
+
+Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
+
+
+class _Default(str):
+    """A default that is told from the same text written out."""
+
+
+FIRST_CAP = _Default("1MB")
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class BucketedGrad(ValueAndGrad):
+    """`bucketed_grad` of a function."""
+
+    verb: ClassVar[str] = "bucketed_grad"
+    held: tuple[Callable[..., Any]]
+    argnums: Argnums
+    has_aux: bool
+    caps: tuple[Any, Any, Any]  # cap, first_cap (None: 1MB, or cap if that is less), max_in_flight
+    ignore: Ignore
+    reduce_dtype: torch.dtype | None
+    plan: BucketPlan | None
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        wishes = self.wishes(args)  # first, so that bad input is refused before anything is traced
+        return self.returned(*self.placed(self.found(args, kwargs), args, wishes))
+
+    def wishes(self, args: tuple[Any, ...]) -> list[str]:
+        names, numbers = _parameters(self.fn, len(args)), self.numbers(len(args))
+        roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
+        paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
+        leaves = _tree.quick_leaves(tuple(args[n] for n in numbers))
+        kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
+        by_path = [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
+        by_tree = None if callable(self.ignore) else self.ignore
+        rows = None if self.plan is None else self.plan.as_constant()
+        name = f"bucketed_grad({name_of(self.fn)})"
+        return wishes_text(name, self.caps, roots, paths, kinds, by_path, by_tree, self.reduce_dtype, rows).split("\n")
+
+    def options(self) -> Any:
+        return self.argnums, self.has_aux, self.caps, self.ignore, self.reduce_dtype, self.plan
+
+
+def _parameters(fn: Any, count: int) -> tuple[str, ...]:
+    """The names of a function's first parameters, as far as Dynamo can read them."""
+    inner = innermost(fn)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return ()
+    skip = 1 if hasattr(inner, "__self__") else 0
+    return code.co_varnames[skip : min(skip + count, code.co_argcount)]
+
+
+def bucketed_grad(
+    fn: Callable[..., Any],
+    cap: int | str = "25MB",
+    first_cap: int | str = FIRST_CAP,
+    *,
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    ignore: Ignore = None,
+    reduce_dtype: torch.dtype | None = None,
+    max_in_flight: int | str = "1GiB",
+    plan: BucketPlan | None = None,
+) -> BucketedGrad:
+    """`value_and_grad` whose gradient reductions are sent in buckets while the backward goes on; never another value.
+
+    Args:
+        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
+        cap: bytes at which a bucket closes, as a number or as text: "512KB" (thousands), "1GiB" (1024s).
+        first_cap: bytes at which the first bucket closes, so that communication starts early; at most cap.
+        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+        ignore: leaves to reduce on their own: a predicate of the leaf's path, such as "params['w1']", or a prefix tree of bools.
+        reduce_dtype: dtype in which gradients are sent; their own if not given.
+        max_in_flight: bytes of gradients and gathered parameters that may be on their way at once.
+        plan: buckets to use instead of those that the caps would give: the plan of `lower(...).plan`, edited or not.
+
+    Returns:
+        A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the
+        shape, dtype and placement of its argument.
+
+    Raises:
+        ShardError: a cap that is no positive number of bytes; a first_cap above cap.
+        TreeError: when called: an argument that is not floating; an ignore that fits no leaf; a plan of another program.
+        CaptureError: when called, if fn does not return a scalar.
+
+    Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in torch._dynamo; jax.value_and_grad.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(torch.tensor([1.0, 2.0]))
+        (tensor(5.), tensor([2., 4.]))
+    """
+    caps = (cap, None if first_cap is FIRST_CAP else first_cap, max_in_flight)
+    if not _compat.is_tracing():
+        checked_caps(f"bucketed_grad({name_of(fn)})", caps)
+    return BucketedGrad((fn,), argnums, has_aux, caps, ignore, reduce_dtype, plan)
