@@ -198,6 +198,38 @@ def _inductor_order() -> Iterator[None]:
         yield
 
 
+def _lower_pack(xs: Sequence[Any]) -> Any:
+    """Inductor's code for `shardfn::pack`: what makes a tensor writes it into the flat buffer, where nothing else reads it.
+
+    As Inductor's own ConcatKernel, which copies whatever has to be flattened first (torch 2.11 to 2.13).
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import clone
+    from torch._inductor.virtualized import V
+
+    (nodes,) = V.graph.current_node.args
+    xs = [x if len(node.users) == 1 else clone(x) for x, node in zip(xs, nodes, strict=True)]
+    device, dtype, counts = xs[0].get_device(), xs[0].get_dtype(), [node.meta["val"].numel() for node in nodes]
+    whole = ir.ConcatKernel(name=None, layout=ir.FixedLayout(device, dtype, [sum(counts)], [1]), inputs=[])
+    storage, offset = ir.StorageBox(whole), 0
+    for x, count in zip(xs, counts, strict=True):
+        size = list(x.get_size())
+        layout = ir.FixedLayout(device, dtype, size, ir.FlexibleLayout.contiguous_strides(size), offset)
+        whole.inputs.append(ir.ConcatKernel.realize_into(x, ir.ReinterpretView(data=storage, layout=layout)))
+        offset += count
+    whole.name = V.graph.register_buffer(whole)
+    whole.inputs = ir.ConcatKernel.unwrap_storage(whole.inputs)
+    V.graph.register_operation(whole)
+    return ir.TensorBox(storage)
+
+
+@functools.cache
+def _register_lowerings() -> None:
+    from torch._inductor.lowering import register_lowering
+
+    register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
+
+
 def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], list[Any]]:
     """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and returns a list.
 
@@ -212,6 +244,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    _register_lowerings()
     mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
     with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), _inductor_order(), torch.no_grad():
         lowered = make_fx(torch.fx.Interpreter(graph).run, decomposition_table=select_decomp_table())(*inputs)

@@ -16,6 +16,7 @@ from ..types import Collective
 from .agenda import Agenda
 from ._copy import copied
 from ._order import ordered
+from ._pack import pack as _pack_op  # noqa: F401  registers the op
 
 aten = torch.ops.aten
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -55,7 +56,7 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
     before = dict(starts[0].meta)
     with graph.inserting_before(starts[0]):
         pack = _Pack(graph, {"source": None, "phase": before["phase"], "step": before["step"], "origin": f"bucket {number}"})
-        parts = [pack.cast(node.args[0], dtype or sent) for node in starts]
+        parts = [pack.cast(_unviewed(node.args[0]) if kind == "all_reduce" else node.args[0], dtype or sent) for node in starts]
         n = starts[0].args[2] if kind == "reduce_scatter" else starts[0].args[1] if kind == "all_gather" else 1
         packed = PACK[kind](pack, parts, n)
         start = pack.call(starts[0].target, packed, *starts[0].args[1:])
@@ -76,6 +77,13 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
             graph.erase_node(node)
             offset += size
     return True
+
+
+def _unviewed(x: torch.fx.Node) -> torch.fx.Node:
+    """The value in the shape in which it was made: packing does not ask for a shape."""
+    while x.target is aten.view.default and len(x.args[0].users) == 1 and x.args[0].meta["val"].is_contiguous():
+        x = x.args[0]
+    return x
 
 
 def _record(start: torch.fx.Node, kind: str, first: Collective, number: int | None, n: int) -> Collective:
@@ -100,13 +108,9 @@ class _Pack:
     def cast(self, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
         return x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
 
-    def view(self, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
-        return x if list(x.meta["val"].shape) == shape else self.call(aten.view.default, x, shape)
-
 
 def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
-    flat = [pack.view(x, [x.meta["val"].numel()]) for x in parts]
-    return flat[0] if len(flat) == 1 else pack.call(aten.cat.default, flat)
+    return parts[0] if len(parts) == 1 else pack.call(torch.ops.shardfn.pack.default, parts)
 
 
 def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
