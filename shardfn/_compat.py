@@ -27,6 +27,7 @@ __all__ = [
     "dtensors",
     "dtensor_spec",
     "fake_store",
+    "generated_code",
     "gone_spec",
     "inductor",
     "inside_transform",
@@ -196,6 +197,11 @@ def _inductor_order() -> Iterator[None]:
     wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     with config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}):
         yield
+
+
+def generated_code(runner: Any) -> str:
+    """The Python text that Inductor made for what it returned; empty where it does not keep it."""
+    return getattr(runner, "source_code", None) or ""
 
 
 def _lower_pack(xs: Sequence[Any]) -> Any:

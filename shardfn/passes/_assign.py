@@ -15,6 +15,7 @@ from ..errors import TreeError, problem
 
 from ._flow import Flow, Transfer
 
+FEW = 8
 SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
 
 
@@ -79,11 +80,29 @@ def _anchors(flow: Flow) -> list[int]:
             readers = flow.readers[i]
             feeds[i] = bool(readers) and i not in flow.returned and all(feeds[r] for r in readers)
     anchors: list[int] = []
+    first = _first_steps(flow)
     for i, feeding in enumerate(feeds):
         sources = flow.sources(i)
         early = feeding and sources and not any(s in flow.transfers for s in sources)
-        anchors.append(max(anchors[s] for s in sources) if early else i)
+        anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
     return anchors
+
+
+def _first_steps(flow: Flow) -> set[int]:
+    """The few steps from inputs to a sum that others wait for, such as the number of tokens that count: they come first."""
+    found: set[int] = set()
+    for i, sent in flow.transfers.items():
+        if sent[0].wish is not None or sent[0].kind != "all_reduce":
+            continue
+        cone, queue = {i}, flow.sources(i)
+        while queue and len(cone) <= FEW:
+            step = queue.pop()
+            if step not in cone:
+                cone.add(step)
+                queue += flow.sources(step)
+        if not queue and len(cone) <= FEW and not any(step in flow.transfers for step in cone - {i}):
+            found |= cone
+    return found
 
 
 class _Joiner:

@@ -80,6 +80,12 @@ class Compiled:
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"
 
+    @property
+    def code(self) -> str:
+        """The Python text that is run: Inductor's, or the graph's own; without one nothing compiled runs here."""
+        generated = _compat.generated_code(self.runner)
+        return generated or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code
+
     def text(self) -> str:
         """The whole program."""
         return self.program.show(self.program, full=True)

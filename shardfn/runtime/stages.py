@@ -12,11 +12,14 @@ from ..buckets import BucketPlan
 from ..capture import Captured, capture
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
+from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
+from ..hardware import H100, Hardware
 from ..mesh import all_coordinates, group_names
 from ..partition import Plan, emit, local_sizes, plan
 from ..partition.implicit import report_implicit
 from ..partition.printing import local_text
+from ..passes.certificate import Certificate, certify
 from ..placements import is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
 from . import cache
@@ -147,6 +150,15 @@ class Lowered:
         return self.agenda.plan
 
     @property
+    def schedule(self) -> Certificate:
+        """What is proved of the order of the program, and its worth on an H100."""
+        return self.certify(H100)
+
+    def certify(self, hardware: Hardware) -> Certificate:
+        """The certificate of the schedule under a model of the hardware."""
+        return certify(list(dict.fromkeys(self.programs.values())), self.program, self.agenda, hardware)
+
+    @property
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective, in the order in which it starts."""
         return tuple(n.meta["collective"] for n in self.program.graph.nodes if "collective" in n.meta)
@@ -176,7 +188,12 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
         _bind_groups(placed)
     cache.counts["compilations"] += backend != "aten"
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(lowered.program.graph))
-    return BACKENDS[backend](graph if backend == "aten" else donate(graph, _donations(lowered)))
+    if backend == "aten":
+        return BACKENDS[backend](graph)
+    runner = BACKENDS[backend](donate(graph, _donations(lowered)))
+    if code := _compat.generated_code(runner):
+        refuse_other_order(request.name, lowered.program.graph, code)
+    return runner
 
 
 def _bind_groups(placed: Placed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -59,11 +60,14 @@ class BucketedGrad(ValueAndGrad):
 
 def _parameters(fn: Any, count: int) -> tuple[str, ...]:
     """The names of a function's first parameters, as far as Dynamo can read them."""
-    inner = innermost(fn)
+    inner, skip = innermost(fn), 0
+    while isinstance(inner, functools.partial):
+        skip += len(inner.args)
+        inner = innermost(inner.func)
     code = getattr(inner, "__code__", None)
     if code is None:
         return ()
-    skip = 1 if hasattr(inner, "__self__") else 0
+    skip += 1 if hasattr(inner, "__self__") else 0
     return code.co_varnames[skip : min(skip + count, code.co_argcount)]
 
 

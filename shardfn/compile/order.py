@@ -1,0 +1,54 @@
+"""The order of collectives in the code that is run: compilers reorder, and ranks that start them differently hang."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import DivergenceError, problem
+
+# As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...); aten graphs keep the op's name.
+CALL = re.compile(r"(?:(\w+) = )?torch\.ops\._c10d_functional\.(\w+)\.default\((\w+)")
+KINDS = {
+    "all_reduce_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+def events(code: str) -> list[tuple[str, str]]:
+    """("start", kind) and ("wait", buffer) in the order in which generated code calls them.
+
+    Args:
+        code: Python text that Inductor made.
+
+    Example:
+        >>> events("torch.ops._c10d_functional.wait_tensor.default(buf3)")
+        [('wait', 'buf3')]
+    """
+    found = [(op, buffer) for _, op, buffer in CALL.findall(code)]
+    return [("wait", buffer) if op == "wait_tensor" else ("start", KINDS[op]) for op, buffer in found if op in KINDS or op == "wait_tensor"]
+
+
+def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
+    """Check that generated code starts the collectives of a graph in the graph's order.
+
+    Raises:
+        DivergenceError: it does not.
+    """
+    wanted = [n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta]
+    got = [kind for what, kind in events(code) if what == "start"]
+    if got != wanted:
+        first = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+        said = f"collective {first} is {_at(got, first)} in the code, {_at(wanted, first)} in the schedule"
+        raise DivergenceError(problem(name, "the compiler changed the order of collectives", said, fix='backend="aten"'), fix='backend="aten"')
+
+
+def _at(kinds: Sequence[str], i: int) -> str:
+    return kinds[i] if i < len(kinds) else "missing"

@@ -1,0 +1,47 @@
+"""What a device and its links can do: the figures that a price in milliseconds is stated under."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+MATMUL = 16  # bits of the dtypes that run at the full rate
+
+
+@attrs.frozen
+class Hardware:
+    """A device and its links.
+
+    Args:
+        name: for people.
+        flops: floating-point operations a second, in 16-bit matrix products.
+        flops32: the same for wider types.
+        memory: bytes a second between the device and its memory.
+        link: bytes a second that one rank can send.
+        latency: seconds that a collective takes beside its bytes.
+
+    Example:
+        >>> round(1e3 * H100.send("all_reduce", 2**30, 8), 2)
+        4.18
+    """
+
+    name: str
+    flops: float
+    flops32: float
+    memory: float
+    link: float
+    latency: float
+
+    def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
+        """Seconds of an op: what takes longer, its arithmetic or its memory traffic."""
+        rate = self.flops if dtype.itemsize * 8 <= MATMUL else self.flops32
+        return max(flops / rate, nbytes / self.memory)
+
+    def send(self, kind: str, nbytes: float, n: int) -> float:
+        """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
+        times = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}[kind]
+        return self.latency + times * (n - 1) / n * nbytes / self.link
+
+
+# NVIDIA's H100 SXM datasheet: dense BF16 and TF32, HBM3, NVLink in one direction; the latency is a round figure.
+H100 = Hardware("H100 SXM, NVLink", flops=989e12, flops32=494e12, memory=3.35e12, link=450e9, latency=10e-6)
