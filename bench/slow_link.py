@@ -46,48 +46,61 @@ class Link:
 
 
 class SlowWork(dist.Work):
-    """A collective of Gloo's that is done no earlier than the link says. Waiting sleeps, and takes no processor time."""
+    """Work of Gloo's that is done no earlier than the link says. Waiting sleeps, and takes no processor time."""
 
-    def __init__(self, work: Any, due: float) -> None:
+    def __init__(self, works: Sequence[Any], due: float) -> None:
         super().__init__()
-        self.work, self.due = work, due
+        self.works, self.due = works, due
 
     def is_completed(self) -> bool:
-        return time.perf_counter() >= self.due and self.work.is_completed()
+        return time.perf_counter() >= self.due and all(work.is_completed() for work in self.works)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        self.work.wait()
+        for work in self.works:
+            work.wait()
         time.sleep(max(0.0, self.due - time.perf_counter()))
         return True
 
 
 class SlowGloo(dist.ProcessGroup):
-    """Gloo, its collectives of tensors put on a link; what is not overridden here goes to Gloo undelayed.
+    """Gloo, with reductions and gathers of tensors put on a link; the rest, which sets things up, is not delayed.
 
     A ring of n ranks carries 2 (n - 1) / n of a tensor that is reduced over each link, and half of that when it is gathered
-    or reduce-scattered. The names of the coalesced collectives are those that functional collectives call.
+    or reduce-scattered. The methods have the names that torch calls. They call Gloo's own: a base class's method would keep
+    Python's lock, which Gloo's threads need to let go of tensors (torch 2.13).
     """
 
-    def __init__(self, gloo: dist.ProcessGroupGloo, rank: int, size: int, link: Link) -> None:
-        super().__init__(rank, size)
-        self.link, self.share = link, (size - 1) / size
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+    def __init__(self, gloo: dist.ProcessGroupGloo, link: Link) -> None:
+        super().__init__(gloo.rank(), gloo.size())
+        self.gloo, self.link, self.share = gloo, link, (gloo.size() - 1) / gloo.size()
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)  # what has no method here
 
     def getBackendName(self) -> str:
         return NAME
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed(super().allreduce(tensors, opts), 2 * nbytes(tensors))
+        return self.slowed([self.gloo.allreduce(tensors, opts)], 2 * nbytes(tensors))
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed(super().allgather_into_tensor_coalesced(outputs, inputs, opts), nbytes(outputs))
+        works = [self.gloo._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return self.slowed(works, nbytes(outputs))
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed(super().reduce_scatter_tensor_coalesced(outputs, inputs, opts), nbytes(inputs))
+        works = [self.gloo._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return self.slowed(works, nbytes(inputs))
 
-    def slowed(self, work: Any, whole: int) -> SlowWork:
-        """Put a started collective on the link."""
-        return SlowWork(work, self.link.book(whole * self.share, time.perf_counter()))
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
+        return self.gloo.allgather(outputs, inputs, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
+        return self.gloo.broadcast(tensors, opts)
+
+    def barrier(self, opts: Any) -> Any:
+        return self.gloo.barrier(opts)
+
+    def slowed(self, works: Sequence[Any], whole: int) -> SlowWork:
+        """Put what has been started on the link, as one collective."""
+        return SlowWork(works, self.link.book(whole * self.share, time.perf_counter()))
 
 
 def nbytes(tensors: Sequence[Tensor]) -> int:
@@ -104,7 +117,7 @@ def register() -> Link:
     link = Link()
 
     def group(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> SlowGloo:
-        return SlowGloo(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size, link)
+        return SlowGloo(dist.ProcessGroupGloo(store, rank, size, timeout), link)
 
     dist.Backend.register_backend(NAME, group, devices=["cpu"])
     return link

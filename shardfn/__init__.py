@@ -16,7 +16,7 @@ from .errors import (
 )
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .transforms import bucketed_grad, check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
+from .transforms import accumulate, bucketed_grad, check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
 from .types import ShapeDtype
 from .world import fake_world
 
@@ -38,6 +38,7 @@ __all__ = [
     "Shard",
     "ShardError",
     "TreeError",
+    "accumulate",
     "bucketed_grad",
     "check",
     "compose",

@@ -1,5 +1,6 @@
 """The transforms: one family per file."""
 
+from ._accumulate import accumulate
 from ._bucketed_grad import bucketed_grad
 from ._check import check
 from ._compose import compose
@@ -8,4 +9,4 @@ from ._grad import grad, value_and_grad
 from ._shard import shard
 from ._values import distribute, from_local, full
 
-__all__ = ["bucketed_grad", "check", "compose", "constrain", "distribute", "from_local", "full", "grad", "shard", "value_and_grad"]
+__all__ = ["accumulate", "bucketed_grad", "check", "compose", "constrain", "distribute", "from_local", "full", "grad", "shard", "value_and_grad"]

@@ -26,10 +26,16 @@ class Shard(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """Inside another transform the placements are constraints."""
-        ins, outs = self.arguments["in_placements"], self.arguments["out_placements"]
-        if ins is not None:
-            args = tuple(constrain(args, _per_argument(ins, len(args))))
-        out = self.fn(*args, **kwargs)
+        return self.leaving(self.fn(*self.entering(args), **kwargs))
+
+    def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, pinned as `in_placements` says."""
+        ins = self.arguments["in_placements"]
+        return args if ins is None else tuple(constrain(args, _per_argument(ins, len(args))))
+
+    def leaving(self, out: Any) -> Any:
+        """The result, pinned as `out_placements` says."""
+        outs = self.arguments["out_placements"]
         return out if outs is None else constrain(out, outs)
 
     def asked(self) -> Request:
