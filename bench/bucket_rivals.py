@@ -59,7 +59,7 @@ class Rival:
 def shardfn_rival(job: Job, rank: int, *, alone: bool = False, **caps: str) -> Rival:
     """The step through `bucketed_grad`; on its own, over a mesh axis of one rank, where collectives are taken out."""
     axis, mesh = mesh_of(alone)
-    loss_and_grads = getattr(sf, "bucketed_grad", lambda f, **k: sf.value_and_grad(f))(job.loss, **caps)
+    loss_and_grads = sf.bucketed_grad(job.loss, **caps)
 
     def step(params: Any, x: Tensor, y: Tensor) -> Any:
         loss, grads = loss_and_grads(params, x, y)

@@ -36,6 +36,7 @@ __all__ = [
     "paused_gc",
     "quiet",
     "register_group",
+    "trace_artifact",
     "trace_aten",
     "unwound",
 ]
@@ -199,12 +200,20 @@ def _inductor_order() -> Iterator[None]:
         yield
 
 
+def trace_artifact(name: str, text: str) -> None:
+    """Put a text into torch's structured trace, which TORCH_TRACE turns on."""
+    from torch._logging import trace_structured
+
+    metadata = {"name": name, "encoding": "string"}
+    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text)
+
+
 def generated_code(runner: Any) -> str:
     """The Python text that Inductor made for what it returned; empty where it does not keep it."""
     return getattr(runner, "source_code", None) or ""
 
 
-def _lower_pack(xs: Sequence[Any]) -> Any:
+def _lower_pack(xs: Any) -> Any:
     """Inductor's code for `shardfn::pack`: what makes a tensor writes it into the flat buffer, where nothing else reads it.
 
     As Inductor's own ConcatKernel, which copies whatever has to be flattened first (torch 2.11 to 2.13).
@@ -213,7 +222,7 @@ def _lower_pack(xs: Sequence[Any]) -> Any:
     from torch._inductor.lowering import clone
     from torch._inductor.virtualized import V
 
-    (nodes,) = V.graph.current_node.args
+    nodes: Any = V.graph.current_node.args[0]
     xs = [x if len(node.users) == 1 else clone(x) for x, node in zip(xs, nodes, strict=True)]
     device, dtype, counts = xs[0].get_device(), xs[0].get_dtype(), [node.meta["val"].numel() for node in nodes]
     whole = ir.ConcatKernel(name=None, layout=ir.FixedLayout(device, dtype, [sum(counts)], [1]), inputs=[])

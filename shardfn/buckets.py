@@ -12,9 +12,12 @@ from typing import Any
 import attrs
 
 from ._compat import constant_in_graph
-from .errors import TreeError, problem
+from .errors import ShardError, TreeError, problem
 
 UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}, **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}
+DEFAULT_FIRST = 10**6
+CAP_NAMES = ("cap", "first_cap", "max_in_flight")
+SIZE_FIX = "a positive int, or text such as '512KB', '25MB' or '1GiB'"
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -46,6 +49,20 @@ def bytes_of(size: int | str) -> int:
     return n
 
 
+def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
+    """Cap, first cap and bytes in flight, as numbers."""
+    sizes: list[int] = []
+    for what, size in zip(CAP_NAMES, caps, strict=True):
+        try:
+            sizes.append(min(DEFAULT_FIRST, sizes[0]) if size is None else bytes_of(size))
+        except ValueError as error:
+            raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
+    if sizes[1] > sizes[0]:
+        fix = "the first bucket is to close early: make first_cap at most cap"
+        raise ShardError(problem(f"{name}, first_cap", f"first_cap {caps[1]!r} is above cap {caps[0]!r}", fix=fix), fix=fix)
+    return sizes[0], sizes[1], sizes[2]
+
+
 @attrs.frozen
 class Bucket:
     """Gradients, or parameters to gather, that travel in one collective.
@@ -74,6 +91,9 @@ class Bucket:
     def extended(self) -> bool:
         """Whether it holds more than its cap, since a leaf is never cut."""
         return self.nbytes > self.cap
+
+
+Row = tuple[int, str, str, str, str, int]  # what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes
 
 
 @attrs.frozen
@@ -152,6 +172,34 @@ class BucketPlan:
             fix = "a file that BucketPlan.save wrote"
             raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
 
+    def rows(self, name: str, leaves: Sequence[str], region: int | None = None) -> dict[str, list[Row]]:
+        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype and bytes of each of its collectives.
+
+        Args:
+            name: of the function that is to follow the plan, for errors.
+            leaves: the leaves that it differentiates.
+            region: which bucketed_grad of the program; the first with these leaves if not given.
+
+        Raises:
+            TreeError: a plan for other leaves.
+        """
+        regions = {b.region for b in self.buckets}
+        fitting = (r for r in sorted(regions) if {x for b in self.buckets if b.region == r for x in b.leaves} <= set(leaves))
+        chosen = next(fitting, 0) if region is None else region
+        mine = [b for b in self.buckets if b.region == chosen]
+        known = {*(x for b in mine for x in b.leaves), *self.ignored, *self.unused, *self.local, *self.unreduced}
+        extra = [x for x in self.leaves if x in known and x not in leaves] if len(regions) < 2 else []
+        missing = [x for x in leaves if x not in known]
+        if extra or missing:
+            lines = [*(f"the plan has also {x}" for x in extra), *(f"the plan lacks {x}" for x in missing)]
+            fix = "a plan of this very function: fn.lower(...).plan"
+            raise TreeError(problem(f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix), fix=fix)
+        rows: dict[str, list[Row]] = {x: [] for x in leaves}
+        for b in mine:
+            for leaf, size in zip(b.leaves, b.sizes, strict=True):
+                rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size))
+        return rows
+
     @constant_in_graph
     def as_constant(self) -> str:
         """The plan as text that a function may use while it is traced."""
@@ -219,7 +267,7 @@ class Wish:
     ignored: bool = False
     reduce_dtype: str | None = None
     max_in_flight: int = 2**30
-    rows: tuple[tuple[int, str, str, str, str, int], ...] | None = None  # of a given plan: bucket, kind, axis, phase, dtype, bytes
+    rows: tuple[Row, ...] | None = None  # of a given plan
 
     @property
     def text(self) -> str:

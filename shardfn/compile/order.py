@@ -47,7 +47,8 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
     if got != wanted:
         first = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
         said = f"collective {first} is {_at(got, first)} in the code, {_at(wanted, first)} in the schedule"
-        raise DivergenceError(problem(name, "the compiler changed the order of collectives", said, fix='backend="aten"'), fix='backend="aten"')
+        fix = 'backend="aten", which runs the schedule as it is'
+        raise DivergenceError(problem(name, "the compiler changed the order of collectives", said, fix=fix), fix=fix)
 
 
 def _at(kinds: Sequence[str], i: int) -> str:

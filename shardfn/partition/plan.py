@@ -5,23 +5,25 @@ Everything here is the same on all ranks: it looks at global shapes and at the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from ..buckets import Wish
-from ..errors import PlacementError, RuleError, problem
+from ..errors import PlacementError, problem
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
-from . import layout, rules, steps
+from . import layout, refusals, rules, steps
 from .choice import Choice, OpCall, Rule, replicated
+from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
 
 # A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
 EARLY = 0.25
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
+ADD = torch.ops.aten.add.Tensor
 
 
 def plan(
@@ -58,7 +60,7 @@ def plan(
     (output,) = graph.find_nodes(op="output")
     outs = tuple(walk.leave(*leaving, output) for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True))
     needed = _needed(walk.steps, outs)
-    return steps.Plan(axes, needed, ins, outs, tuple(walk.gradients), tuple(walk.unreduced))
+    return steps.Plan(axes, needed, ins, outs, tuple(walk.gradients.values()), tuple(walk.unreduced))
 
 
 def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[steps.Step, ...]:
@@ -86,14 +88,23 @@ class _Value:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
 
 
+@attrs.frozen(eq=False)
+class _Unaligned:
+    """A gradient before it is brought to the placement of its parameter."""
+
+    value: _Value
+    like: torch.fx.Node  # the parameter
+    wish: str
+
+
 class _Walk:
     """The state of one walk: the values so far and the steps that made them."""
 
     def __init__(self, axes: MeshAxes, name: str) -> None:
         self.axes, self.name = axes, name
         self.values: dict[torch.fx.Node, Any] = {}
-        self.unaligned: dict[torch.fx.Node, _Value] = {}  # gradients before they were brought to their parameter's placement
-        self.gradients: list[steps.Gradient] = []
+        self.unaligned: dict[torch.fx.Node, _Unaligned] = {}
+        self.gradients: dict[torch.fx.Node, steps.Gradient] = {}
         self.unreduced: list[tuple[steps.Slot, torch.fx.Node]] = []  # gradients that leave before they are
         self.steps: list[steps.Step] = []
         self.count = 0
@@ -113,9 +124,9 @@ class _Walk:
         if marks is None:
             marks = _settled(value, self.axes)
         elif _is_pending(marks):
-            value = self.unaligned.get(node, value)
+            value = self.unaligned[node].value if node in self.unaligned else value
             if not self.reaches(value, marks):
-                raise _cannot_stay_pending(self.name, path, node, marks, self.axes)
+                raise refusals.cannot_stay_pending(self.name, path, node, marks, self.axes)
         slot = self.bring(value, marks, output, implicit=False)
         if _is_pending(marks) and (node in self.unaligned or value.unreduced):
             self.unreduced.append((slot, node))
@@ -136,7 +147,7 @@ class _Walk:
             self.align(node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users))
-        else:
+        elif not self.add_unreduced(node):
             self.apply(node)
 
     def constrain(self, node: torch.fx.Node) -> None:
@@ -151,17 +162,35 @@ class _Walk:
         self.same(node, value, self.bring(value, marks, node, implicit=False))
 
     def align(self, node: torch.fx.Node) -> None:
-        value, like, wish = self.values[node.args[0]], self.values[node.args[1]], node.args[2]
+        self.settle(node, self.values[node.args[0]], node.args[1], node.args[2])
+
+    def settle(self, node: torch.fx.Node, value: _Value, like_node: torch.fx.Node, wish: str) -> None:
+        """Bring a gradient to the placement of its parameter."""
+        like = self.values[like_node]
         wanted = next(iter(like.slots), None) or ("R",) * len(self.axes.sizes)
         marks = aligned(value.fake.shape, like.fake.shape, wanted, self.axes)
+        self.unaligned[node] = _Unaligned(attrs.evolve(value, slots=dict(value.slots)), like_node, wish)
         slot = self.bring(value, marks, node, implicit=False)
-        self.unaligned[node] = value
         self.same(node, value, slot)
         if wish:
             parameter = like.slots[wanted][0] if wanted in like.slots else None
             unused = value.fill is not None and value.fill[1] == 0
-            region = node.meta["custom"].get("gradients", "")
-            self.gradients.append(steps.Gradient(node, Wish.of(wish), region, parameter, slot, unused))
+            region = node.meta.get("custom", {}).get("gradients", "")
+            self.gradients[node] = steps.Gradient(node, Wish.of(wish), region, parameter, slot, unused)
+
+    def add_unreduced(self, node: torch.fx.Node) -> bool:
+        """Add gradients of one parameter before they are reduced, where nothing else reads them; whether these are such."""
+        parts = [self.unaligned.get(x) for x in node.all_input_nodes]
+        if node.target is not ADD or len(parts) != 2 or node.kwargs or any(len(x.users) > 1 for x in node.all_input_nodes):
+            return False
+        if None in parts or parts[0].like is not parts[1].like:
+            return False
+        for x in node.all_input_nodes:
+            self.values[x] = self.unaligned[x].value
+            self.gradients.pop(x, None)
+        self.apply(node)
+        self.settle(node, self.values[node], parts[0].like, parts[0].wish)
+        return True
 
     def same(self, node: torch.fx.Node, value: _Value, slot: steps.Slot) -> None:
         """A prim's result is its argument, at one placement."""
@@ -169,7 +198,7 @@ class _Walk:
 
     def apply(self, node: torch.fx.Node) -> None:
         call, values = self.call(node)
-        _refuse_random(node, self.name, self.axes)
+        refusals.refuse_random(node, self.name, self.axes)
         in_marks, out_marks = self.choose(call, values, node.meta["phase"])
         ins = tuple(self.bring(v, m, node, implicit=True) for v, m in zip(values, in_marks, strict=True))
         early = node.target in rules.REARRANGES and all(v.early for v in values)
@@ -263,7 +292,7 @@ class _Walk:
         found = [(route(tuple(value.fake.shape), value.fake.element_size(), s.marks, marks, self.axes), s) for s in slots]
         (_, moves), source = min(((r, s) for r, s in found if r is not None), key=lambda pair: pair[0][0])
         if implicit and value.unreduced and any(m.kind.startswith("reduce") for m in moves):
-            raise _not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
+            raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
         self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
         gathers = any(m.kind == "gather" for m in moves)
@@ -315,73 +344,9 @@ def _settled(value: _Value, axes: MeshAxes) -> Marks:
     return layout.canonical(value.fake.shape, plain, axes.sizes)
 
 
-def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks) -> Marks:
-    """The marks that a constraint's text asks for; dims that say `*` keep their cut."""
-    if not axes.names:
-        return ()
-    entries = text.split(";")
-    unknown = {name for entry in entries for name in entry.split(",")} - {*axes.names, "", "*"}
-    if unknown:
-        raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
-    if [e for e in entries if e] and len(entries) > max(len(shape), 1):
-        raise ValueError(f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}")
-    marks: list[Mark] = ["R"] * len(axes.names)
-    for dim, entry in enumerate(entries):
-        for k, name in enumerate(axes.names):
-            if name in entry.split(",") or (entry == "*" and layout.split(current[k]) == (dim, 1)):
-                marks[k] = dim
-    return layout.canonical(shape, marks, axes.sizes)
-
-
-def aligned(shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes) -> Marks:
-    """The marks of `like` where its dims have the same size; replicated elsewhere."""
-    plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
-    marks = ["R" if m in PENDING or (not isinstance(m, str) and shape[m] != like[m]) else m for m in plain]
-    return layout.canonical(shape, marks, axes.sizes)
-
-
 def _is_pending(marks: Marks) -> bool:
     return any(m in PENDING for m in marks)
 
 
-def _pending_over(marks: Marks, axes: MeshAxes) -> str:
-    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in PENDING)
-
-
-def _not_reduced(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
-    source, fix = node.meta.get("source"), "reduce it first: sf.constrain(x, P()) with the placement that it is to have"
-    op = getattr(node.target, "_opname", node.target)
-    got = f"it is an unreduced gradient (pending {_pending_over(marks, axes)}), and {op} needs its value"
-    text = problem(f"{name}, argument {path}", got, needed="an explicit reduction", fix=fix, source=source)
-    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
-
-
-def _cannot_stay_pending(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
-    source, fix = node.meta.get("source"), "return the gradient itself, before anything is done with it, or drop Partial from out_placements"
-    got = f"it is reduced already, or was never pending, and cannot stay {_pending_over(marks, axes)}"
-    text = problem(f"{name}, {path}", got, needed="a value that is reduced once", fix=fix, source=source)
-    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
-
-
 def _nbytes(x: torch.Tensor) -> float:
     return float(x.numel() * x.element_size())
-
-
-RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())  # noqa: E731
-
-
-def _refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
-    if not RANDOM(node.target) or all(n == 1 for n in axes.sizes) or _draws_nothing(node):
-        return
-    source, fix = node.meta.get("source"), "pass random tensors in as arguments"
-    text = problem(f"{name}, op {node.target}", "it draws random numbers, which ranks would draw differently", fix=fix, source=source)
-    raise RuleError(text, source=source, fix=fix)
-
-
-def _draws_nothing(node: torch.fx.Node) -> bool:
-    """Attention is tagged random for its dropout, which is usually zero."""
-    names = [a.name for a in node.target._schema.arguments]
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    return not (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0))

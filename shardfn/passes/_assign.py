@@ -12,7 +12,6 @@ import attrs
 
 from ..buckets import Wish
 from ..errors import TreeError, problem
-
 from ._flow import Flow, Transfer
 
 FEW = 8
@@ -148,7 +147,7 @@ class _Joiner:
         if t.wish is None or t.wish.ignored:
             return None, 0
         if t.wish.rows is not None:
-            return _Wanted(t.region, self.wanted(t, t.wish)), 0
+            return _Wanted(t.region, self.wanted(t, t.wish)), t.wish.cap
         key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == "all_gather" else "")
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 

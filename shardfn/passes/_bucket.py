@@ -13,10 +13,10 @@ import attrs
 import torch
 
 from ..types import Collective
-from .agenda import Agenda
 from ._copy import copied
 from ._order import ordered
 from ._pack import pack as _pack_op  # noqa: F401  registers the op
+from .agenda import Agenda
 
 aten = torch.ops.aten
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -79,7 +79,7 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
     return True
 
 
-def _unviewed(x: torch.fx.Node) -> torch.fx.Node:
+def _unviewed(x: Any) -> torch.fx.Node:
     """The value in the shape in which it was made: packing does not ask for a shape."""
     while x.target is aten.view.default and len(x.args[0].users) == 1 and x.args[0].meta["val"].is_contiguous():
         x = x.args[0]

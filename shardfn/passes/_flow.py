@@ -104,7 +104,7 @@ def _transfer(axes: MeshAxes, i: int, step: steps.Redistribute, move: Move, serv
         op=str(move.before[move.axis]) if reduces else None,
         dtype=dtype,
         nbytes=_elements(axes, step.source.value.shape, move) * dtype.itemsize,
-        phase=step.node.meta.get("phase", "forward"),
+        phase="backward" if reduces and served is not None else step.node.meta.get("phase", "forward"),
         step=i,
         wish=None if served is None else served.wish,
         region="" if served is None else served.region,

@@ -9,6 +9,7 @@ parameters starts while the one before is being used.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator
 
 import attrs
@@ -106,7 +107,7 @@ class _Timing:
         batches = self.assignment.batches
         early = sorted((b for b in batches if self.is_prefetched(b)), key=lambda b: (self.first_use[b.index], b.index))
         issue = {b.index: min(self.ready[b.index], self.first_use[b.index]) for b in batches}
-        issue.update((b.index, self.first_use[a.index]) for a, b in zip(early, early[1:], strict=False))
+        issue.update((b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early))
         level = dict.fromkeys(issue, 0)
         for i, before in self.chained():
             level[i] = max(level[i], level[before] + 1)
@@ -125,7 +126,7 @@ class _Timing:
         for i in self.assignment.order:
             sent = flow.transfers.get(i, ())
             before = [flow.transfers[s][-1] for s in flow.sources(i) if s in flow.transfers] if sent else []
-            for first, second in [*((a, sent[0]) for a in before), *zip(sent, sent[1:], strict=False)]:
+            for first, second in [*((a, sent[0]) for a in before), *itertools.pairwise(sent)]:
                 yield of[second.key].index, of[first.key].index
 
     def next_ready(self, batch: Batch) -> int:
@@ -156,7 +157,7 @@ class _Timing:
 def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
     """Steps in their order, each start before its position, and before each item what it needs."""
     flow, done = timing.flow, set[Item]()
-    previous = {b.index: a.index for (_, a), (_, b) in zip(starts, starts[1:], strict=False)}
+    previous = {b.index: a.index for (_, a), (_, b) in itertools.pairwise(starts)}
 
     def provider(step: int) -> Item:
         sent = flow.transfers.get(step)

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..buckets import Bucket, BucketPlan
+from ..buckets import Bucket, BucketPlan, checked_caps
 from ..errors import TreeError, problem
 from ..partition import Plan
 from ..types import MeshAxes
@@ -55,6 +55,22 @@ def agenda(plan: Plan, name: str) -> Agenda:
         starts=starts,
         sequence=items,
     )
+
+
+def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None) -> Plan:
+    """The plan of a partition with other caps, or other buckets, than those that bucketed_grad asked for."""
+    if cap is None and first_cap is None and wanted is None:
+        return plan
+    regions = {region: i for i, region in enumerate(dict.fromkeys(g.region for g in plan.gradients))}
+    found = []
+    for region, number in regions.items():
+        mine = [g for g in plan.gradients if g.region == region]
+        rows = None if wanted is None else wanted.rows(name, [g.wish.leaf for g in mine], number)
+        for g in mine:
+            caps = checked_caps(name, (g.wish.cap if cap is None else cap, first_cap, g.wish.max_in_flight))
+            following = None if rows is None else tuple(rows[g.wish.leaf])
+            found.append(attrs.evolve(g, wish=attrs.evolve(g.wish, cap=caps[0], first_cap=caps[1], rows=following)))
+    return attrs.evolve(plan, gradients=tuple(found))
 
 
 def _bucket_plan(steps: Flow, assignment: Assignment, bucketed: list[Batch], name: str) -> BucketPlan:

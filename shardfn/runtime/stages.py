@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import attrs
@@ -16,9 +17,11 @@ from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
 from ..mesh import all_coordinates, group_names
-from ..partition import Plan, emit, local_sizes, plan
+from ..partition import Plan, emit, local_sizes
+from ..partition import plan as place
 from ..partition.implicit import report_implicit
 from ..partition.printing import local_text
+from ..passes.agenda import rewished
 from ..passes.certificate import Certificate, certify
 from ..placements import is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
@@ -27,6 +30,8 @@ from .agreement import agree
 from .compiled import Compiled
 from .door import Placed, aval_of, look
 from .request import Request
+
+log = logging.getLogger("shardfn")
 
 
 def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
@@ -69,18 +74,34 @@ class Traced:
         """The whole program."""
         return self.program.show(self.program, full=True)
 
-    def lower(self) -> Lowered:
-        """Stages 2 and 3: one rank's program, scheduled."""
+    def lower(
+        self, *, cap: int | str | None = None, first_cap: int | str | None = None, plan: BucketPlan | None = None
+    ) -> Lowered:
+        """Stages 2 and 3: one rank's program, scheduled.
+
+        Args:
+            cap: bytes at which buckets close, instead of what bucketed_grad says.
+            first_cap: the same of the first; 1MB, or cap if that is less, where only cap is given.
+            plan: buckets to use instead.
+
+        Raises:
+            PlacementError, RuleError: a placement that cannot be right.
+            TreeError: a plan of another program.
+        """
         cache.counts["partitions"] += 1
         axes, closed = self.placed.axes, len(self.captured.closed_over)
         whole: Marks = ("R",) * len(axes.names)
         in_marks = (*self.placed.marks, *[whole] * closed)
         out_marks = _out_marks(self.request, self.program, self.placed)
-        chosen = plan(self.program, axes, in_marks, out_marks, self.placed.unreduced)
+        chosen = place(self.program, axes, in_marks, out_marks, self.placed.unreduced)
+        chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
         report_implicit(self.request.name, self.request.implicit_comm, chosen)
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
         programs, agreed = dict.fromkeys(kinds.values()), passes.agenda(chosen, self.request.name)
+        if chosen.gradients:
+            log.info("%s", agreed.plan)
+            _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
         for coordinate, size in kinds.items():
             programs[size] = programs[size] or _local(self, chosen, agreed, coordinate, names)
         return Lowered(self, chosen, agreed, {c: programs[size] for c, size in kinds.items()})

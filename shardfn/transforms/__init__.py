@@ -9,4 +9,16 @@ from ._grad import grad, value_and_grad
 from ._shard import shard
 from ._values import distribute, from_local, full
 
-__all__ = ["accumulate", "bucketed_grad", "check", "compose", "constrain", "distribute", "from_local", "full", "grad", "shard", "value_and_grad"]
+__all__ = [
+    "accumulate",
+    "bucketed_grad",
+    "check",
+    "compose",
+    "constrain",
+    "distribute",
+    "from_local",
+    "full",
+    "grad",
+    "shard",
+    "value_and_grad",
+]

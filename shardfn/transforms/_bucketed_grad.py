@@ -10,10 +10,10 @@ import attrs
 import torch
 
 from .. import _compat, _tree
-from ..buckets import BucketPlan
+from ..buckets import BucketPlan, checked_caps
 from ._grad import Argnums, ValueAndGrad
 from ._transformed import innermost, name_of
-from ._wishes import checked_caps, wishes_text
+from ._wishes import wishes_text
 
 Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .. import _compat, _tree
-from ..buckets import BucketPlan, Wish, bytes_of
+from ..buckets import BucketPlan, Wish, checked_caps
 from ..errors import ShardError, TreeError, problem
-
-DEFAULT_FIRST = 10**6
-CAP_NAMES = ("cap", "first_cap", "max_in_flight")
-SIZE_FIX = "a positive int, or text such as '512KB', '25MB' or '1GiB'"
 
 
 @_compat.constant_in_graph
@@ -56,26 +51,12 @@ def wishes_text(
     if (by_path is not None or by_tree is not None) and not any(ignored):
         fix = "a predicate of paths such as those, or a tree of bools with a True in it"
         raise TreeError(problem(f"{name}, ignore", "it matches no leaf", f"the leaves are {_listed(paths)}", fix=fix), fix=fix)
-    rows = {} if plan is None else _rows(name, BucketPlan.from_json(plan), paths)
+    rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
     wishes = [
         Wish(path, cap, first_cap, skip, dtype, in_flight, tuple(rows[path]) if plan is not None else None)
         for path, skip in zip(paths, ignored, strict=True)
     ]
     return "\n".join(wish.text for wish in wishes)
-
-
-def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
-    """Cap, first cap and bytes in flight, as numbers."""
-    sizes: list[int] = []
-    for what, size in zip(CAP_NAMES, caps, strict=True):
-        try:
-            sizes.append(min(DEFAULT_FIRST, sizes[0]) if size is None else bytes_of(size))
-        except ValueError as error:
-            raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
-    if sizes[1] > sizes[0]:
-        fix = "the first bucket is to close early: make first_cap at most cap"
-        raise ShardError(problem(f"{name}, first_cap", f"first_cap {caps[1]!r} is above cap {caps[0]!r}", fix=fix), fix=fix)
-    return sizes[0], sizes[1], sizes[2]
 
 
 def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None:
@@ -111,20 +92,6 @@ def _ignored(name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]) -
         fix = "a prefix tree of bools, as the differentiated argument is built, or a predicate of the leaf's path"
         raise TreeError(problem(f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix), fix=fix)
     return [said[f[0]] for f in found]
-
-
-def _rows(name: str, plan: BucketPlan, paths: Sequence[str]) -> dict[str, list[Any]]:
-    """What a plan says of each leaf: the bucket, kind, axis, phase, dtype and bytes of each of its collectives."""
-    extra, missing = [p for p in plan.leaves if p not in paths], [p for p in paths if p not in plan.leaves]
-    if extra or missing:
-        lines = [*(f"the plan has also {p}" for p in extra), *(f"the plan lacks {p}" for p in missing)]
-        fix = "a plan of this very function: fn.lower(...).plan"
-        raise TreeError(problem(f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix), fix=fix)
-    rows: dict[str, list[Any]] = {p: [] for p in paths}
-    for b in plan.buckets:
-        for leaf, size in zip(b.leaves, b.sizes, strict=True):
-            rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size))
-    return rows
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -1,0 +1,50 @@
+"""What the walk refuses, in words: random ops, unreduced gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import PlacementError, RuleError, problem
+from ..types import PENDING, Marks, MeshAxes
+
+
+def pending_over(marks: Marks, axes: MeshAxes) -> str:
+    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in PENDING)
+
+
+def not_reduced(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
+    source, fix = node.meta.get("source"), "reduce it first: sf.constrain(x, P()) with the placement that it is to have"
+    op = getattr(node.target, "_opname", node.target)
+    got = f"it is an unreduced gradient (pending {pending_over(marks, axes)}), and {op} needs its value"
+    text = problem(f"{name}, argument {path}", got, needed="an explicit reduction", fix=fix, source=source)
+    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
+
+
+def cannot_stay_pending(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
+    source, fix = node.meta.get("source"), "return the gradient itself, as grad gives it, or drop Partial from out_placements"
+    got = f"it is reduced already, or was never pending, and cannot stay {pending_over(marks, axes)}"
+    text = problem(f"{name}, {path}", got, needed="a value that is reduced once", fix=fix, source=source)
+    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
+
+
+RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())  # noqa: E731
+
+
+def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
+    if not RANDOM(node.target) or all(n == 1 for n in axes.sizes) or _draws_nothing(node):
+        return
+    source, fix = node.meta.get("source"), "pass random tensors in as arguments"
+    text = problem(f"{name}, op {node.target}", "it draws random numbers, which ranks would draw differently", fix=fix, source=source)
+    raise RuleError(text, source=source, fix=fix)
+
+
+def _draws_nothing(node: torch.fx.Node) -> bool:
+    """Attention is tagged random for its dropout, which is usually zero."""
+    names = [a.name for a in node.target._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    position = names.index("dropout_p")
+    return not (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0))
