@@ -237,11 +237,11 @@ def table(plan: BucketPlan) -> str:
     """The plan as text: a line for each bucket, then what travels alone or not at all."""
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets:
-        lines.append(f"  {'':>3}  {'bytes':>10}  {'collective':<26} {'dtype':<9} {'ready':<24} {'first use':<24} leaves")
+        lines.append(f"  {'':>3}  {'bytes':>10}  {'collective':<26} {'dtype':<9} {'ready':<30} {'first use':<30} leaves")
     for b in plan.buckets:
         what = f"{b.kind}[{f'{b.op}, ' if b.op else ''}{b.axis}]"
         size = human_bytes(b.nbytes) + ("+" if b.extended else "")
-        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<24} {b.first_use:<24} {_some(b.leaves)}")
+        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<30} {b.first_use:<30} {_some(b.leaves)}")
     if any(b.extended for b in plan.buckets):
         lines.append("  + over its cap: a leaf is never cut")
     said = (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from .._compat import paused_gc
 from ._bucket import bucket
 from ._check import check
 from ._copy import copied
@@ -30,9 +31,10 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
     Returns:
         The graph before the first pass and after each.
     """
-    check(graph, agenda.axes)
-    graphs = [graph]
-    for run in PIPELINE:
-        graphs.append(run(graphs[-1], agenda))
-        check(graphs[-1], agenda.axes)
+    with paused_gc():
+        check(graph, agenda.axes)
+        graphs = [graph]
+        for run in PIPELINE:
+            graphs.append(run(graphs[-1], agenda))
+            check(graphs[-1], agenda.axes)
     return graphs

@@ -31,7 +31,7 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
             key = node.meta["transfer"]
             found.setdefault(agenda.batch_of[key], {})[key] = node
     joined = False
-    for index, starts in found.items():
+    for index, starts in sorted(found.items()):
         joined |= join(out, agenda, index, [starts[key] for key in agenda.members[index] if key in starts])
     return ordered(out, out.nodes) if joined else out
 
