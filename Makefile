@@ -8,10 +8,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-stages gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-stages gpu-check sizes clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # constraints.txt pins torch; PyTorch's own CPU index (PIP_EXTRA_INDEX_URL) makes the download smaller.
 .venv/.installed: pyproject.toml constraints.txt
@@ -39,6 +39,9 @@ lint: venv  ## ruff and pyright
 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
+
+bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link
+	$(BIN)/python -m bench.buckets
 
 bench-stages: venv  ## what capture, partition and simulation of the demo's step cost
 	$(BIN)/python -m bench.stages

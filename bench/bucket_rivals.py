@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import time
 import types
@@ -45,7 +46,7 @@ class Rival:
         step: forward, backward, reduction and update; keeps the parameters for the next.
         params: the whole parameters as they are now, by name; None if it trains nothing.
         alone: whether the ranks train on their own, each on its rows.
-        compiled: whether its first step needs something compiled.
+        compiled: whether its first step has something compiled.
         sent: bytes of each collective, if they are known before it runs.
     """
 
@@ -98,6 +99,7 @@ def prefix_rival(job: Job, rank: int, first: int) -> Rival:
     prefix = sf.shard(sf.value_and_grad(loss) if tail else loss, mesh, (P(), P(), P(axis), P(axis)))
     layers = sf.distribute(tail, mesh, P()), sf.distribute(head, mesh, P())
     batch = [sf.from_local(rows, mesh, P(axis)) for rows in job.rows(rank)]
+    assert not prefix.lower(*layers, *batch).collectives
     return Rival(step=lambda: prefix(*layers, *batch), alone=True)
 
 
@@ -189,6 +191,8 @@ def slow_field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     yield SHARDFN, shardfn_rival(job, rank)
     yield SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB")
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
+    yield DDP_SMALL, module_rival(job, rank, ddp_small)
+    yield ALONE, module_rival(job, rank, None)
     for first in range(len(job.params["layers"]) + 1):
         yield prefix_name(first), prefix_rival(job, rank, first)
 
@@ -209,6 +213,7 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
         pipe: the connection to the conductor.
     """
     torch.set_num_threads(1)
+    torch._logging.set_logs(all=logging.ERROR)  # Dynamo warns that it leaves out the optimizer's profiler record
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     link = slow_link.register()
     dist.init_process_group(slow_link.NAME if slow else "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
@@ -217,8 +222,8 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
     pipe.send({name: rival.sent for name, rival in known.items()})
     while (asked := pipe.recv()) is not None:
         if isinstance(asked, tuple):
-            name, steps = asked
-            pipe.send(timed(known[name].step, steps))
+            name, steps, warm = asked
+            pipe.send(timed(known[name].step, steps, warm))
         else:
             link.latency, link.bandwidth = asked.latency, asked.bandwidth
     pipe.send(compilations() - compiled)
@@ -261,10 +266,11 @@ def compilations() -> int:
     return sum(cache.counts.values()) + counters["stats"]["unique_graphs"]
 
 
-def timed(step: Callable[[], Any], steps: int) -> list[float]:
-    """Milliseconds of some steps that both ranks start together, after one that warms the caches."""
+def timed(step: Callable[[], Any], steps: int, warm: int) -> list[float]:
+    """Milliseconds of some steps that both ranks start together, after some that warm the caches."""
     times = []
-    step()
+    for _ in range(warm):
+        step()
     for _ in range(steps):
         dist.barrier()
         start = time.perf_counter()

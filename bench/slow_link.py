@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,9 +49,9 @@ class Link:
 class SlowWork(dist.Work):
     """Work of Gloo's that is done no earlier than the link says. Waiting sleeps, and takes no processor time."""
 
-    def __init__(self, works: Sequence[Any], due: float) -> None:
+    def __init__(self, works: Sequence[Any], outputs: list[Tensor], due: float) -> None:
         super().__init__()
-        self.works, self.due = works, due
+        self.works, self.outputs, self.due = works, outputs, due
 
     def is_completed(self) -> bool:
         return time.perf_counter() >= self.due and all(work.is_completed() for work in self.works)
@@ -60,6 +61,17 @@ class SlowWork(dist.Work):
             work.wait()
         time.sleep(max(0.0, self.due - time.perf_counter()))
         return True
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """What DDP waits for."""
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+
+        def finish() -> None:
+            self.wait()
+            future.set_result(self.outputs)
+
+        threading.Thread(target=finish, daemon=True).start()
+        return future
 
 
 class SlowGloo(dist.ProcessGroup):
@@ -79,15 +91,15 @@ class SlowGloo(dist.ProcessGroup):
         return NAME
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed([self.gloo.allreduce(tensors, opts)], 2 * nbytes(tensors))
+        return self.slowed([self.gloo.allreduce(tensors, opts)], tensors, 2 * nbytes(tensors))
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
         works = [self.gloo._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-        return self.slowed(works, nbytes(outputs))
+        return self.slowed(works, outputs, nbytes(outputs))
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
         works = [self.gloo._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
-        return self.slowed(works, nbytes(inputs))
+        return self.slowed(works, outputs, nbytes(inputs))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
         return self.gloo.allgather(outputs, inputs, opts)
@@ -98,9 +110,9 @@ class SlowGloo(dist.ProcessGroup):
     def barrier(self, opts: Any) -> Any:
         return self.gloo.barrier(opts)
 
-    def slowed(self, works: Sequence[Any], whole: int) -> SlowWork:
+    def slowed(self, works: Sequence[Any], outputs: list[Tensor], whole: int) -> SlowWork:
         """Put what has been started on the link, as one collective."""
-        return SlowWork(works, self.link.book(whole * self.share, time.perf_counter()))
+        return SlowWork(works, outputs, self.link.book(whole * self.share, time.perf_counter()))
 
 
 def nbytes(tensors: Sequence[Tensor]) -> int:

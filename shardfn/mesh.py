@@ -114,8 +114,10 @@ def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
     """The name under which each rank registers its own process group of an axis: the same text on all ranks."""
     if mesh is None:
         return ()
-    layout = hashlib.sha256(mesh.mesh.to(torch.int64).numpy().tobytes()).hexdigest()[:8]
-    return tuple(f"shardfn:{layout}:{name}" for name in axes_of(mesh).names)
+    axes = axes_of(mesh)
+    ranks = mesh.mesh.to(torch.int64).numpy().tobytes()
+    layout = hashlib.sha256(repr(axes).encode() + ranks).hexdigest()[:8]  # [0, 1] and [[0], [1]] hold the same ranks
+    return tuple(f"shardfn:{layout}:{name}" for name in axes.names)
 
 
 def all_coordinates(axes: MeshAxes) -> list[tuple[int, ...]]:

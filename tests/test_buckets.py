@@ -18,7 +18,8 @@ from shardfn.buckets import Bucket, bytes_of, human_bytes
 
 SIZES = {
     1: 1, "1": 1, "7B": 7, "512KB": 512_000, "25MB": 25_000_000, "2GB": 2 * 10**9, "1TB": 10**12,
-    "1KiB": 1024, "1MiB": 2**20, "1GiB": 2**30, "1TiB": 2**40, "1.5KB": 1500, "0.5KiB": 512, "4.1MB": 4_100_000, "1.001KB": 1001, " 25 MB ": 25_000_000, 10**20: 10**20,
+    "1KiB": 1024, "1MiB": 2**20, "1GiB": 2**30, "1TiB": 2**40, "1.5KB": 1500, "0.5KiB": 512, "4.1MB": 4_100_000, "1.001KB": 1001,
+    " 25 MB ": 25_000_000, 10**20: 10**20,
 }  # fmt: skip
 
 
@@ -34,7 +35,9 @@ def test_a_size_written_in_words_is_exact(n: int, unit: str) -> None:
     assert bytes_of(f"{n}{unit}") == n * base**power
 
 
-UNREADABLE = ["", "MB", "25mb", "25 M", "25XB", "1e6", "-1MB", "1_000", "1,5MB", "1..5MB", None, 1.5, True, b"1MB", float("nan"), [1], "٣MB"]
+UNREADABLE = [  # the last one is in Arabic digits
+    "", "MB", "25mb", "25 M", "25XB", "1e6", "-1MB", "1_000", "1,5MB", "1..5MB", None, 1.5, True, b"1MB", float("nan"), [1], "\u0663MB",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("said", UNREADABLE, ids=repr)
@@ -75,18 +78,23 @@ PLAN = plan(bucket(0, "p['a']"), bucket(1, "p['b']", "p['c']"), bucket(2, "p['d'
 
 def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their_cap() -> None:
     gather = bucket(1, *"bcdef", kind="all_gather", op=None, axis="tp", cap=150, ready="start", first_use="mm, net.py:3")
-    said = plan(bucket(0, "p['a']", sizes=(1536,), cap=1024), gather, ignored=("g",), unused=tuple("uvwxyzUVWX"), local=("l",), unreduced=("r",))
-    assert str(said).splitlines() == [
+    told = {"ignored": ("g",), "unused": tuple("uvwxyzUVWX"), "local": ("l",), "unreduced": ("r",)}
+    said = plan(bucket(0, "p['a']", sizes=(1536,), cap=1024), gather, **told)
+    lines = str(said).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
         "buckets of step on mesh (dp=2): 2",
-        "            bytes  collective                 dtype     ready                    first use                leaves",
-        "    0    1.5 KiB+  all_reduce[sum, dp]        float32   mm_0, net.py:0           result                   p['a']",
-        "    1       150 B  all_gather[tp]             float32   start                    mm, net.py:3             b, c, d, and 2 more",
-        "  + over its cap: a leaf is never cut",
-        "  reduced on their own: g",
-        "  gradient is zero, nothing sent: u, v, w, x, y, z, U, V, and 2 more",
-        "  nothing to send: l",
-        "  returned unreduced: r",
+        "bytes collective dtype ready first use leaves",
+        "0 1.5 KiB+ all_reduce[sum, dp] float32 mm_0, net.py:0 result p['a']",
+        "1 150 B all_gather[tp] float32 start mm, net.py:3 b, c, d, and 2 more",
+        "+ over its cap: a leaf is never cut",
+        "reduced on their own: g",
+        "gradient is zero, nothing sent: u, v, w, x, y, z, U, V, and 2 more",
+        "nothing to send: l",
+        "returned unreduced: r",
     ]
+    columns = (("collective", "all_reduce", "all_gather"), ("dtype", "float32", "float32"), ("leaves", "p['a']", "b, c"))
+    for words in columns:
+        assert len({line.index(word) for line, word in zip(lines[1:4], words, strict=True)}) == 1, "columns stand under each other"
 
 
 def test_s9_7_a_plan_without_buckets_prints_one_line() -> None:
@@ -200,7 +208,7 @@ def test_merging_what_one_collective_cannot_do_is_refused() -> None:
             plan(bucket(0, "a"), bucket(1, "b", **change)).merge(0, 1)
 
 
-@pytest.mark.parametrize("edit", [lambda: PLAN.merge(0, 9), lambda: PLAN.merge(), lambda: PLAN.split(9, 1)])
+@pytest.mark.parametrize("edit", [lambda: PLAN.merge(0, 9), PLAN.merge, lambda: PLAN.split(9, 1)], ids=["merge", "merge nothing", "split"])
 def test_a_bucket_that_does_not_exist_is_refused_in_words(edit: Callable[[], Any]) -> None:
     with pytest.raises(sf.ShardError):
         edit()

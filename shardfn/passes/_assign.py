@@ -69,20 +69,20 @@ def assign(flow: Flow, name: str) -> Assignment:
 
 
 def _anchors(flow: Flow) -> list[int]:
-    """Where each step can run: a gradient's reduction, and what only it reads, as soon as its inputs are there."""
-    feeds = [False] * len(flow.plan.steps)
-    for i in reversed(range(len(feeds))):
+    """Where each step can run: a gradient's reduction, and what it alone reads, as soon as its inputs are there."""
+    serves: list[int | None] = [None] * len(flow.plan.steps)  # the reduction that alone reads a step, by way of others too
+    for i in reversed(range(len(serves))):
         if i in flow.transfers:
             t = flow.transfers[i][0]
-            feeds[i] = t.wish is not None and t.kind != "all_gather"
-        else:
-            readers = flow.readers[i]
-            feeds[i] = bool(readers) and i not in flow.returned and all(feeds[r] for r in readers)
-    anchors: list[int] = []
+            serves[i] = i if t.wish is not None and t.kind != "all_gather" else None
+        elif i not in flow.returned:
+            served = {serves[r] for r in flow.readers[i]}
+            serves[i] = served.pop() if len(served) == 1 else None
     first = _first_steps(flow)
-    for i, feeding in enumerate(feeds):
+    anchors: list[int] = []
+    for i, served in enumerate(serves):
         sources = flow.sources(i)
-        early = feeding and sources and not any(s in flow.transfers for s in sources)
+        early = served is not None and sources and not any(s in flow.transfers for s in sources)
         anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
     return anchors
 

@@ -28,7 +28,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         placements: a prefix tree of placements over the tree; None replicates.
 
     Returns:
-        The tree with DTensors for tensors, detached once.
+        The tree with DTensors for tensors, detached once, in memory of their own.
 
     Raises:
         PlacementError, TreeError: placements that do not fit, all at once.
@@ -63,10 +63,15 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     axes, world = axes_of(mesh), current_world()
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
     spec = _compat.dtensor_spec(mesh, torch_placements(marks), x.shape, x.stride(), x.dtype)
-    if world.kind == "simulated":
-        return _compat.dtensors([SimulatedTensor([cut(x, marks, axes, c) for c in all_coordinates(axes)], world.rank)], [spec])[0]
-    local = cut(x, marks, axes, mesh.get_coordinate())
-    return _compat.dtensors([UnreadTensor(local) if world.kind == "fake" else local], [spec])[0]
+    if world.kind == "fake":
+        local = UnreadTensor(cut(x, marks, axes, mesh.get_coordinate()))
+    elif world.kind == "simulated":
+        whole = x.clone()  # a donated DTensor is written to, and the caller's tensor is not
+        local = SimulatedTensor([cut(whole, marks, axes, c) for c in all_coordinates(axes)], world.rank)
+    else:
+        local = cut(x, marks, axes, mesh.get_coordinate())
+        local = x.clone() if local is x else local
+    return _compat.dtensors([local], [spec])[0]
 
 
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:

@@ -1,0 +1,143 @@
+"""bucketed_grad on real gloo processes: what one device computes, and what the simulator computes, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import models
+import pytest
+import schemes
+import torch
+from ranks import run_ranks
+
+import shardfn as sf
+from shardfn import P
+from shardfn._tree import leaves
+from shardfn.runtime import cache
+
+LOSSES = {
+    "gpt": (models.gpt_loss, lambda: models.gpt_params(1), models.tokens),
+    "mlp": (models.mlp_loss, models.mlp_params, lambda: (models._weights(8)(7, 6), models._weights(9)(7, 3))),
+}
+# (model, mesh, scheme, batch placement, options of bucketed_grad)
+CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]] = {
+    2: {
+        "gpt data parallel": ("gpt", {"dp": 2}, "replicated", P("dp"), {"cap": 1000, "first_cap": 200}),
+        "gpt fully sharded": ("gpt", {"dp": 2}, "fully_sharded", P("dp"), {"cap": 1000, "first_cap": 200}),
+        "mlp in flight": ("mlp", {"dp": 2}, "fully_sharded", P("dp"), {"cap": 100, "first_cap": 1, "max_in_flight": 200}),
+        "mlp ignored": ("mlp", {"dp": 2}, "replicated", P("dp"), {"cap": 100, "first_cap": 1, "ignore": "w"}),
+    },
+    4: {
+        "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp"), {"cap": 1000, "first_cap": 200}),
+        "gpt mixed": ("gpt", {"dp": 2, "tp": 2}, "mixed", P("dp"), {"cap": 500, "first_cap": 100}),
+        "mlp data parallel": ("mlp", {"dp": 4}, "replicated", P("dp"), {"cap": 200, "first_cap": 1}),
+        "mlp fully sharded": ("mlp", {"dp": 4}, "fully_sharded", P("dp"), {"cap": 200, "first_cap": 1}),
+        "mlp both axes": ("mlp", {"dp": 2, "tp": 2}, "replicated", P(("dp", "tp")), {"cap": 100, "first_cap": 1}),
+    },
+}
+
+
+def step_of(model: str, options: dict[str, Any]) -> Any:
+    """(params, x, y) -> (new params, gradients, loss), with bucketed_grad."""
+    name = options.get("ignore")
+    told = options | ({"ignore": lambda path: path.endswith(f"[{name!r}]")} if name else {})
+
+    def step(params: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss, grads = sf.bucketed_grad(LOSSES[model][0], **told)(params, x, y)
+        return sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), grads, loss
+
+    return step
+
+
+def run_case(case: Any, backend: str = "aten") -> Any:
+    """(this rank's local results, the whole results, the plan) of two steps, the second fed by the first."""
+    model, axes, scheme, batch, options = case
+    _, make_params, make_batch = LOSSES[model]
+    params, (x, y) = make_params(), make_batch()
+    mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+    placed = getattr(schemes, scheme)(params)
+    params = sf.distribute(params, mesh, placed)
+    step = sf.shard(step_of(model, options), mesh, (placed, batch, batch), backend=backend)
+    out = step(params, x, y)
+    plan = step.lower(params, x, y).plan
+    out = step(out[0], x, y)
+    return [d.to_local() for d in leaves(out)], sf.full(out), plan
+
+
+def every_case(cases: Any) -> Any:
+    return {name: run_case(case) for name, case in cases.items()}
+
+
+def wanted(case: Any) -> Any:
+    loss_fn, make_params, make_batch = LOSSES[case[0]]
+    first = models.oracle(loss_fn, make_params(), *make_batch())
+    return models.oracle(loss_fn, first[0], *make_batch())
+
+
+def equal_one_device(whole: Any, case: Any) -> None:
+    for a, b in zip(leaves(whole), leaves(wanted(case)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request: pytest.FixtureRequest) -> Any:
+    """(n, what each of n gloo ranks got for every case, what the simulator got)."""
+    n = request.param
+    ranks = run_ranks(n, every_case, CASES[n])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
+    with sf.fake_world(n):
+        simulated = every_case(CASES[n])
+    torch.set_num_threads(threads)
+    return n, ranks, simulated
+
+
+def test_buckets_on_gloo_equal_one_device(world: Any) -> None:
+    n, ranks, _ = world
+    for name, case in CASES[n].items():
+        for rank in ranks:
+            equal_one_device(rank[name][1], case)
+
+
+def test_buckets_on_gloo_equal_the_simulator_to_the_last_bit(world: Any) -> None:
+    n, ranks, simulated = world
+    for name in CASES[n]:
+        for rank, got in enumerate(ranks):
+            for a, b in zip(got[name][0], simulated[name][0], strict=True):
+                assert torch.equal(a, b.shards[rank]), f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+
+
+def test_s9_2_all_ranks_and_the_simulator_have_one_plan(world: Any) -> None:
+    n, ranks, simulated = world
+    for name in CASES[n]:
+        plans = {simulated[name][2], *(rank[name][2] for rank in ranks)}
+        assert len(plans) == 1 and len(plans.pop().buckets) > 1
+
+
+def compiled(case: Any) -> Any:
+    cache.clear()
+    return run_case(case, backend="inductor")[1], dict(cache.counts)
+
+
+def test_compiled_with_inductor_buckets_on_gloo_equal_one_device() -> None:
+    case = CASES[2]["mlp in flight"]
+    for whole, counts in run_ranks(2, compiled, case):
+        equal_one_device(whole, case)
+        assert (counts["captures"], counts["compilations"]) == (1, 1), "one graph, one compilation, however many buckets"
+
+
+def disagreeing() -> str:
+    mesh = sf.make_mesh((2,), ("dp",))
+    cap = 100 + 1000 * mesh.get_rank()
+    _, make_params, make_batch = LOSSES["mlp"]
+    try:
+        sf.shard(step_of("mlp", {"cap": cap, "first_cap": 1}), mesh, (P(), P("dp"), P("dp")), backend="aten")(make_params(), *make_batch())
+    except sf.DivergenceError as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_with_other_caps_are_told_before_they_wait_for_each_other() -> None:
+    said = run_ranks(2, disagreeing)
+    assert said[0] == said[1]
+    assert "ranks hold different programs" in said[0], said[0]
