@@ -17,7 +17,7 @@ from .errors import ShardError, problem
 MAX_RANKS = 2**20
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class World:
     """The ranks that take part.
 

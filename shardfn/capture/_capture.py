@@ -18,7 +18,7 @@ from .printing import program_text
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Captured:
     """A Program and the tensors that the function closes over, which follow its arguments as inputs."""
 

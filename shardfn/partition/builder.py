@@ -15,7 +15,7 @@ from . import layout
 aten = torch.ops.aten
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Piece:
     """A rank's piece of a global value: the node that holds it, and how it was cut."""
 

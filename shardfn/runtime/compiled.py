@@ -23,7 +23,7 @@ from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor
 from .simulator import simulate
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Compiled:
     """A program ready to run; calling it with arguments of its signature runs it.
 
@@ -79,6 +79,8 @@ class Compiled:
 
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"
+
+    __repr__ = __str__
 
     @property
     def code(self) -> str:

@@ -26,7 +26,7 @@ from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_
 UNREDUCED = "is_unreduced_gradient"  # an attribute of the DTensors that are
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Placed:
     """The arguments of one call, looked at once: what is static, and the marks of each tensor."""
 

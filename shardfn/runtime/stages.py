@@ -49,7 +49,7 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     return Traced(request=request, placed=placed, captured=captured)
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Traced:
     """A function read into one global program.
 
@@ -69,6 +69,8 @@ class Traced:
 
     def __str__(self) -> str:
         return str(self.program)
+
+    __repr__ = __str__
 
     def text(self) -> str:
         """The whole program."""
@@ -151,7 +153,7 @@ def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks
         raise kind(text, placements=request.out_placements, source=source, fix=fix) from None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Lowered:
     """One rank's program, with explicit collectives."""
 
@@ -186,6 +188,8 @@ class Lowered:
 
     def __str__(self) -> str:
         return str(self.program)
+
+    __repr__ = __str__
 
     def text(self) -> str:
         """The whole program."""
