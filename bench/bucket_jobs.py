@@ -186,7 +186,7 @@ SMALLEST = gpt.Config(vocab=16, context=8, width=16, heads=4, layers=2)
 JOBS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: mlp(1024, 8, RANKS * 128),  # 34 MB of gradients
     "gpt": lambda: demo_gpt(gpt.Config(), RANKS * 16),  # 3.4 MB
-    "slow": lambda: mlp(1024, 8, RANKS * 2048),
+    "slow": lambda: mlp(1024, 8, RANKS * 1536),
     "mlp, quick": lambda: mlp(256, 4, RANKS * 16),
     "gpt, quick": lambda: demo_gpt(SMALLEST, RANKS * 4),
     "slow, quick": lambda: mlp(256, 4, RANKS * 256),

@@ -89,18 +89,24 @@ def mesh_of(alone: bool) -> tuple[str, Any]:
 
 
 def prefix_rival(job: Job, rank: int, first: int) -> Rival:
-    """The step without communication, cut off when the gradients of the layers from `first` on are there."""
+    """The step without communication, cut off when the gradients of the layers from `first` on are there.
+
+    It returns a row of each: whole gradients would need memory that the step itself does not ask for.
+    """
     axis, mesh = mesh_of(True)
     head, tail = job.params["layers"][:first], job.params["layers"][first:]
 
     def loss(tail: Any, head: Any, x: Tensor, y: Tensor) -> Tensor:
         return job.loss({"layers": [*head, *tail]}, x, y)
 
-    prefix = sf.shard(sf.value_and_grad(loss) if tail else loss, mesh, (P(), P(), P(axis), P(axis)))
-    layers = sf.distribute(tail, mesh, P()), sf.distribute(head, mesh, P())
-    batch = [sf.from_local(rows, mesh, P(axis)) for rows in job.rows(rank)]
-    assert not prefix.lower(*layers, *batch).collectives
-    return Rival(step=lambda: prefix(*layers, *batch), alone=True)
+    def prefix(tail: Any, head: Any, x: Tensor, y: Tensor) -> Any:
+        value, grads = sf.value_and_grad(loss)(tail, head, x, y) if tail else (loss(tail, head, x, y), [])
+        return value, sf.tree_map(lambda g: g[:1], grads)
+
+    cut = sf.shard(prefix, mesh, (P(), P(), P(axis), P(axis)))
+    args = [sf.distribute(layers, mesh, P()) for layers in (tail, head)] + [sf.from_local(x, mesh, P(axis)) for x in job.rows(rank)]
+    assert not cut.lower(*args).collectives
+    return Rival(step=lambda: cut(*args), alone=True)
 
 
 def module_rival(

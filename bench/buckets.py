@@ -89,7 +89,7 @@ def ranks(job: str, *, slow: bool) -> Iterator[tuple[Pipes, dict[str, tuple[int,
                 raise RuntimeError(f"{late} compilations while the clock ran")
             for process in started:
                 process.join()
-        except EOFError as error:
+        except (EOFError, ConnectionError) as error:
             raise RuntimeError("a rank died; what it said stands above") from error
         finally:
             for process in started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from .explain import explained, refuse_mutation
 from .printing import program_text
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
+CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
+NOT_RECOMPUTED = "torch.utils.checkpoint is computed and not recomputed: values are right, and no memory is saved"
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -125,6 +128,12 @@ class _Replay(torch.fx.Interpreter):
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
             sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
         return super().run_node(node)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(target, "_name", None) == CHECKPOINT:
+            warnings.warn(NOT_RECOMPUTED, stacklevel=2)
+            return _Replay(args[0]).run(*args[1:])
+        return super().call_function(target, args, kwargs)
 
 
 def _flatten(

@@ -19,7 +19,7 @@ CAUSES = (
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
     ("operator `print`", "it prints", "return the value and print it outside"),
     ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
-    ("saved tensor hooks", "it uses torch.utils.checkpoint under a gradient", "the function without checkpoint"),
+    ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "torch.where, or a Python loop"),
     ("floating point dtype can require", "it differentiates an argument that is not floating", "argnums of floating arguments"),
 )
 SHAPE = ("the shape of {op}'s result depends on values", "a result of fixed size: torch.where, topk, or a mask")

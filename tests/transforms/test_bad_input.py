@@ -254,11 +254,25 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
     _, text = refusal(sf.CaptureError, lambda: sharded(branch)(X))
     said, fix = "it uses the higher-order op cond, which has no rule yet", "torch.where, or a Python loop, over plain ops"
     assert text == f"shard(<lambda>): {said}\n  try: {fix}"
+    _, text = refusal(sf.CaptureError, lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X))
+    assert "it uses torch.cond or another higher-order op under a gradient" in text
+
+
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint is computed and not recomputed")
+def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> None:
+    layer = lambda w, x: torch.tanh(x @ w)
+    kept = lambda w, x: torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False).square().mean()
+    w = torch.linspace(-1, 1, 16).reshape(4, 4)
+    step = sharded(sf.bucketed_grad(kept), (P(), P("dp")))
+    assert [b.leaves for b in step.lower(w, X).plan.buckets] == [("w",)]
+    wanted = sf.value_and_grad(lambda w, x: layer(w, x).square().mean())(w, X)
+    torch.testing.assert_close(sf.full(step(w, X)), wanted)
+
+
+def test_a_checkpoint_that_is_not_recomputed_warns() -> None:
     inner = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
-    try:  # torch 2.11 reads it, and right
+    with pytest.warns(UserWarning, match="values are right, and no memory is saved"):
         assert torch.equal(sf.full(sharded(sf.grad(inner))(X)), X.cos())
-    except sf.CaptureError as error:
-        assert "it uses torch.utils.checkpoint under a gradient" in str(error)
 
 
 def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
