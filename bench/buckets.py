@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import itertools
 import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     met = [raced(name + suffix, rounds) for name in names]
     if not args.only:
         met.append(over_slow_link("slow" + suffix, rounds))
+    print(f"Load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; much above {RANKS}, others were at work.")
     return 0 if all(met) else 1
 
 

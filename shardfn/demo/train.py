@@ -28,7 +28,7 @@ def plain_value_and_grad(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tenso
     return value_and_grad
 
 
-def step(config: gpt.Config, lr: float = LR, value_and_grad: Callable[..., Any] = sf.value_and_grad) -> Step:
+def step(config: gpt.Config, lr: float = LR, value_and_grad: Callable[..., Any] = sf.bucketed_grad) -> Step:
     """One training step of the model.
 
     Args:
