@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}, *
 DEFAULT_FIRST = 10**6
 CAP_NAMES = ("cap", "first_cap", "max_in_flight")
 SIZE_FIX = "a positive int, or text such as '512KB', '25MB' or '1GiB'"
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def bytes_of(size: int | str) -> int:
@@ -43,7 +44,7 @@ def bytes_of(size: int | str) -> int:
         found = SIZE.fullmatch(size) if isinstance(size, str) else None
         if found is None or found[2] not in UNITS:
             raise ValueError(f"{size!r} is no number of bytes")
-        n = int(float(found[1]) * UNITS[found[2]])
+        n = int(Fraction(found[1]) * UNITS[found[2]])
     if n <= 0:
         raise ValueError(f"{size!r} is not positive")
     return n
@@ -54,7 +55,7 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
     sizes: list[int] = []
     for what, size in zip(CAP_NAMES, caps, strict=True):
         try:
-            sizes.append(min(DEFAULT_FIRST, sizes[0]) if size is None else bytes_of(size))
+            sizes.append(min(DEFAULT_FIRST, sizes[0]) if size is None and what == "first_cap" else bytes_of(size))
         except ValueError as error:
             raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
     if sizes[1] > sizes[0]:
@@ -93,7 +94,7 @@ class Bucket:
         return self.nbytes > self.cap
 
 
-Row = tuple[int, str, str, str, str, int]  # what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes
+Row = tuple[int, str, str, str, str, int, int]  # what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap
 
 
 @attrs.frozen
@@ -132,22 +133,47 @@ class BucketPlan:
         return tuple(dict.fromkeys(found))
 
     def merge(self, *indices: int) -> BucketPlan:
-        """The plan with these buckets as one, in place of the first."""
-        chosen = [self.buckets[i] for i in indices]
+        """The plan with these buckets as one, in place of the first named.
+
+        Raises:
+            TreeError: a bucket that does not exist, or buckets that one collective cannot serve.
+        """
+        if not indices:
+            raise TreeError(problem("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"), fix="plan.merge(0, 1)")
+        chosen = [self._bucket(i) for i in dict.fromkeys(indices)]
+        kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
+        if len(kinds) != 1:
+            lines = [f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}" for b in chosen]
+            fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
+            raise TreeError(problem("BucketPlan.merge", "these buckets cannot be one collective", *lines, fix=fix), fix=fix)
         one = attrs.evolve(
             chosen[0],
             leaves=tuple(x for b in chosen for x in b.leaves),
             sizes=tuple(n for b in chosen for n in b.sizes),
-            ready=chosen[-1].ready,
+            ready=max(chosen, key=lambda b: b.index).ready,
+            first_use=min(chosen, key=lambda b: b.index).first_use,
         )
         rest = [one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen]
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
-        """The plan with one bucket cut in two before its leaf number `at`."""
-        whole = self.buckets[index]
+        """The plan with one bucket cut in two before its leaf number `at`.
+
+        Raises:
+            TreeError: a bucket that does not exist, or a part without leaves.
+        """
+        whole = self._bucket(index)
+        if not 0 < at < len(whole.leaves):
+            fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
+            raise TreeError(problem("BucketPlan.split", f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}", fix=fix), fix=fix)
         parts = [attrs.evolve(whole, leaves=whole.leaves[cut], sizes=whole.sizes[cut]) for cut in (slice(0, at), slice(at, None))]
         return self.renumbered([*self.buckets[:index], *parts, *self.buckets[index + 1 :]])
+
+    def _bucket(self, index: int) -> Bucket:
+        if not 0 <= index < len(self.buckets):
+            fix = f"buckets 0 to {len(self.buckets) - 1}"
+            raise TreeError(problem("BucketPlan", f"there is no bucket {index}", fix=fix), fix=fix)
+        return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
         """The plan with other buckets, counted from 0."""
@@ -167,13 +193,15 @@ class BucketPlan:
         try:
             fields = json.loads(text)
             buckets = tuple(Bucket(**{k: _tupled(v) for k, v in b.items()}) for b in fields.pop("buckets"))
+            if uneven := next((b for b in buckets if len(b.leaves) != len(b.sizes)), None):
+                raise ValueError(f"bucket {uneven.index} has {len(uneven.leaves)} leaves and {len(uneven.sizes)} sizes")
             return cls(buckets=buckets, **{k: _tupled(v) for k, v in fields.items()})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
             raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
 
     def rows(self, name: str, leaves: Sequence[str], region: int | None = None) -> dict[str, list[Row]]:
-        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype and bytes of each of its collectives.
+        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype, bytes and cap of each of its collectives.
 
         Args:
             name: of the function that is to follow the plan, for errors.
@@ -197,7 +225,7 @@ class BucketPlan:
         rows: dict[str, list[Row]] = {x: [] for x in leaves}
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
-                rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size))
+                rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size, b.cap))
         return rows
 
     @constant_in_graph
@@ -227,7 +255,7 @@ def human_bytes(n: float) -> str:
         '1.5 KiB'
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
+        if round(n, 1) < 1024 or unit == "GiB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1024
     raise AssertionError

@@ -6,11 +6,13 @@ members, not even by way of other buckets.
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from ..buckets import Wish
+from ..buckets import Row, Wish
 from ..errors import TreeError, problem
 from ._flow import Flow, Transfer
 
@@ -113,6 +115,7 @@ class _Joiner:
         self.of: dict[Any, Batch] = {}
         self.open: dict[Any, Batch] = {}
         self.started: set[Any] = set()
+        self.turns: collections.Counter[Any] = collections.Counter()  # how often a leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
 
     def join(self, transfer: Transfer, depends: int) -> Batch:
@@ -147,31 +150,47 @@ class _Joiner:
         if t.wish is None or t.wish.ignored:
             return None, 0
         if t.wish.rows is not None:
-            return _Wanted(t.region, self.wanted(t, t.wish)), t.wish.cap
+            row = self.wanted(t, t.wish)
+            return _Wanted(t.region, row[0]), row[6]
         key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == "all_gather" else "")
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 
-    def wanted(self, t: Transfer, wish: Wish) -> int:
-        """The bucket that a given plan says."""
+    def wanted(self, t: Transfer, wish: Wish) -> Row:
+        """What a given plan says of a transfer; of a leaf that is sent several times alike, one row after the other."""
         assert wish.rows is not None
-        row = next((row for row in wish.rows if row[1:4] == (t.kind, t.axis, t.phase)), None)
-        if row is None:
-            got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has no bucket for it"
-        elif row[4:] != (str(t.dtype).removeprefix("torch."), t.nbytes):
-            got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {row[5]} of torch.{row[4]}"
+        what = (t.kind, t.axis, t.phase)
+        rows = [row for row in wish.rows if row[1:4] == what]
+        turn = self.turns[t.region, wish.leaf, what]
+        self.turns[t.region, wish.leaf, what] += 1
+        if turn >= len(rows):
+            more = f"{len(rows)} of it" if rows else "no bucket for it"
+            got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has {more}"
+        elif rows[turn][4:6] != (str(t.dtype).removeprefix("torch."), t.nbytes):
+            got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {rows[turn][5]} of torch.{rows[turn][4]}"
         else:
-            return row[0]
+            return rows[turn]
         raise TreeError(problem(f"{self.name}, plan", got, fix=SAME_PROGRAM), arg_path=wish.leaf, fix=SAME_PROGRAM)
 
     def reaches(self, depends: int, target: Batch) -> bool:
-        """Whether what depends on these batches depends on the target, by way of others too."""
-        goal, seen, left = 1 << target.index, depends, depends & self.chained
-        while left and not seen & goal:
-            lowest = left & -left
-            more = self.batches[lowest.bit_length() - 1].depends & ~seen
-            seen |= more
-            left = (left ^ lowest) | (more & self.chained)
-        return bool(seen & goal)
+        return reaches(self.batches, self.chained, depends, target)
+
+
+def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
+    """Whether what depends on some batches depends on the target, by way of others too.
+
+    Args:
+        batches: all.
+        chained: bits: those that depend on others.
+        depends: bits: the batches to begin with.
+        target: the one to reach.
+    """
+    goal, seen, left = 1 << target.index, depends, depends & chained
+    while left and not seen & goal:
+        lowest = left & -left
+        more = batches[lowest.bit_length() - 1].depends & ~seen
+        seen |= more
+        left = (left ^ lowest) | (more & chained)
+    return bool(seen & goal)
 
 
 @attrs.frozen

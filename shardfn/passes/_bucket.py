@@ -49,14 +49,14 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
     for node in starts:
         node.meta["batch"] = index
         node.meta["collective"] = attrs.evolve(node.meta["collective"], bucket=number)
-    sent = starts[0].args[0].meta["val"].dtype
-    if len(starts) == 1 and dtype in (None, sent):
+    own = [node.args[0].meta["val"].dtype for node in starts]
+    if len(starts) == 1 and dtype in (None, own[0]):
         return False
     kind = starts[0].meta["collective"].kind
     before = dict(starts[0].meta)
     with graph.inserting_before(starts[0]):
         pack = _Pack(graph, {"source": None, "phase": before["phase"], "step": before["step"], "origin": f"bucket {number}"})
-        parts = [pack.cast(_unviewed(node.args[0]) if kind == "all_reduce" else node.args[0], dtype or sent) for node in starts]
+        parts = [pack.cast(_unviewed(node.args[0]) if kind == "all_reduce" else node.args[0], dtype or own[0]) for node in starts]
         n = starts[0].args[2] if kind == "reduce_scatter" else starts[0].args[1] if kind == "all_gather" else 1
         packed = PACK[kind](pack, parts, n)
         start = pack.call(starts[0].target, packed, *starts[0].args[1:])
@@ -65,7 +65,7 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
         start.meta.update(collective=record, batch=index, transfer=before["transfer"])
         wait.meta.update(batch=index)
         offset = 0
-        for node, part in zip(starts, parts, strict=True):
+        for node, part, sent in zip(starts, parts, own, strict=True):
             (old,) = node.users
             size = part.meta["val"].numel() // (n if kind == "reduce_scatter" else 1)
             cut = UNPACK[kind](pack, wait, offset, size, n)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import attrs
 
 from ..partition import steps
-from ._assign import Assignment, Batch
+from ._assign import Assignment, Batch, reaches
 from ._flow import Flow
 
 Item = tuple[str, int]  # ("run", step), ("start", batch) or ("wait", batch)
@@ -25,8 +25,8 @@ DEFAULT_IN_FLIGHT = 2**30
 def sequence(flow: Flow, assignment: Assignment) -> tuple[tuple[int, ...], tuple[Item, ...]]:
     """The order in which batches start, and the whole order of steps, starts and waits."""
     timing = _Timing(flow, assignment)
-    starts = timing.starts()
-    return tuple(b.index for _, b in starts), tuple(_walk(timing, starts))
+    items = tuple(_walk(timing, timing.starts()))
+    return tuple(i for kind, i in items if kind == "start"), items
 
 
 @attrs.define(eq=False)
@@ -108,12 +108,10 @@ class _Timing:
         early = sorted((b for b in batches if self.is_prefetched(b)), key=lambda b: (self.first_use[b.index], b.index))
         issue = {b.index: min(self.ready[b.index], self.first_use[b.index]) for b in batches}
         issue.update((b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early))
-        level = dict.fromkeys(issue, 0)
         for i, before in self.chained():
-            level[i] = max(level[i], level[before] + 1)
-            issue[i] = min(self.first_use[i], max(issue[i], issue[before], self.next_ready(batches[before])))
+            issue[i] = max(issue[i], min(self.first_use[i], max(issue[before], self.next_ready(batches[before]))))
         return self.bounded(sorted(((issue[b.index], b) for b in batches), key=lambda pair: (
-            pair[0], level[pair[1].index], self.first_use[pair[1].index], pair[1].index
+            pair[0], self.first_use[pair[1].index], pair[1].index
         )))  # fmt: skip
 
     def is_prefetched(self, batch: Batch) -> bool:
@@ -134,6 +132,9 @@ class _Timing:
         later = (self.ready[b.index] for b in self.assignment.batches[batch.index + 1 :] if b.members[0].kind == batch.members[0].kind)
         return next(later, len(self.run))
 
+    def depends(self, batch: Batch, on: Batch) -> bool:
+        return reaches(self.assignment.batches, -1, batch.depends, on)
+
     def bounded(self, planned: list[tuple[int, Batch]]) -> list[tuple[int, Batch]]:
         """Keep the bytes in flight under the limit: gathers start later, reductions wait for an older one first."""
         limit = min((t.wish.max_in_flight for _, b in planned for t in b.members if t.wish is not None), default=DEFAULT_IN_FLIGHT)
@@ -141,12 +142,12 @@ class _Timing:
         total, reached, out = 0, 0, []
         for issue, batch in planned:
             reached, use = max(reached, issue), self.first_use[batch.index]
-            while flying and (flying[0][0] <= reached or total + batch.nbytes > limit):
+            while flying and (flying[0][0] < reached or total + batch.nbytes > limit):
                 over, _, oldest = flying.pop(0)
                 total -= oldest.nbytes
-                if over > reached and self.is_prefetched(batch) and over <= use:
-                    reached = over
-                elif over > reached:
+                if over >= reached and self.is_prefetched(batch) and over < use:
+                    reached = over + 1
+                elif over >= reached and not self.depends(oldest, batch):
                     self.forced.setdefault(batch.index, []).append(oldest.index)
             bisect.insort(flying, (use, batch.index, batch), key=lambda entry: entry[:2])
             total += batch.nbytes
@@ -155,9 +156,8 @@ class _Timing:
 
 
 def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
-    """Steps in their order, each start before its position, and before each item what it needs."""
+    """Steps in their order, each start before its position, and before each item what it needs: one order for all ranks."""
     flow, done = timing.flow, set[Item]()
-    previous = {b.index: a.index for (_, a), (_, b) in itertools.pairwise(starts)}
 
     def provider(step: int) -> Item:
         sent = flow.transfers.get(step)
@@ -170,8 +170,7 @@ def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
         if kind == "wait":
             return [("start", i)]
         batch = timing.assignment.batches[i]
-        found = [("start", previous[i])] if i in previous else []
-        found += [("wait", forced) for forced in timing.forced.get(i, ())]
+        found: list[Item] = [("wait", forced) for forced in timing.forced.get(i, ())]
         for t in batch.members:
             found += _before(timing, t.step, t.key) or [provider(s) for s in flow.sources(t.step)]
         return found

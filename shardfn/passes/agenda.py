@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import attrs
@@ -119,9 +120,9 @@ def _said(steps: Flow, i: int | None, otherwise: str) -> str:
 
 def _refuse_unused_rows(buckets: tuple[Bucket, ...], steps: Flow, name: str) -> None:
     """A given plan may hold nothing that the program does not send."""
-    found = {(leaf, b.kind, b.axis, b.phase) for b in buckets for leaf in b.leaves}
-    wanted = [(g.wish.leaf, *row[1:4]) for g in steps.plan.gradients for row in g.wish.rows or ()]
-    extra = [row for row in dict.fromkeys(wanted) if row not in found]
+    found = collections.Counter((leaf, b.kind, b.axis, b.phase) for b in buckets for leaf in b.leaves)
+    wanted = collections.Counter((g.wish.leaf, *row[1:4]) for g in steps.plan.gradients for row in g.wish.rows or ())
+    extra = list((wanted - found).elements()) if wanted else []
     if extra:
         lines = [f"the plan has {leaf} in an {kind} over {axis} in the {phase}" for leaf, kind, axis, phase in extra]
         text = problem(f"{name}, plan", "it sends what this program does not send", *lines, fix=SAME_PROGRAM)

@@ -11,9 +11,10 @@ import torch
 
 from .. import _compat, _tree
 from ..buckets import BucketPlan, checked_caps
+from ..errors import TreeError, problem
 from ._grad import Argnums, ValueAndGrad
 from ._transformed import innermost, name_of
-from ._wishes import wishes_text
+from ._wishes import refuse_argnums, wishes_text
 
 Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
 
@@ -44,6 +45,7 @@ class BucketedGrad(ValueAndGrad):
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         names, numbers = _parameters(self.fn, len(args)), self.numbers(len(args))
+        refuse_argnums(f"bucketed_grad({name_of(self.fn)})", self.argnums, numbers, len(args))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
         leaves = _tree.quick_leaves(tuple(args[n] for n in numbers))
@@ -52,10 +54,12 @@ class BucketedGrad(ValueAndGrad):
         by_tree = None if callable(self.ignore) else self.ignore
         rows = None if self.plan is None else self.plan.as_constant()
         name = f"bucketed_grad({name_of(self.fn)})"
-        return wishes_text(name, self.caps, roots, paths, kinds, by_path, by_tree, self.reduce_dtype, rows).split("\n")
+        text = wishes_text(name, self.caps, roots, paths, kinds, by_path, by_tree, self.reduce_dtype, rows)
+        return text.split("\n") if text else []
 
     def options(self) -> Any:
-        return self.argnums, self.has_aux, self.caps, self.ignore, self.reduce_dtype, self.plan
+        said = self.ignore if callable(self.ignore) else repr(self.ignore)  # 1 is no True, though Python calls them equal
+        return self.argnums, self.has_aux, repr(self.caps), said, self.reduce_dtype, self.plan
 
 
 def _parameters(fn: Any, count: int) -> tuple[str, ...]:
@@ -115,4 +119,8 @@ def bucketed_grad(
     caps = (cap, None if first_cap is FIRST_CAP else first_cap, max_in_flight)
     if not _compat.is_tracing():
         checked_caps(f"bucketed_grad({name_of(fn)})", caps)
+        if plan is not None and not isinstance(plan, BucketPlan):
+            fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
+            text = problem(f"bucketed_grad({name_of(fn)}), plan", f"a {type(plan).__name__}", needed="a BucketPlan", fix=fix)
+            raise TreeError(text, fix=fix)
     return BucketedGrad((fn,), argnums, has_aux, caps, ignore, reduce_dtype, plan)

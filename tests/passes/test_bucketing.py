@@ -238,6 +238,18 @@ def test_a_gradient_over_two_axes_travels_in_a_bucket_of_each() -> None:
     ]
 
 
+def test_reductions_of_one_gradient_over_two_axes_in_one_bucket_are_refused() -> None:
+    args, axes = ((FOUR, X), (WHOLE, P(("dp", "tp")))), {"dp": 2, "tp": 2}
+    plan = lowered(chain, *args, axes, cap=1).plan
+    one = attrs.evolve(plan, buckets=tuple(attrs.evolve(b, index=0) for b in plan.buckets))
+    with pytest.raises(sf.TreeError) as error:
+        lowered(chain, *args, axes, plan=one)
+    fix = "separate buckets for them"
+    said = "params[3] shares a bucket with params[3], on which it depends\n  needed: buckets of independent reductions"
+    assert str(error.value) == f"shard(bucketed_grad(chain)), plan: {said}\n  try: {fix}"
+    assert (error.value.arg_path, error.value.fix) == ("params[3]", fix)
+
+
 def test_what_is_left_to_reduce_over_another_axis_travels_in_buckets_too() -> None:
     out = P(), [Partial(), Replicate()]
     low = lowered(chain, (FOUR, X), (WHOLE, P(("dp", "tp"))), {"dp": 2, "tp": 2}, out=out)

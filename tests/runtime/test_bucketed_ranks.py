@@ -29,9 +29,7 @@ CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]
     },
     4: {
         "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp"), {"cap": 1000, "first_cap": 200}),
-        "gpt mixed": ("gpt", {"dp": 2, "tp": 2}, "mixed", P("dp"), {"cap": 500, "first_cap": 100}),
         "mlp data parallel": ("mlp", {"dp": 4}, "replicated", P("dp"), {"cap": 200, "first_cap": 1}),
-        "mlp fully sharded": ("mlp", {"dp": 4}, "fully_sharded", P("dp"), {"cap": 200, "first_cap": 1}),
         "mlp both axes": ("mlp", {"dp": 2, "tp": 2}, "replicated", P(("dp", "tp")), {"cap": 100, "first_cap": 1}),
     },
 }
@@ -57,11 +55,10 @@ def run_case(case: Any, backend: str = "aten") -> Any:
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)
     params = sf.distribute(params, mesh, placed)
-    step = sf.shard(step_of(model, options), mesh, (placed, batch, batch), backend=backend)
-    out = step(params, x, y)
-    plan = step.lower(params, x, y).plan
-    out = step(out[0], x, y)
-    return [d.to_local() for d in leaves(out)], sf.full(out), plan
+    low = sf.shard(step_of(model, options), mesh, (placed, batch, batch), backend=backend).lower(params, x, y)
+    step = low.compile()
+    out = step(step(params, x, y)[0], x, y)
+    return [d.to_local() for d in leaves(out)], sf.full(out), low.plan
 
 
 def every_case(cases: Any) -> Any:
@@ -79,38 +76,18 @@ def equal_one_device(whole: Any, case: Any) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def world(request: pytest.FixtureRequest) -> Any:
-    """(n, what each of n gloo ranks got for every case, what the simulator got)."""
-    n = request.param
+@pytest.mark.parametrize("n", [2, 4])
+def test_s9_2_buckets_on_gloo_equal_one_device_and_the_simulator_to_the_last_bit_and_have_its_plan(n: int) -> None:
     ranks = run_ranks(n, every_case, CASES[n])
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
     with sf.fake_world(n):
         simulated = every_case(CASES[n])
-    torch.set_num_threads(threads)
-    return n, ranks, simulated
-
-
-def test_buckets_on_gloo_equal_one_device(world: Any) -> None:
-    n, ranks, _ = world
     for name, case in CASES[n].items():
-        for rank in ranks:
-            equal_one_device(rank[name][1], case)
-
-
-def test_buckets_on_gloo_equal_the_simulator_to_the_last_bit(world: Any) -> None:
-    n, ranks, simulated = world
-    for name in CASES[n]:
         for rank, got in enumerate(ranks):
+            equal_one_device(got[name][1], case)
             for a, b in zip(got[name][0], simulated[name][0], strict=True):
                 assert torch.equal(a, b.shards[rank]), f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
-
-
-def test_s9_2_all_ranks_and_the_simulator_have_one_plan(world: Any) -> None:
-    n, ranks, simulated = world
-    for name in CASES[n]:
-        plans = {simulated[name][2], *(rank[name][2] for rank in ranks)}
+        plans = {simulated[name][2], *(got[name][2] for got in ranks)}
         assert len(plans) == 1 and len(plans.pop().buckets) > 1
 
 

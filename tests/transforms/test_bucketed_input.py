@@ -132,6 +132,15 @@ def test_argnums_that_name_no_argument_are_refused_in_words() -> None:
         assert "IndexError" not in str(error.value) and "argnums" in str(error.value)
 
 
+def test_an_argument_named_twice_is_refused_or_has_its_gradient_twice() -> None:
+    for argnums in ((0, 0), (0, -2)):
+        try:
+            one, two = sf.bucketed_grad(loss, argnums=argnums)(PARAMS, X)[1]
+        except sf.ShardError:
+            continue
+        assert all(torch.equal(one[k], two[k]) for k in PARAMS), "no gradient is silently zero"
+
+
 def test_a_reduce_dtype_that_is_not_floating() -> None:
     for dtype in (torch.int32, "float32", float):
         _, text = refusal(sf.ShardError, lambda dtype=dtype: sf.bucketed_grad(loss, reduce_dtype=dtype)(PARAMS, X))
@@ -265,8 +274,34 @@ def test_dependent_leaves_in_one_bucket_are_refused() -> None:
     plan = outer().lower(PARAMS["a"], X).plan
     assert [b.leaves for b in plan.buckets] == [("w",), ("w",)], "the gradient of a gradient waits for it"
     assert contents(outer(plan).lower(PARAMS["a"], X).plan) == contents(plan)
-    one = attrs.evolve(plan, buckets=tuple(attrs.evolve(b, index=0) for b in plan.buckets))
+    one = attrs.evolve(plan, buckets=tuple(attrs.evolve(b, index=0, region=0) for b in plan.buckets))
     refusal(sf.TreeError, lambda: outer(one)(PARAMS["a"], X))
+
+
+def test_s9_2_an_edit_of_the_second_call_in_a_program_is_followed() -> None:
+    def twice(plan: Any = None) -> Any:
+        fn = sf.bucketed_grad(loss, cap=SIZE, plan=plan)
+        return sharded(lambda p, x: (fn(p, x), fn(p, x * 2)))
+
+    plan = twice().lower(PARAMS, X).plan
+    second = [b.index for b in plan.buckets if b.region == 1]
+    edited = plan.merge(*second)
+    assert contents(twice(edited).lower(PARAMS, X).plan) == contents(edited)
+    assert contents(twice().trace(PARAMS, X).lower(plan=edited).plan) == contents(edited)
+
+
+def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
+    traced = bucketed(cap=1000, first_cap=200).trace(PARAMS, X)
+    for what, size, said in (("cap", 0, "0 is not positive"), ("cap", "x", "'x' is no number of bytes"), ("first_cap", -1, "-1 is not positive")):
+        _, text = refusal(sf.ShardError, lambda what=what, size=size: traced.lower(**{what: size}))
+        assert text == f"shard(bucketed_grad(loss)), {what}: {said}\n{SIZE_FIX}"
+    for caps in ({"cap": 1, "first_cap": 2}, {"first_cap": 2000}):
+        refusal(sf.ShardError, lambda caps=caps: traced.lower(**caps))
+    assert len(traced.lower(cap=1).plan.buckets) == 4 and len(traced.lower(cap="1MB").plan.buckets) == 1
+    for a, b in zip(leaves(sf.full(traced.lower(cap=1).compile()(PARAMS, X))), leaves(sf.full(bucketed()(PARAMS, X))), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(sf.ShardError):
+        traced.lower(plan="plan.json")
 
 
 def test_a_plan_with_a_leaf_twice_is_refused() -> None:
