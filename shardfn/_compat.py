@@ -31,6 +31,7 @@ __all__ = [
     "gone_spec",
     "inductor",
     "inside_transform",
+    "is_unreduced",
     "is_tracing",
     "keep_in_graph",
     "paused_gc",
@@ -38,6 +39,7 @@ __all__ = [
     "register_group",
     "trace_artifact",
     "trace_aten",
+    "unreduced_spec",
     "unwound",
 ]
 
@@ -166,6 +168,31 @@ def dtensor_spec(mesh: Any, placements: tuple[Placement, ...], shape: Any, strid
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
+
+
+@functools.cache
+def _unreduced_class() -> type:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    class UnreducedSpec(DTensorSpec):
+        """Of a gradient that nobody has reduced yet; equal to none of a value that is pending for another reason."""
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and super().__eq__(other)
+
+        __hash__ = DTensorSpec.__hash__
+
+    return UnreducedSpec
+
+
+def unreduced_spec(spec: Any) -> Any:
+    """The spec of a gradient that leaves a program before it is reduced."""
+    return _unreduced_class()(spec.mesh, spec.placements, spec.tensor_meta)
+
+
+def is_unreduced(spec: Any) -> bool:
+    """Whether a spec is one of those."""
+    return type(spec) is _unreduced_class()
 
 
 def gone_spec(spec: Any) -> Any:

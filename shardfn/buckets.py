@@ -133,14 +133,14 @@ class BucketPlan:
         return tuple(dict.fromkeys(found))
 
     def merge(self, *indices: int) -> BucketPlan:
-        """The plan with these buckets as one, in place of the first named.
+        """The plan with these buckets as one, in place of the first.
 
         Raises:
             TreeError: a bucket that does not exist, or buckets that one collective cannot serve.
         """
         if not indices:
             raise TreeError(problem("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"), fix="plan.merge(0, 1)")
-        chosen = [self._bucket(i) for i in dict.fromkeys(indices)]
+        chosen = [self._bucket(i) for i in sorted(set(indices))]
         kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
         if len(kinds) != 1:
             lines = [f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}" for b in chosen]
@@ -150,8 +150,7 @@ class BucketPlan:
             chosen[0],
             leaves=tuple(x for b in chosen for x in b.leaves),
             sizes=tuple(n for b in chosen for n in b.sizes),
-            ready=max(chosen, key=lambda b: b.index).ready,
-            first_use=min(chosen, key=lambda b: b.index).first_use,
+            ready=chosen[-1].ready,
         )
         rest = [one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen]
         return self.renumbered(rest)
@@ -211,6 +210,9 @@ class BucketPlan:
         Raises:
             TreeError: a plan for other leaves.
         """
+        if [b.index for b in self.buckets] != list(range(len(self.buckets))):
+            fix = "plan.renumbered(buckets)"
+            raise TreeError(problem(f"{name}, plan", "its buckets are not numbered one after the other", fix=fix), fix=fix)
         regions = {b.region for b in self.buckets}
         fitting = (r for r in sorted(regions) if {x for b in self.buckets if b.region == r for x in b.leaves} <= set(leaves))
         chosen = next(fitting, 0) if region is None else region

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -62,13 +62,11 @@ def flow(plan: steps.Plan) -> Flow:
         for slot in step.read:
             if slot.number in made_by:
                 readers[made_by[slot.number]].append(i)
-    gradients = {g.node: g for g in plan.gradients}
-    parameters = _parameters(plan)
+    gradients, parameters = _reductions(plan, made_by, readers), _parameters(plan)
     transfers: dict[int, tuple[Transfer, ...]] = {}
     for i, step in enumerate(plan.steps):
         if isinstance(step, steps.Redistribute):
-            served = gradients.get(step.node) or parameters.get(step.source.number)
-            sent = tuple(_transfer(plan.axes, i, step, move, served) for move in step.moves if _is_sent(move, plan.axes))
+            sent = tuple(_transfer(plan.axes, i, step, move, gradients, parameters) for move in step.moves if _is_sent(move, plan.axes))
             if sent:
                 transfers[i] = sent
     returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
@@ -77,6 +75,35 @@ def flow(plan: steps.Plan) -> Flow:
 
 def _is_sent(move: Move, axes: MeshAxes) -> bool:
     return move.kind in KINDS and axes.sizes[move.axis] > 1
+
+
+def _reductions(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]]) -> dict[int, steps.Gradient]:
+    """The steps that bring gradients to their placement: on behalf of the gradient itself, or of what only it is made from.
+
+    A cast of the parameter, or a constraint on it, has its gradient reduced before the cast or the constraint is undone.
+    """
+    found = {i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)}
+    by_node = {g.node: g for g in plan.gradients}
+    leaving = {slot.number: by_node[node] for slot, node in plan.unreduced if node in by_node}
+    for i, step in enumerate(plan.steps):
+        if isinstance(step, steps.Redistribute) and (step.node in by_node or step.target.number in leaving):
+            found[i] = by_node[step.node] if step.node in by_node else leaving[step.target.number]
+    return found
+
+
+def _lineage(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]], gradient: steps.Gradient) -> Iterator[int]:
+    """The redistributions on the way to a gradient, as long as each value on it is made from one other alone."""
+    slot, last = gradient.slot.number, None
+    while slot in made_by:
+        i = made_by[slot]
+        step = plan.steps[i]
+        if last is not None and readers[i] != [last]:
+            return
+        if isinstance(step, steps.Redistribute):
+            yield i
+        if len(step.read) != 1:
+            return
+        slot, last = step.read[0].number, i
 
 
 def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
@@ -88,12 +115,18 @@ def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
     return found
 
 
-def _transfer(axes: MeshAxes, i: int, step: steps.Redistribute, move: Move, served: steps.Gradient | None) -> Transfer:
+def _transfer(
+    axes: MeshAxes,
+    i: int,
+    step: steps.Redistribute,
+    move: Move,
+    gradients: dict[int, steps.Gradient],
+    parameters: dict[int, steps.Gradient],
+) -> Transfer:
     kind = KINDS[move.kind]
     reduces = kind in ("all_reduce", "reduce_scatter")
-    # a gather serves its parameter, a reduction its gradient; anything else is somebody's activations
-    if served is not None and (reduces != (step.node is served.node)):
-        served = None
+    # a reduction serves its gradient, a gather its parameter; anything else is somebody's activations
+    served = gradients.get(i) if reduces else parameters.get(step.source.number)
     dtype = step.source.value.dtype
     if served is not None and reduces and served.wish.reduce_dtype is not None:
         dtype = getattr(torch, served.wish.reduce_dtype)

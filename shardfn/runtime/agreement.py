@@ -11,15 +11,16 @@ import torch.distributed as dist
 from ..errors import DivergenceError, problem
 from ..partition import Plan
 from ..partition.steps import Redistribute
+from ..passes import Agenda
 
 
-def agree(name: str, plan: Plan) -> None:
-    """Compare this rank's plan with the others'.
+def agree(name: str, plan: Plan, agenda: Agenda) -> None:
+    """Compare this rank's plan and order of collectives with the others'.
 
     Raises:
         DivergenceError: with the first line that differs.
     """
-    lines = _lines(plan)
+    lines = [*_lines(plan), *str(agenda.plan).splitlines(), f"the order of collectives {agenda.starts}"]
     mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, mine)

@@ -17,7 +17,7 @@ from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
-from .door import UNREDUCED, Placed, reader, spec_of
+from .door import Placed, reader, spec_of
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor
 from .simulator import simulate
@@ -164,26 +164,13 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
     (output,) = program.graph.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     specs = [spec_of(placed.mesh, slot.marks, v) for slot, v in zip(compiled.partition.outs, values, strict=True)]
-    make, unflatten = _unreduced(compiled, _compat.dtensors), _tree.unflatten
+    leaving = {slot.number for slot, _ in compiled.partition.unreduced}  # gradients that know that they are unreduced
+    pairs = zip(specs, compiled.partition.outs, strict=True)
+    specs = [_compat.unreduced_spec(spec) if slot.number in leaving else spec for spec, slot in pairs]
+    make, unflatten = _compat.dtensors, _tree.unflatten
     if all(c is TENSOR for c in constants):
         return lambda outs: unflatten(tree, make(outs, specs))
     return lambda outs: unflatten(tree, _filled(constants, make(outs, specs)))
-
-
-def _unreduced(compiled: Compiled, make: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """`make`, where gradients that leave before they are reduced know that they do."""
-    leaving = {slot.number for slot, _ in compiled.partition.unreduced}
-    marked = [i for i, slot in enumerate(compiled.partition.outs) if slot.number in leaving]
-    if not marked:
-        return make
-
-    def make_marked(outs: list[Any], specs: list[Any]) -> list[Any]:
-        made = make(outs, specs)
-        for i in marked:
-            setattr(made[i], UNREDUCED, True)
-        return made
-
-    return make_marked
 
 
 def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:

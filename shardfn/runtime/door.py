@@ -23,8 +23,6 @@ from ..world import World, current_world
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
-UNREDUCED = "is_unreduced_gradient"  # an attribute of the DTensors that are
-
 
 @attrs.frozen(eq=False, repr=False)
 class Placed:
@@ -95,7 +93,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         dtensors=tuple(isinstance(x, DTensor) for x in found),
         avals=tuple(aval_of(x, mesh) for x in found),
         marks=tuple(marks),
-        unreduced=tuple(i for i, x in enumerate(found) if getattr(x, UNREDUCED, False)),
+        unreduced=tuple(i for i, x in enumerate(found) if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)),
     )
 
 

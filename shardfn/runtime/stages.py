@@ -208,7 +208,7 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
     if placed.world.kind == "simulated" and placed.mesh is not None:
         return None
     if placed.world.kind == "real" and placed.world.size > 1:
-        agree(request.name, lowered.partition)
+        agree(request.name, lowered.partition, lowered.agenda)
     if placed.mesh is not None:
         _bind_groups(placed)
     cache.counts["compilations"] += backend != "aten"

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-from .. import _tree
+from .. import _compat, _tree
 from ..capture import prims
+from ..errors import CaptureError, call_site, problem
 from ..runtime import Request
 from ._transformed import Transformed, innermost
 
@@ -81,14 +82,34 @@ def differentiate(
         for n, arg in zip(numbers, _tree.refill(chosen, iter(primals)), strict=True):
             filled[n] = arg
         if not has_aux:
-            return fn(*filled, **kwargs), ()
+            return _loss(fn(*filled, **kwargs)), ()
         value, aux = fn(*filled, **kwargs)
+        value = _loss(value)
         aux = (aux,)
         constants.append(aux)
         return value, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))
 
     gradients, (value, tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(_tree.quick_leaves(chosen)))
     return value, _rebuilt(constants[0], tensors) if has_aux else None, list(gradients)
+
+
+def _loss(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        refuse_loss(value.dtype)
+    return value
+
+
+@_compat.constant_in_graph
+def refuse_loss(dtype: torch.dtype) -> None:
+    """Check that a loss can be differentiated.
+
+    Raises:
+        CaptureError: it is not floating.
+    """
+    if not dtype.is_floating_point:
+        fix, source = "return loss.sum() or loss.mean() of floating values", call_site()
+        text = problem("the function to differentiate", f"its value is {dtype}", needed="a floating scalar", fix=fix, source=source)
+        raise CaptureError(text, source=source, fix=fix)
 
 
 def _rebuilt(aux: tuple[Any], tensors: tuple[torch.Tensor, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +61,7 @@ def test_s9_4_a_bucket_starts_before_the_backward_goes_on_and_is_waited_for_afte
     waits = [i for i, call in enumerate(order) if call.startswith("wait_tensor")]
     products = [i for i, call in enumerate(order) if call == "mm"]
     gradients = starts[1:]  # the loss starts first
-    for before, after in zip(gradients, gradients[1:], strict=False):
+    for before, after in itertools.pairwise(gradients):
         assert any(before < i < after for i in products), "the backward goes on while a bucket is on its way"
     assert max(products) < min(waits), "no wait stands in the way of the backward"
 

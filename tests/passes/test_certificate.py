@@ -28,7 +28,10 @@ def step(params: Any, batch: torch.Tensor) -> Any:
     return sf.tree_map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
-def lowered(n: int = 4, where: P = P()) -> Any:
+WHOLE = P()
+
+
+def lowered(n: int = 4, where: P = WHOLE) -> Any:
     params = [sf.ShapeDtype((64, 64))] * 6
     with sf.fake_world(n):
         mesh = sf.make_mesh((n,), ("dp",), device_type="cpu")

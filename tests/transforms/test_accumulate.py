@@ -105,7 +105,11 @@ def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(pro
     step = sf.shard(by_hand, mesh, (P(), P("dp")), backend="aten")
     assert reductions(step, params, batch) == 1
     same(sf.full(step(params, batch)), wanted)
-    wrapped = sf.shard(sf.accumulate(lambda p, b: sf.bucketed_grad(loss_fn)(p, b), microbatches=K), mesh, (P(), P("dp")), backend="aten")
+
+    def inner(params: Any, batch: Any) -> Any:
+        return sf.bucketed_grad(loss_fn)(params, batch)
+
+    wrapped = sf.shard(sf.accumulate(inner, microbatches=K), mesh, (P(), P("dp")), backend="aten")
     assert reductions(wrapped, params, batch) == 1
     same(sf.full(wrapped(params, batch)), wanted)
 

@@ -292,7 +292,8 @@ def test_s9_2_an_edit_of_the_second_call_in_a_program_is_followed() -> None:
 
 def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
     traced = bucketed(cap=1000, first_cap=200).trace(PARAMS, X)
-    for what, size, said in (("cap", 0, "0 is not positive"), ("cap", "x", "'x' is no number of bytes"), ("first_cap", -1, "-1 is not positive")):
+    cases = ("cap", 0, "0 is not positive"), ("cap", "x", "'x' is no number of bytes"), ("first_cap", -1, "-1 is not positive")
+    for what, size, said in cases:
         _, text = refusal(sf.ShardError, lambda what=what, size=size: traced.lower(**{what: size}))
         assert text == f"shard(bucketed_grad(loss)), {what}: {said}\n{SIZE_FIX}"
     for caps in ({"cap": 1, "first_cap": 2}, {"first_cap": 2000}):
