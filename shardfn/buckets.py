@@ -94,7 +94,8 @@ class Bucket:
         return self.nbytes > self.cap
 
 
-Row = tuple[int, str, str, str, str, int, int]  # what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap
+# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region
+Row = tuple[int, str, str, str, str, int, int, int]
 
 
 @attrs.frozen
@@ -200,25 +201,22 @@ class BucketPlan:
             raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
 
     def rows(self, name: str, leaves: Sequence[str], region: int | None = None) -> dict[str, list[Row]]:
-        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype, bytes and cap of each of its collectives.
+        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype, bytes, cap and region of each of its collectives.
 
         Args:
             name: of the function that is to follow the plan, for errors.
             leaves: the leaves that it differentiates.
-            region: which bucketed_grad of the program; the first with these leaves if not given.
+            region: which bucketed_grad of the program; any if not given.
 
         Raises:
             TreeError: a plan for other leaves.
         """
-        if [b.index for b in self.buckets] != list(range(len(self.buckets))):
+        if len({b.index for b in self.buckets}) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
-            raise TreeError(problem(f"{name}, plan", "its buckets are not numbered one after the other", fix=fix), fix=fix)
-        regions = {b.region for b in self.buckets}
-        fitting = (r for r in sorted(regions) if {x for b in self.buckets if b.region == r for x in b.leaves} <= set(leaves))
-        chosen = next(fitting, 0) if region is None else region
-        mine = [b for b in self.buckets if b.region == chosen]
+            raise TreeError(problem(f"{name}, plan", "buckets of two bucketed_grads have one number", fix=fix), fix=fix)
+        mine = [b for b in self.buckets if region is None or b.region == region]
         known = {*(x for b in mine for x in b.leaves), *self.ignored, *self.unused, *self.local, *self.unreduced}
-        extra = [x for x in self.leaves if x in known and x not in leaves] if len(regions) < 2 else []
+        extra = [x for x in self.leaves if x in known and x not in leaves] if len({b.region for b in mine}) < 2 else []
         missing = [x for x in leaves if x not in known]
         if extra or missing:
             lines = [*(f"the plan has also {x}" for x in extra), *(f"the plan lacks {x}" for x in missing)]
@@ -227,7 +225,8 @@ class BucketPlan:
         rows: dict[str, list[Row]] = {x: [] for x in leaves}
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
-                rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size, b.cap))
+                if leaf in rows:
+                    rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size, b.cap, b.region))
         return rows
 
     @constant_in_graph

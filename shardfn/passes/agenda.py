@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ import torch
 from ..buckets import Bucket, BucketPlan, checked_caps
 from ..errors import TreeError, problem
 from ..partition import Plan
+from ..partition.steps import Gradient
 from ..types import MeshAxes
 from ._assign import SAME_PROGRAM, Assignment, Batch, assign
 from ._flow import Flow, flow
@@ -41,7 +43,7 @@ def agenda(plan: Plan, name: str) -> Agenda:
     Raises:
         TreeError: a given bucket plan that does not fit.
     """
-    steps = flow(plan)
+    steps = flow(attrs.evolve(plan, gradients=tuple(_own_rows(plan))))
     assignment = assign(steps, name)
     starts, items = sequence(steps, assignment)
     bucketed = [b for b in assignment.batches if b.bucketed]
@@ -62,6 +64,9 @@ def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan
     """The plan of a partition with other caps, or other buckets, than those that bucketed_grad asked for."""
     if cap is None and first_cap is None and wanted is None:
         return plan
+    if wanted is not None and not isinstance(wanted, BucketPlan):
+        fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
+        raise TreeError(problem(f"{name}, plan", f"a {type(wanted).__name__}", needed="a BucketPlan", fix=fix), fix=fix)
     regions = {region: i for i, region in enumerate(dict.fromkeys(g.region for g in plan.gradients))}
     found = []
     for region, number in regions.items():
@@ -72,6 +77,18 @@ def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan
             following = None if rows is None else tuple(rows[g.wish.leaf])
             found.append(attrs.evolve(g, wish=attrs.evolve(g.wish, cap=caps[0], first_cap=caps[1], rows=following)))
     return attrs.evolve(plan, gradients=tuple(found))
+
+
+def _own_rows(plan: Plan) -> Iterator[Gradient]:
+    """The gradients, each with what a given plan says of its own bucketed_grad; a plan of another program's has but one."""
+    regions = {region: i for i, region in enumerate(dict.fromkeys(g.region for g in plan.gradients))}
+    for g in plan.gradients:
+        if not g.wish.rows:
+            yield g
+            continue
+        there = {row[7] for row in g.wish.rows}
+        mine = regions[g.region] if regions[g.region] in there else min(there)
+        yield attrs.evolve(g, wish=attrs.evolve(g.wish, rows=tuple(row for row in g.wish.rows if row[7] == mine)))
 
 
 def _bucket_plan(steps: Flow, assignment: Assignment, bucketed: list[Batch], name: str) -> BucketPlan:

@@ -66,6 +66,9 @@ def refuse_argnums(name: str, argnums: Any, numbers: Sequence[int], count: int) 
     Raises:
         TreeError: they do not.
     """
+    if len(set(numbers)) < len(numbers):
+        fix = "each argument once"
+        raise TreeError(problem(f"{name}, argnums", f"argnums is {argnums!r}, which names an argument twice", fix=fix), fix=fix)
     if any(not 0 <= n < count for n in numbers):
         fix = f"positions from {-count} to {count - 1}"
         text = problem(f"{name}, argnums", f"argnums is {argnums!r}, and the call has {count} positional arguments", fix=fix)
