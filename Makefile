@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-stages gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: venv  ## ruff and pyright
 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
+
+bench-schedule: venv  ## what scheduling programs of up to 100,000 nodes costs
+	$(BIN)/python -m bench.schedule
 
 bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link
 	$(BIN)/python -m bench.buckets
