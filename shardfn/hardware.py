@@ -22,7 +22,7 @@ class Hardware:
 
     Example:
         >>> round(1e3 * H100.send("all_reduce", 2**30, 8), 2)
-        4.18
+        4.19
     """
 
     name: str
