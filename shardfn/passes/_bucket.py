@@ -30,20 +30,34 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
         if "collective" in node.meta:
             key = node.meta["transfer"]
             found.setdefault(agenda.batch_of[key], {})[key] = node
-    joined = False
+    instead: dict[torch.fx.Node, torch.fx.Node] = {}
     for index, starts in sorted(found.items()):
-        joined |= join(out, agenda, index, [starts[key] for key in agenda.members[index] if key in starts])
-    return ordered(out, out.nodes) if joined else out
+        instead.update(join(out, agenda, index, [starts[key] for key in agenda.members[index] if key in starts]))
+    return ordered(_replaced(out, instead), out.nodes) if instead else out
 
 
-def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.fx.Node]) -> bool:
-    """Make one collective of several; whether anything had to be changed.
+def _replaced(graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]) -> torch.fx.Graph:
+    """Each wait's value taken from its bucket, all in one go: a program may return thousands of them."""
+    for reader in dict.fromkeys(user for wait in instead for user in wait.users):
+        reader.args, reader.kwargs = torch.fx.node.map_arg((reader.args, reader.kwargs), lambda x: instead.get(x, x))
+    for wait in instead:
+        (start,) = wait.all_input_nodes
+        graph.erase_node(wait)
+        graph.erase_node(start)
+    return graph
+
+
+def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Add one collective that does the work of several.
 
     Args:
-        graph: changed in place; its nodes may be out of order afterwards.
+        graph: added to; its nodes may be out of order afterwards.
         agenda: what ranks agreed on.
         index: of the batch.
         starts: the collectives that it joins.
+
+    Returns:
+        For the wait of each, what to read instead; empty if it stays as it is.
     """
     dtype, number = agenda.dtypes.get(index), agenda.bucket_of.get(index)
     for node in starts:
@@ -51,7 +65,7 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
         node.meta["collective"] = attrs.evolve(node.meta["collective"], bucket=number)
     own = [node.args[0].meta["val"].dtype for node in starts]
     if len(starts) == 1 and dtype in (None, own[0]):
-        return False
+        return {}
     kind = starts[0].meta["collective"].kind
     before = dict(starts[0].meta)
     with graph.inserting_before(starts[0]):
@@ -64,7 +78,7 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
         record = _record(start, kind, before["collective"], number, n)
         start.meta.update(collective=record, batch=index, transfer=before["transfer"])
         wait.meta.update(batch=index)
-        offset = 0
+        offset, instead = 0, {}
         for node, part, sent in zip(starts, parts, own, strict=True):
             (old,) = node.users
             size = part.meta["val"].numel() // (n if kind == "reduce_scatter" else 1)
@@ -72,11 +86,9 @@ def join(graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.f
             shape = list(old.meta["val"].shape)
             cut = pack.cast(cut if list(cut.meta["val"].shape) == shape else pack.call(aten.view.default, cut, shape), sent)
             cut.meta.update({k: old.meta[k] for k in ("type", "moved") if k in old.meta})
-            old.replace_all_uses_with(cut)
-            graph.erase_node(old)
-            graph.erase_node(node)
+            instead[old] = cut
             offset += size
-    return True
+    return instead
 
 
 def _unviewed(x: Any) -> torch.fx.Node:

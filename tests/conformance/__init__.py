@@ -1,0 +1,1 @@
+"""Every operator of torch's own database, sharded in every way, compared with the plain operator."""
