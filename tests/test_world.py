@@ -126,3 +126,13 @@ def test_s4_1_distribute_detaches_once_and_leaves_the_callers_autograd_alone() -
         assert not d.requires_grad
     (w * 3).sum().backward()
     assert w.grad is not None and w.grad.tolist() == [3, 3, 3, 3]
+
+
+def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> None:
+    from shardfn.mesh import group_names
+
+    with sf.fake_world(2):
+        line, again = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("dp",))
+        column, other = sf.make_mesh((2, 1), ("dp", "tp")), sf.make_mesh((2,), ("tp",))
+        assert group_names(line) == group_names(again)
+        assert len({group_names(m)[0] for m in (line, column, other)}) == 3

@@ -67,6 +67,7 @@ def calls(name: str, op: Any, most: int = MOST) -> Iterator[Call]:
         yield call(name, number, op.op, sample, differentiable)
     if op.inplace_variant is not None:
         plain = [s for s in samples if isinstance(s.input, torch.Tensor) and not s.broadcasts_input]
+        differentiable = differentiable and op.supports_inplace_autograd
         for number, sample in enumerate(plain[:2]):
             yield call(name, len(samples) + number, functools.partial(in_place, op.inplace_variant), sample, differentiable)
 

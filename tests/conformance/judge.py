@@ -19,15 +19,20 @@ from shardfn.types import Marks
 MESHES = ((2,), (3,), (5,), (2, 2))
 TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 UNSET = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_"}
-WHOLE = ("gather", "all_to_all")  # moves that make whole what was cut
-NATIVE, GATHERED, REFUSED, WRONG, CRASHED = VERDICTS = ("native", "gathered", "refused", "wrong", "crashed")
+MAKE_WHOLE = ("gather", "all_to_all")
+NATIVE, GATHERED, WHOLE, REFUSED, WRONG, CRASHED = VERDICTS = ("native", "gathered", "whole", "refused", "wrong", "crashed")
 
 
 @attrs.frozen
 class Verdict:
-    """What became of one case; `said` is empty where all is well."""
+    """What became of one case.
+
+    native: something came in cut, and nothing was made whole. gathered: something was. whole: nothing came in cut. refused: an
+    error of the family says why. wrong, crashed: what must not be. `said` is empty where all is well.
+    """
 
     what: str
+    of: str  # value or gradient
     case: str
     said: str = ""
 
@@ -52,10 +57,10 @@ def verdicts(call: Call, meshes: Sequence[tuple[int, ...]] = MESHES) -> Iterator
         try:
             ready = prepared(call, what)
         except ShardError as error:
-            yield Verdict(REFUSED, name, str(error))
+            yield Verdict(REFUSED, what, name, str(error))
             continue
         except Exception as error:
-            yield Verdict(CRASHED, name, said(error))
+            yield Verdict(CRASHED, what, name, said(error))
             continue
         for sizes in meshes:
             for marks in placements(ready, sizes):
@@ -147,15 +152,15 @@ def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) 
         columns = [pieces.cut(x, m, sizes, seed) for seed, (x, m) in enumerate(zip(xs, marks, strict=True))]
         found = pieces.run_plan(chosen, columns)
     except ShardError as error:
-        return Verdict(REFUSED, case, str(error))
+        return Verdict(REFUSED, ready.what, case, str(error))
     except Exception as error:
-        return Verdict(CRASHED, case, said(error))
+        return Verdict(CRASHED, ready.what, case, said(error))
     try:
         for got, whole, slot in zip(found, ready.wanted, chosen.outs, strict=True):
             compared(ready, got, whole, slot.marks, sizes)
     except AssertionError as error:
-        return Verdict(WRONG, case, str(error)[:500])
-    return Verdict(NATIVE if is_native(chosen) else GATHERED, case)
+        return Verdict(WRONG, ready.what, case, str(error)[:500])
+    return Verdict(kind(chosen), ready.what, case)
 
 
 def compared(ready: Ready, got: Sequence[torch.Tensor], whole: torch.Tensor, marks: Marks, sizes: tuple[int, ...]) -> None:
@@ -166,8 +171,8 @@ def compared(ready: Ready, got: Sequence[torch.Tensor], whole: torch.Tensor, mar
     pieces.check_pieces(got, whole, marks, sizes, tolerance * max(1.0, scale))
 
 
-def is_native(chosen: Plan) -> bool:
-    """Whether something came in cut, and nothing that was cut is made whole again."""
+def kind(chosen: Plan) -> str:
+    """Whether something came in cut, and whether anything was made whole again."""
     cut = any(not isinstance(m, str) for slot in chosen.ins for m in slot.marks)
     moves = [m for s in chosen.steps if isinstance(s, steps.Redistribute) for m in s.moves]
-    return cut and not any(m.kind in WHOLE for m in moves)
+    return WHOLE if not cut else GATHERED if any(m.kind in MAKE_WHOLE for m in moves) else NATIVE

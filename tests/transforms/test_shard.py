@@ -195,6 +195,18 @@ def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> N
         assert "DonatedTensor" in repr(x)
 
 
+def test_distribute_keeps_memory_of_its_own_so_that_donation_leaves_the_callers_alone() -> None:
+    mesh = sf.make_mesh((1,), ("dp",))
+    try:
+        mine = torch.arange(8.0)
+        fn = aten(double, mesh, P(), donate_argnums=0)
+        assert torch.equal(sf.full(fn(sf.distribute(mine, mesh, P()))), 2 * torch.arange(8.0))
+        assert torch.equal(mine, torch.arange(8.0))
+        assert sf.distribute(mine, mesh, P()).to_local().data_ptr() != mine.data_ptr()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> None:
     mesh = sf.make_mesh((1,), ("dp",))
     try:

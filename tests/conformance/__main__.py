@@ -1,0 +1,79 @@
+"""`make conformance`: every operator of torch's database, in processes side by side; cut it with --ops and --sample, go on with --resume."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import attrs
+
+from conformance import calls, report
+from conformance.judge import Verdict
+from conformance.workers import Found, judged_all
+
+KEPT = pathlib.Path("build/conformance.jsonl")
+PAGE = pathlib.Path("docs/conformance.md")
+SAMPLE = 10  # one operator in so many is CI's
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge, print, write the page.
+
+    Args:
+        argv: `--ops NAME...`, `--sample N`, `--calls N`, `--jobs N`, `--resume`; None reads the command line.
+
+    Returns:
+        0 if nothing is wrong and nothing crashed, else 1.
+    """
+    parser = argparse.ArgumentParser(prog="make conformance", description="Every operator, sharded in every way.")
+    parser.add_argument("--ops", nargs="+", help="only these entries, or all whose name starts so with a * at the end")
+    parser.add_argument("--sample", type=int, default=1, help="only one operator in so many, chosen by the hash of its name")
+    parser.add_argument("--calls", type=int, default=calls.MOST, help="sample calls of an operator")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help=f"keep what {KEPT} holds")
+    options = parser.parse_args(argv)
+    names = [n for n in chosen(options.ops) if in_sample(n, options.sample)]
+    KEPT.parent.mkdir(exist_ok=True)
+    if not options.resume:
+        KEPT.unlink(missing_ok=True)
+    done = {f.name: f for f in kept() if f.name in names}
+    for found in judged_all([n for n in names if n not in done], options.calls, options.jobs):
+        with KEPT.open("a") as out:
+            out.write(json.dumps(attrs.asdict(found)) + "\n")
+        done[found.name] = found
+        print(f"{len(done):>4}/{len(names)}  {report.line(found)}", flush=True)
+    rows = [report.row(done[name]) for name in names]
+    print(report.totals(rows))
+    if options.ops is None and options.sample == 1:
+        PAGE.write_text(report.page(rows))
+    return int(any(row.verdict in report.BAD for row in rows))
+
+
+def chosen(wanted: Sequence[str] | None) -> list[str]:
+    """The entries asked for, in the order of their names."""
+    names = sorted(calls.entries())
+    if wanted is None:
+        return names
+    starts = tuple(w[:-1] for w in wanted if w.endswith("*"))
+    return [n for n in names if n in wanted or (starts and n.startswith(starts))]
+
+
+def in_sample(name: str, one_in: int) -> bool:
+    """Whether an operator is among the fixed part that is chosen by the hash of its name."""
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % one_in == 0
+
+
+def kept() -> list[Found]:
+    """What an earlier run found."""
+    if not KEPT.exists():
+        return []
+    rows = [json.loads(line) for line in KEPT.read_text().splitlines()]
+    return [Found(r["name"], r["seconds"], tuple(Verdict(**v) for v in r["verdicts"])) for r in rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
