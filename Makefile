@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages conformance gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: venv  ## ruff, then every test and docstring example
 lint: venv  ## ruff and pyright
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+conformance: venv  ## every operator of torch's database, sharded in every way: ARGS="--ops add sum --resume"
+	PYTHONPATH=.:tests $(BIN)/python -m conformance $(ARGS)
 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls

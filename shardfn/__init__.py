@@ -16,7 +16,20 @@ from .errors import (
 )
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .transforms import accumulate, bucketed_grad, check, compose, constrain, distribute, from_local, full, grad, shard, value_and_grad
+from .transforms import (
+    accumulate,
+    bucketed_grad,
+    check,
+    compose,
+    constrain,
+    distribute,
+    from_local,
+    full,
+    grad,
+    rule,
+    shard,
+    value_and_grad,
+)
 from .types import ShapeDtype
 from .world import fake_world
 
@@ -50,6 +63,7 @@ __all__ = [
     "full",
     "grad",
     "make_mesh",
+    "rule",
     "shard",
     "tree_map",
     "use_mesh",

@@ -39,16 +39,32 @@ def chunks(x: torch.Tensor, dim: int, unit: int, n: int) -> list[torch.Tensor]:
     return [x.index_select(dim, r) for r in found]
 
 
-def split(x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the pending reduction."""
+def with_halo(x: torch.Tensor, dim: int, found: list[torch.Tensor], before: int, after: int) -> list[torch.Tensor]:
+    """Chunks with what lies on either side of them, zeros beyond the ends; an empty chunk stays empty."""
+    wide = torch.nn.functional.pad(x, [0, 0] * (x.dim() - 1 - dim) + [before, after])
+    sizes = [c.shape[dim] for c in found]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [wide.narrow(dim, start, size + before + after if size else 0) for start, size in zip(starts, sizes, strict=True)]
+
+
+def split(x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator, exact: bool = False) -> list[torch.Tensor]:
+    """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the pending reduction.
+
+    Exact terms of a sum are 2x, -x and zeros, which add up to x without rounding in any order.
+    """
     if not isinstance(mark, str):
-        dim, unit = mark if isinstance(mark, tuple) else (mark, 1)
-        return chunks(x, dim, unit, n)
+        dim, unit, *halo = mark if isinstance(mark, tuple) else (mark, 1)
+        found = chunks(x, dim, unit, n)
+        return with_halo(x, dim, found, *halo) if halo else found
     if mark in ("R", "*"):
         return [x] * n
     if mark == "sum" and x.dtype == torch.bool:  # each True is on one rank
         owner = torch.randint(0, n, x.shape, generator=generator)
         return [x & (owner == r) for r in range(n)]
+    if mark == "sum" and exact:
+        finite = torch.where(x.isfinite(), x, 0)
+        terms = [x + finite, -finite, *[torch.zeros_like(x)] * (n - 2)][:n] if n > 1 else [x]
+        return [terms[i] for i in torch.randperm(n, generator=generator).tolist()]
     noise = [_noise(x, generator) for _ in range(n - 1)]
     if mark == "sum":
         return [*noise, x - sum(noise)] if noise else [x]
@@ -64,12 +80,12 @@ def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(-5, 6, x.shape, generator=generator, dtype=x.dtype)
 
 
-def cut(x: torch.Tensor, marks: Marks, sizes: Sequence[int], seed: int = 0) -> list[torch.Tensor]:
+def cut(x: torch.Tensor, marks: Marks, sizes: Sequence[int], seed: int = 0, *, exact: bool = False) -> list[torch.Tensor]:
     """Every rank's piece of x; the first axis cuts first."""
     generator = torch.Generator().manual_seed(seed)
     level = [x]
     for mark, n in zip(marks, sizes, strict=True):
-        level = [piece for whole in level for piece in split(whole, mark, n, generator)]
+        level = [piece for whole in level for piece in split(whole, mark, n, generator, exact)]
     return [_ordered(piece, x) for piece in level]
 
 
@@ -200,4 +216,4 @@ class OneOp:
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors that an op returns."""
-    return [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
+    return [result] if isinstance(result, torch.Tensor) else [r for r in result or () if isinstance(r, torch.Tensor)]

@@ -24,6 +24,20 @@ REDUCE = (
     "{}.sum({}, keepdim={})", "{}.mean({}, keepdim={})", "{}.amax({}, keepdim={})", "{}.amin({}, keepdim={})",
     "{}.var({}, keepdim={}, correction=0)", "{}.logsumexp({}, keepdim={})", "{}.max({}, keepdim={})[0]", "{}.prod({}, keepdim={})",
 )  # fmt: skip
+SMOOTH = (  # of {x} along dim {d} of size {n}; the shape stays
+    "torch.fft.irfft(torch.fft.rfft({x}, dim={d}) * 2j, n={n}, dim={d})", "torch.fft.fft({x}, dim={d}).imag", "{x}.logcumsumexp({d})",
+    "{x} / (1 + {x}.norm(3, {d}, keepdim=True))", "{x}.cummax({d})[0]", "{x} * ({x} > 0).any({d}, keepdim=True)",
+    "{x} * ({x} > -9).all({d}, keepdim=True)", "{x}.masked_fill({x} > 0.5, 0.25)", "torch.lerp({x}, {x}.flip({d}), 0.25)",
+    "{x} - {x}.kthvalue(1, {d}, keepdim=True)[0]", "{x} - {x}.median({d}, keepdim=True)[0]",
+    "{x} - {x}.std({d}, keepdim=True, correction=0)",
+    "F.normalize({x}, dim={d})", "{x}.nan_to_num() + torch.cumulative_trapezoid({x}, dim={d}).sum({d}, keepdim=True)",
+    "{x} + {x}.mT.diagonal(dim1=-2, dim2=-1).sum() if {x}.dim() > 1 else {x}", "{x}.tril() if {x}.dim() > 1 else {x}",
+    "torch.linalg.solve({x} @ {x}.mT + 3 * torch.eye({x}.shape[-2], dtype={x}.dtype), {x}) if {x}.dim() > 1 else {x}",
+    "torch.linalg.qr({x} + 0.1)[0].sum() * {x} if {x}.dim() > 2 else {x}",
+    "{x}.scatter_reduce({d}, torch.zeros_like({x}, dtype=torch.long), {x}, 'sum')", "{x}.unfold({d}, 1, 1).squeeze(-1)",
+    "{x}.tile(2).narrow(-1, 0, {x}.shape[-1])", "{x}.diff(dim={d}, prepend={x}.select({d}, 0).unsqueeze({d}))",
+    "torch.einsum('...i,...i->...i', {x}, {x})", "torch.cond({x}.sum() > 0, lambda x: x.sin(), lambda x: x * 2, ({x}.detach(),)) + {x}",
+)  # fmt: skip
 ALONG = ("{}.softmax({})", "{}.log_softmax({})", "{}.cumsum({})", "{}.flip({})", "{}.sort({})[0]", "{}.roll(1, {})", "{}.cumprod({})")
 
 
@@ -153,6 +167,11 @@ def _reduce(w: Writer, x: str, shape: Shape) -> None:
 
 def _along(w: Writer, x: str, shape: Shape) -> None:
     w.write(w.pick(*ALONG).format(x, w.dim(shape)), shape)
+
+
+def _smooth(w: Writer, x: str, shape: Shape) -> None:
+    d = w.dim(shape)
+    w.write(w.pick(*SMOOTH).format(x=x, d=d, n=shape[d]), shape)
 
 
 def _transpose(w: Writer, x: str, shape: Shape) -> None:
@@ -297,14 +316,15 @@ KINDS = {
     "select": _select, "expand": _expand, "index": _index, "pad": _pad, "norm": _norm, "constrain": _constrain,
     "gather": _gather, "embedding": _embedding, "index_put": _index_put, "parts": _parts, "written": _written,
     "convolution": _convolution, "attention": _attention,
+    "smooth": _smooth, "smoother": _smooth, "smoothest": _smooth,
 }  # fmt: skip
 SCALAR_KINDS = {"unary", "binary", "stack", "expand", "constrain"}
 GROWING = {"split", "stack", "expand"}
 
 
 @st.composite
-def programs(draw: st.DrawFn, most: int = 8) -> Drawn:
-    """A program of 3 to 8 lines over shapes of 1 to 7."""
+def programs(draw: st.DrawFn, most: int = 12) -> Drawn:
+    """A program of 3 to 12 lines over shapes of 1 to 7."""
     w = Writer(draw)
     for _ in range(draw(st.integers(1, 2))):
         w.input(tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))))

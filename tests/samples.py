@@ -6,30 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import batch_samples
 import torch
-
-Sample = tuple[tuple[Any, ...], dict[str, Any]]
-G = torch.Generator()
-
-
-def call(*args: Any, **kwargs: Any) -> Sample:
-    return args, kwargs
-
-
-def f(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=G, dtype=torch.float64)
-
-
-def positive(*shape: int) -> torch.Tensor:
-    return torch.rand(shape, generator=G, dtype=torch.float64) + 0.1
-
-
-def i(high: int, *shape: int) -> torch.Tensor:
-    return torch.randint(0, high, shape, generator=G)
-
-
-def b(*shape: int) -> torch.Tensor:
-    return torch.rand(shape, generator=G) > 0.5
+from sample_values import G, Sample, b, call, f, i, positive
 
 
 def distinct(n: int, *shape: int) -> torch.Tensor:
@@ -64,6 +43,21 @@ def _conv_backward(x: torch.Tensor, w: torch.Tensor, bias: int, pad: list[int], 
     ones, zeros = [1] * len(pad), [0] * len(pad)
     out = torch.ops.aten.convolution(x, w, None, ones, pad, ones, transposed, zeros, 1)
     return call(f(*out.shape), x, w, [bias] if bias else None, ones, pad, ones, transposed, zeros, 1, mask)
+
+
+def _walk(w: torch.Tensor, stride: int, pad: int, dilation: int, groups: int, transposed: bool = False) -> tuple[Any, ...]:
+    """The settings of a convolution, the same along each dim of space."""
+    space = w.dim() - 2
+    return [stride] * space, [pad] * space, [dilation] * space, transposed, [0] * space, groups
+
+
+def _walked(x: torch.Tensor, w: torch.Tensor, bias: Any, *walk: Any) -> Sample:
+    return call(x, w, bias, *_walk(w, *walk))
+
+
+def _walked_backward(x: torch.Tensor, w: torch.Tensor, bias: int, mask: list[bool], *walk: Any) -> Sample:
+    out = torch.ops.aten.convolution(x, w, None, *_walk(w, *walk))
+    return call(f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask)
 
 
 def _pool_backward(dims: int, *shape: int) -> Sample:
@@ -236,18 +230,33 @@ CONVOLUTIONS = {
         lambda: _conv(f(3, 2, 7), f(5, 2, 3), None, [0]),
         lambda: _conv(f(3, 4, 5), f(6, 2, 3), f(6), [1], groups=2),
         lambda: _conv(f(3, 2, 5), f(2, 3, 3), f(3), [1], transposed=True),
+        lambda: _walked(f(2, 3, 6, 12), f(4, 3, 3, 3), f(4), 2, 1, 1, 1),
+        lambda: _walked(f(2, 3, 14), f(5, 3, 3), f(5), 1, 2, 2, 1),
+        lambda: _walked(f(2, 6, 15), f(9, 2, 5), f(9), 3, 1, 1, 3),
+        lambda: _walked(f(2, 4, 6), f(4, 3, 3), f(6), 2, 1, 1, 2, True),
+        lambda: _walked(f(2, 3, 8), f(2, 3, 2), None, 2, 0, 1, 1),
+        lambda: _walked(f(2, 3, 6), f(2, 3, 1), f(2), 2, 0, 1, 1),
+        lambda: _walked(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), None, 1, 1, 1, 1),
     ],
     "aten.convolution_backward.default": [
         lambda: _conv_backward(f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]),
         lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]),
         lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]),
         lambda: _conv_backward(f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True),
+        lambda: _walked_backward(f(2, 3, 6, 12), f(4, 3, 3, 3), 4, [True, True, True], 2, 1, 1, 1),
+        lambda: _walked_backward(f(2, 3, 14), f(5, 3, 3), 5, [True, False, True], 1, 2, 2, 1),
+        lambda: _walked_backward(f(2, 6, 15), f(9, 2, 5), 9, [True, True, True], 3, 1, 1, 3),
+        lambda: _walked_backward(f(2, 4, 6), f(4, 3, 3), 6, [True, True, True], 2, 1, 1, 2, True),
+        lambda: _walked_backward(f(2, 3, 8), f(2, 3, 2), 0, [True, True, False], 2, 0, 1, 1),
+        lambda: _walked_backward(f(2, 3, 6), f(2, 3, 1), 2, [False, False, True], 2, 0, 1, 1),
+        lambda: _walked_backward(f(2, 3, 9), f(2, 3, 3), 2, [False, True, True], 1, 1, 1, 1),
+        lambda: _walked_backward(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), 3, [True, True, True], 1, 1, 1, 1),
     ],
     "aten.max_pool2d_with_indices.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2]), lambda: call(f(3, 4, 6), [2, 2])],
     "aten.max_pool2d_with_indices_backward.default": [lambda: _pool_backward(2, 5, 3, 4, 6), lambda: _pool_backward(2, 3, 4, 6)],
     "aten.avg_pool2d.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2])],
     "aten.avg_pool2d_backward.default": [lambda: _avg_pool_backward(2, 5, 3, 4, 6)],
-    "aten._adaptive_avg_pool2d.default": [lambda: call(f(5, 3, 5, 7), [2, 3])],
+    "aten._adaptive_avg_pool2d.default": [lambda: call(f(5, 3, 5, 7), [2, 3]), lambda: call(f(2, 3, 6, 7), [3, 7])],
     "aten._adaptive_avg_pool2d_backward.default": [lambda: call(f(5, 3, 2, 3), f(5, 3, 5, 7))],
     "aten.max_pool3d_with_indices.default": [lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])],
     "aten.max_pool3d_with_indices_backward.default": [lambda: _pool_backward(3, 5, 3, 2, 4, 6)],
@@ -378,6 +387,9 @@ IN_TABLES: dict[str, list[Callable[[], Sample]]] = {
     **CONVOLUTIONS,
     **ATTENTION,
     **LOOKUPS,
+    **batch_samples.MATRICES,
+    **batch_samples.IMAGES,
+    **batch_samples.REST,
 }
 IN_TABLES = {name: [*found, *EDGES.get(name, ())] for name, found in IN_TABLES.items()}
 

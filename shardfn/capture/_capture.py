@@ -9,11 +9,12 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _compat, _tree
+from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, prims, sources
-from .explain import explained, refuse_mutation
+from . import decompositions, prims, sources, substitutes
+from .custom_ops import Derivatives, refuse_dropped
+from .explain import explained, refuse_collectives, refuse_mutation
 from .printing import program_text
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -37,6 +38,7 @@ def capture(
     paths: list[str],
     signature_of: Callable[..., Any] | None = None,
     device: str = "cpu",
+    whole: frozenset[Any] = frozenset(),
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -48,6 +50,7 @@ def capture(
         paths: the path of each leaf of (args, kwargs).
         signature_of: the user's own function, whose line errors fall back on.
         device: where `ShapeDtype`s live.
+        whole: ops that are not taken apart.
 
     Returns:
         The Program and the closed-over tensors.
@@ -56,19 +59,19 @@ def capture(
         CaptureError: the function is not one pure graph; says where and what to do.
     """
     prims.install()
-    mode = _compat.FakeTensorMode(allow_non_fake_inputs=True)
+    substitutes.install()
+    mode = _compat.fake_mode()
     leaves, treedef = _tree.flatten((args, kwargs))
-    fakes = [_fake(mode, leaf, device) for leaf in leaves]
-
+    fakes = _fakes(mode, leaves, device, paths, name)
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
 
     def call(args: Any, kwargs: Any) -> Any:
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc(), _compat.quiet(), _compat.unwound():
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound():
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
-            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
+            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths), decompositions.table(whole))
     except ShardError:
         raise
     except Exception as error:
@@ -77,13 +80,11 @@ def capture(
     graph.graph.eliminate_dead_code()
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
-    out_paths = [p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR]
-    closed_paths = [f"<closed over {i}>" for i in range(len(closed_over))]
     program = Program(
         name=name,
         graph=graph,
-        in_paths=(*tensor_paths, *closed_paths),
-        out_paths=tuple("result" + p for p in out_paths),
+        in_paths=(*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))),
+        out_paths=tuple("result" + p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR),
         out_leaves=tuple(out_leaves),
         out_tree=out_tree,
         show=program_text,
@@ -92,7 +93,7 @@ def capture(
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
-    wrong = [(p, x) for p, x in zip(paths, leaves, strict=True) if x is not TENSOR and not isinstance(x, CONSTANTS)]
+    wrong = [(p, x) for p, x in zip(paths, leaves, strict=True) if (x is not TENSOR and not isinstance(x, CONSTANTS)) or _untold(x)]
     if wrong:
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
@@ -100,11 +101,25 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
         raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
 
 
+def _untold(x: Any) -> bool:
+    """Whether it is str(mesh), which Dynamo takes of a stand-in of the mesh (torch 2.13); f"{mesh}" is right."""
+    return isinstance(x, str) and "FakeScriptObject object at" in x
+
+
 def _refuse_closed_over(closed_over: list[torch.Tensor], name: str) -> None:
     wrong = [x for x in closed_over if type(x) not in (torch.Tensor, torch.nn.Parameter)]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
         raise CaptureError(problem(name, f"it closes over a {type(wrong[0]).__name__}", needed="plain tensors", fix=fix), fix=fix)
+
+
+def _fakes(mode: _compat.FakeTensorMode, leaves: list[Any], device: str, paths: list[str], name: str) -> list[Any]:
+    wrong = [(p, x.layout) for p, x in zip(paths, leaves, strict=True) if isinstance(x, torch.Tensor) and x.layout != torch.strided]
+    if wrong:
+        fix = "x.to_dense(), or its indices and values as arguments"
+        text = problem(name, *(f"{path} is {layout}" for path, layout in wrong), needed="tensors with strides", fix=fix)
+        raise CaptureError(text, arg_path=wrong[0][0], fix=fix)
+    return [_fake(mode, leaf, device) for leaf in leaves]
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
@@ -127,6 +142,10 @@ class _Replay(torch.fx.Interpreter):
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
             sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
+        if node.op == "call_function":
+            self.extra_traceback = False  # our own error says all there is to say
+            refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
+            self.extra_traceback = True
         return super().run_node(node)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -137,32 +156,40 @@ class _Replay(torch.fx.Interpreter):
 
 
 def _flatten(
-    python: torch.fx.GraphModule, fakes: list[Any], treedef: Any, mode: _compat.FakeTensorMode, names: tuple[str, list[str]]
+    python: torch.fx.GraphModule,
+    fakes: list[Any],
+    treedef: Any,
+    mode: _compat.FakeTensorMode,
+    names: tuple[str, list[str]],
+    table: dict[Any, Any],
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor], Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree with TENSOR for tensors."""
     tensors = [x for x in fakes if isinstance(x, torch.Tensor)]
     positional = _tree.unflatten(treedef, fakes)
     codegen = python.graph._codegen
     known = {id(x) for x in tensors}
-    closed_over = [x for x in codegen.process_inputs(*positional) if isinstance(x, torch.Tensor) and id(x) not in known]
+    # what is made of an argument, as x.T is, is an input of Dynamo's graph too, and a fake tensor; what is closed over is not
+    entering = [x for x in codegen.process_inputs(*positional) if isinstance(x, torch.Tensor) and id(x) not in known]
+    closed_over = [x for x in entering if not _compat.is_fake(x)]
     result: list[Any] = []
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
         mine = {id(x): v for x, v in zip((*tensors, *closed_over), values, strict=True)}
-        inputs = [mine.get(id(x), x) for x in codegen.process_inputs(*positional)]
-        outputs = _Replay(python).run(*inputs, enable_io_processing=False)
-        codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
-        out, _ = codegen.process_outputs(outputs)
+        traced = codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
+        outputs = _Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
+        out, _ = _compat.python_results(python, outputs)
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
 
     _refuse_closed_over(closed_over, names[0])
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
-    graph = _compat.trace_aten(flat, inputs, decompositions.table())
+    graph = _compat.trace_aten(flat, inputs, table)
     sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
+    refuse_collectives(graph, names[0])
     if refuse_mutation(graph, *names):
         functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
-        graph = _compat.trace_aten(functional, inputs, decompositions.table())
+        graph = _compat.trace_aten(functional, inputs, table)
+    higher_order.fold(graph)
     return graph, [*closed_over, *_lifted_constants(graph, mode, names[0])], result[0]
 
 

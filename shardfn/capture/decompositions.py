@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from .. import _compat
+from . import composites
+from .composites import narrow, wide
 
 aten = torch.ops.aten
 
@@ -36,6 +38,7 @@ KEPT = (
     aten.softplus_backward,
     aten.hardtanh,
     aten.hardtanh_backward,
+    aten.hardsigmoid_backward,
     aten.embedding_dense_backward,
     aten._softmax,
     aten._softmax_backward_data,
@@ -49,7 +52,6 @@ KEPT = (
     aten.split,
     aten.split_with_sizes,
     aten.stack,
-    aten.rsub,
     aten.new_zeros,
     aten.new_ones,
     aten.new_full,
@@ -62,17 +64,6 @@ KEPT = (
 )
 
 
-def _wide(x: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.dtype]:
-    """x in the dtype that torch adds up in, and the dtype of the result: half precision is summed in single."""
-    result = dtype or x.dtype
-    accumulate = torch.float32 if result in (torch.float16, torch.bfloat16) else result
-    return (x if x.dtype == accumulate else aten._to_copy.default(x, dtype=accumulate)), result
-
-
-def _narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
-
-
 def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     return _mean_dim(x, None, dtype=dtype)
 
@@ -81,8 +72,8 @@ def _mean_dim(x: torch.Tensor, dim: list[int] | None, keepdim: bool = False, *, 
     count = _count(x, dim)
     if not count:
         return NotImplemented
-    wide, result = _wide(x, dtype)
-    return _narrow(aten.div.Scalar(aten.sum.dim_IntList(wide, dim, keepdim), count), result)
+    x, result = wide(x, dtype)
+    return narrow(aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result)
 
 
 def _var_mean(
@@ -93,12 +84,12 @@ def _var_mean(
     count, correction = _count(x, dim), 1 if correction is None else correction
     if count - correction <= 0:
         return NotImplemented
-    wide, result = _wide(x)
-    mean = aten.div.Scalar(aten.sum.dim_IntList(wide, dim, True), count)
-    apart = wide - mean
+    x, result = wide(x)
+    mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
+    apart = x - mean
     var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim), count - correction)
     mean = mean if keepdim else mean.reshape(var.shape)
-    return _narrow(var, result), _narrow(mean, result)
+    return narrow(var, result), narrow(mean, result)
 
 
 def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
@@ -121,13 +112,6 @@ def _min(x: torch.Tensor) -> torch.Tensor:
     return aten.amin.default(x) if x.numel() else NotImplemented
 
 
-def _vector_norm(x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
-    if ord != 2 or x.is_complex():
-        return NotImplemented
-    wide, result = _wide(x, dtype)
-    return _narrow(aten.sqrt.default(aten.sum.dim_IntList(aten.mul.Tensor(wide, wide), dim, keepdim)), result)
-
-
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
     """A product that is a pending sum must be reduced before anything is added to it, so the two are apart."""
 
@@ -140,20 +124,23 @@ def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
 
 
 OWN: dict[Any, Callable[..., Any]] = {
+    **composites.TABLE,
     aten.mean.default: _mean,
     aten.mean.dim: _mean_dim,
     aten.var_mean.correction: _var_mean,
     aten.var.correction: _var,
     aten.max.default: _max,
     aten.min.default: _min,
-    aten.linalg_vector_norm.default: _vector_norm,
     aten.addmm.default: _product_then_add(aten.mm.default),
+    aten.addmv.default: _product_then_add(aten.mv.default),
     aten.baddbmm.default: _product_then_add(aten.bmm.default),
 }
 
 
 @functools.cache
-def table() -> dict[Any, Any]:
-    """The decompositions that capture applies."""
+def table(whole: frozenset[Any] = frozenset()) -> dict[Any, Any]:
+    """The decompositions that capture applies, but of some ops that are to stay whole."""
+    if whole:
+        return {op: fn for op, fn in table().items() if op not in whole}
     kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
     return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | OWN

@@ -11,19 +11,29 @@ import torch
 
 from .. import _compat
 from ..errors import CaptureError, problem
-from . import sources
+from . import data_dependent, sources
 
 # What torch says -> what it means for the user, and what to try.
 CAUSES = (
+    (
+        "must override the setup_context",
+        "it differentiates a custom op that has no derivative which can be used here",
+        "torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of them",
+    ),
     ("side effects happened", "it changes something outside of itself: {places}", "return the new value instead of storing it"),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
+    (_compat.ASKS_RANK, "it asks which rank it runs on, and it is a function of whole tensors", "sizes, such as mesh.size()"),
     ("operator `print`", "it prints", "return the value and print it outside"),
     ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
     ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "torch.where, or a Python loop"),
     ("floating point dtype can require", "it differentiates an argument that is not floating", "argnums of floating arguments"),
+    ("an inplace view on a graph input", "it changes the shape of an argument in place", "a new view: x = x.squeeze(0)"),
+    ("Shape mismatch with out=", "out= has another shape than the result", "out= of the result's shape, or the result itself"),
+    ("with non-contiguous `out=`", "out= is a view with gaps", "assign the result: y[:, 1:] = torch.add(a, b)"),
+    ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
+    ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
+    ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
-SHAPE = ("the shape of {op}'s result depends on values", "a result of fixed size: torch.where, topk, or a mask")
-VALUE = ("it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool() or int()")
 
 
 def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str]) -> CaptureError:
@@ -35,13 +45,11 @@ def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Se
 
 
 def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, str]:
-    if isinstance(error, _compat.DYNAMIC_SHAPE):
-        return SHAPE[0].format(op=said.split("\n", maxsplit=1)[0]), SHAPE[1]
-    if isinstance(error, _compat.DATA_DEPENDENT):
-        return VALUE
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths)), fix
+    if found := data_dependent.cause(error, said):
+        return found
     raised = re.search(r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)", said)
     if raised:
         return f"it raises {raised[1]}: {raised[2]}", "a call that works on plain tensors"
@@ -80,17 +88,50 @@ def _definition(fn: Callable[..., Any]) -> str | None:
 
 
 def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The input whose memory an in-place op writes to, through views; None if it is a value of the function's own."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
-        alias = getattr(node.target, "is_view", False) or _mutates(node) or "getitem" in str(node.target)
-        if not alias:
-            return None
-        node = node.args[0]
-    return node if node.op == "placeholder" else None
+    """The input whose memory a value is, or an in-place op or an `out=` writes to, through views; None if it is the function's own."""
+    queue = [node]
+    while queue:
+        node = queue.pop()
+        if node.op == "placeholder":
+            return node
+        if node.op == "call_function":
+            queue += _memory_of(node)
+    return None
+
+
+def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments whose memory a node's result shares."""
+    if _mutates(node):
+        return _written(node)
+    shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
+    return [x for x in node.args[:1] if shares and isinstance(x, torch.fx.Node)]
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that an op writes to: the first of `add_`, the last ones of `sort(..., out=(v, i))`."""
+    found: list[torch.fx.Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            torch.fx.node.map_arg(given, found.append)
+    return found
 
 
 def _mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, _compat.OpOverload) and node.target._schema.is_mutable
+
+
+def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
+    """Refuse what communicates by itself: on values of whole tensors it would mean something else for every placement.
+
+    Raises:
+        CaptureError: naming the op and the line.
+    """
+    for node in graph.graph.nodes:
+        if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
+            source, fix = node.meta.get("source"), "whole values, and placements; shard adds the communication, and constrain asks for it"
+            text = problem(name, f"it communicates by itself: {node.target}", needed="a function of whole tensors", fix=fix, source=source)
+            raise CaptureError(text, source=source, fix=fix)
 
 
 def refuse_mutation(graph: torch.fx.GraphModule, name: str, paths: Sequence[str]) -> bool:

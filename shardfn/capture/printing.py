@@ -23,8 +23,8 @@ def tensor_type(shape: Iterable[int], dtype: torch.dtype, marks: Marks = (), nam
     sizes = [str(n) for n in shape]
     for name, mark in zip(names, marks, strict=True):
         if not isinstance(mark, str):
-            dim, unit = mark if isinstance(mark, tuple) else (mark, 1)
-            sizes[dim] += f"@{name}" + (f":{unit}" if unit > 1 else "")
+            dim, unit, *halo = mark if isinstance(mark, tuple) else (mark, 1)
+            sizes[dim] += f"@{name}" + (f":{unit}" if unit > 1 else "") + "".join(f"+{rows}" for rows in halo)
     pending = [f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in PENDING]
     return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{'; ' + ' '.join(pending) if pending else ''}]"
 

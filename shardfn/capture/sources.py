@@ -14,6 +14,7 @@ import torch
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _MODELS = os.path.join(_OURS, "demo")
+ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -39,30 +40,37 @@ def _note(number: int, gradients: Any) -> None:
     torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number}
 
 
+def asking(setting: str) -> Any:
+    """Have what is captured inside note a setting of implicit_comm, which the ops of its backward take over."""
+    return torch.fx.traceback.annotate({f"{ASKS}{setting}": True})
+
+
 def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
     torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
     belong to.
     """
-    numbers: list[int] = []  # of the ops so far, ascending, and their lines
-    lines: list[str] = []
+    numbers: list[int] = []  # of the ops so far, ascending, and those ops
+    owners: list[torch.fx.Node] = []
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
-        line = noted.get("source") or _forward_line(noted.get("belongs_to"), numbers, lines) or line_of(node.meta.get("stack_trace"))
+        owner = _owner(noted.get("belongs_to"), numbers, owners)
+        line = noted.get("source") or (owner and owner.meta["source"]) or line_of(node.meta.get("stack_trace"))
         if line is None and node.op == "call_function":  # ours, such as the placing of a gradient: as what it is given
             line = next((x.meta["source"] for x in node.all_input_nodes if x.meta.get("source")), None)
         phase = noted.get("phase", "forward")
-        node.meta.update(phase=phase, source=line, custom={**noted, "phase": phase, "source": line})
+        asked = {key: True for key in (owner.meta["custom"] if owner else ()) if key.startswith(ASKS)}
+        node.meta.update(phase=phase, source=line, custom={**noted, **asked, "phase": phase, "source": line})
         if line and node.meta.get("seq_nr", -1) > (numbers[-1] if numbers else -1):
             numbers.append(node.meta["seq_nr"])
-            lines.append(line)
+            owners.append(node)
 
 
-def _forward_line(number: int | None, numbers: list[int], lines: list[str]) -> str | None:
-    """The line of the op that took this autograd number: under several gradients an op takes several, its own is the last."""
+def _owner(number: int | None, numbers: list[int], owners: list[torch.fx.Node]) -> torch.fx.Node | None:
+    """The op that took this autograd number: under several gradients an op takes several, its own is the last."""
     at = len(numbers) if number is None else bisect.bisect_left(numbers, number)
-    return lines[at] if at < len(lines) else None
+    return owners[at] if at < len(owners) else None
 
 
 def line_of(stack: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _compat
+from .. import _compat, higher_order
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
 
@@ -27,7 +27,7 @@ def aten(graph: torch.fx.GraphModule) -> Runner:
 def inductor(graph: torch.fx.GraphModule) -> Runner:
     """Compile the graph: C++ on CPU, Triton on CUDA."""
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    return _compat.inductor(graph, fakes)
+    return _compat.inductor(higher_order.unfold(graph), fakes)
 
 
 BACKENDS: dict[str, Callable[[torch.fx.GraphModule], Runner]] = {"aten": aten, "inductor": inductor}

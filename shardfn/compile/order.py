@@ -10,7 +10,7 @@ import torch
 from ..errors import DivergenceError, problem
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...); aten graphs keep the op's name.
-CALL = re.compile(r"(?:(\w+) = )?torch\.ops\._c10d_functional\.(\w+)\.default\((\w+)")
+CALL = re.compile(r"(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|shardfn)\.(\w+)\.default\((\w+)")
 KINDS = {
     "all_reduce_": "all_reduce",
     "all_reduce": "all_reduce",
@@ -19,6 +19,7 @@ KINDS = {
     "reduce_scatter_tensor": "reduce_scatter",
     "reduce_scatter_tensor_out": "reduce_scatter",
     "all_to_all_single": "all_to_all",
+    "halo": "halo",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 import attrs
@@ -70,6 +71,12 @@ class Builder:
         node.meta.update(self.about)
         node.meta["val"] = target(*fake[0], **fake[1])
         return node
+
+    def item(self, node: torch.fx.Node, i: int) -> torch.fx.Node:
+        """One of the values that a call returns."""
+        item = self.graph.call_function(getitem, (node, i))
+        item.meta.update(self.about, val=node.meta["val"][i])
+        return item
 
     def local_shape(self, shape: Sequence[int], marks: Marks) -> tuple[int, ...]:
         """The shape of these ranks' piece."""

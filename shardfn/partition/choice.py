@@ -32,6 +32,24 @@ class OpCall:
             return self.args[position]
         return self.kwargs.get(name, default)
 
+    def __getitem__(self, name: str) -> Any:
+        """An argument by its name in the op's schema, its default if it was not given; tensors are fake ones."""
+        arguments = self.target._schema.arguments
+        position = next((i for i, a in enumerate(arguments) if a.name == name), None)
+        if position is None:
+            raise KeyError(f"{self.target} has no argument {name!r}, only {', '.join(a.name for a in arguments)}")
+        return torch.fx.node.map_arg(self.arg(position, name, arguments[position].default_value), lambda n: n.meta["val"])
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The global shape of each tensor input."""
+        return tuple(tuple(x.shape) for x in self.ins)
+
+    @property
+    def out_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The global shape of each result."""
+        return tuple(tuple(x.shape) for x in self.outs)
+
 
 Rule = Callable[[OpCall], list[Choice]]
 

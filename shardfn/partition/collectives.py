@@ -9,6 +9,7 @@ import torch
 from ..types import Collective
 from . import layout
 from .builder import Builder, Piece
+from .halo import halo as _halo_op  # noqa: F401  registers the op
 from .redistribute import Move
 
 aten = torch.ops.aten
@@ -141,10 +142,34 @@ def all_to_all(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx
     return _first(b, out, dst, layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1])
 
 
+def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """The chunk between the edges of its neighbours, which get this rank's own; a short chunk is followed by zeros."""
+    mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
+    (dim, unit), (before, after) = layout.cut_of(mark), layout.halo(mark)
+    shape = list(x.meta["val"].shape)
+    if n == 1:
+        return b.call(aten.constant_pad_nd.default, x, [0, 0] * (len(shape) - 1 - dim) + [before, after])
+    full = layout.full_chunk(piece.shape[dim], unit, n)
+    whole = _padded(b, x, dim, full)
+    edges = [_flat(b, b.call(aten.slice.Tensor, whole, dim, *ends)) for ends in ((0, after), (full - before, full))]
+    sent = b.call(aten.cat.default, edges)
+    record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
+    count = edges[1].meta["val"].numel()
+    got = _communicate(b, torch.ops.shardfn.halo.default, sent, (count, b.group_names[move.axis]), record)
+    if not shape[dim]:
+        return x
+    parts = []
+    for rows, (start, end) in ((before, (0, count)), (after, (count, sent.meta["val"].numel()))):
+        part = b.call(aten.slice.Tensor, got, 0, start, end)
+        parts.append(b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]]))
+    return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
+
+
 MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
     "gather": gather,
     "slice": cut,
     "reduce": reduce,
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
+    "halo": halo,
 }

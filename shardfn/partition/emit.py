@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import getitem as _getitem
 from typing import Any
 
 import torch
 
 from .. import _compat
 from ..types import Marks
-from . import layout, rules, steps
+from . import layout, refusals, registered, rules, steps
 from .builder import Builder, Piece
 from .collectives import apply_move
 from .redistribute import Move
@@ -31,7 +30,7 @@ def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, .
     Returns:
         A graph whose placeholders are one coordinate per axis and then the local inputs.
     """
-    mode = _compat.FakeTensorMode()
+    mode = _compat.fake_mode()
     with mode:
         b = Builder(plan.axes, coordinates, mode, device, group_names)
         pieces: dict[int, Piece] = {}
@@ -102,7 +101,7 @@ def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
 
 def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     mine = [pieces[slot.number] for slot in step.ins]
-    deciding = mine[:1] if step.node.target in rules.ADDS_TO_FIRST else mine
+    deciding = mine[:1] if step.node.target in rules.DECIDED_BY_FIRST else mine
     if any(_emptied(p) for p in deciding):
         results = [_nothing(b, slot) for slot in step.outs]
     else:
@@ -110,6 +109,8 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     for slot, node in zip(step.outs, results, strict=True):
         pieces[slot.number] = piece = b.piece(node, slot.value, slot.marks)
         shape = tuple(node.meta["val"].shape)
+        if shape != piece.local_shape and registered.find(step.node.target):
+            raise refusals.wrong_piece(step.node, [p.marks for p in mine], slot.marks, shape, piece.local_shape)
         assert shape == piece.local_shape, f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
 
 
@@ -143,7 +144,7 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         result = _view(b, args[0], list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)))
     else:
         result = b.call(target, *args, **kwargs)
-    return _results(b, result)
+    return result if isinstance(result, list) else _results(b, result)
 
 
 def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
@@ -159,13 +160,7 @@ def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         return [node]
-    return [_item(b, node, i, v) for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
-
-
-def _item(b: Builder, node: torch.fx.Node, i: int, value: torch.Tensor) -> torch.fx.Node:
-    item = b.graph.call_function(_getitem, (node, i))
-    item.meta.update(b.about, val=value)
-    return item
+    return [b.item(node, i) for i, v in enumerate(value or ()) if isinstance(v, torch.Tensor)]
 
 
 def _result(b: Builder, piece: Piece) -> torch.fx.Node:

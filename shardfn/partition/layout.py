@@ -15,7 +15,7 @@ def split(mark: Mark) -> tuple[int, int] | None:
     """A shard mark as (dim, unit), or None for a mark that shards nothing."""
     if isinstance(mark, str):
         return None
-    return mark if isinstance(mark, tuple) else (mark, 1)
+    return mark[:2] if isinstance(mark, tuple) else (mark, 1)
 
 
 def cut_of(mark: Mark) -> tuple[int, int]:
@@ -25,9 +25,32 @@ def cut_of(mark: Mark) -> tuple[int, int]:
     return found
 
 
-def joined(dim: int, unit: int) -> Mark:
-    """The mark of a dim and a unit."""
+def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0)) -> Mark:
+    """The mark of a dim and a unit, and of what is held of the neighbours."""
+    if any(halo):
+        return (dim, unit, *halo)
     return dim if unit == 1 else (dim, unit)
+
+
+def halo(mark: Mark) -> tuple[int, int]:
+    """How many elements a mark holds of the neighbour before it and of the one after it."""
+    return mark[2:] if isinstance(mark, tuple) and len(mark) == 4 else (0, 0)
+
+
+def without_halo(mark: Mark) -> Mark:
+    """The same cut with nothing of the neighbours."""
+    return joined(*cut_of(mark)) if any(halo(mark)) else mark
+
+
+def halo_share(shape: Sequence[int], mark: Mark) -> float:
+    """The elements that a mark holds of the neighbours, for each element of its dim."""
+    return sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
+
+
+def scaled(mark: Mark, unit: int) -> Mark:
+    """The same mark in units so many times as large."""
+    cut = split(mark)
+    return mark if cut is None else joined(cut[0], cut[1] * unit, halo(mark))
 
 
 def full_chunk(size: int, unit: int, n: int) -> int:
@@ -57,18 +80,23 @@ def grain(size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]) -> t
 
 
 def canonical(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]) -> Marks | None:
-    """The same cut with the plainest marks, or None where a unit does not fit the chunks that it cuts."""
+    """The same cut with the plainest marks, or None where a unit does not fit the chunks that it cuts.
+
+    A halo must fit into the chunks that it is taken from, and no other axis may cut its dim.
+    """
     out: list[Mark] = []
     for mark, n in zip(marks, sizes, strict=True):
         cut = split(mark)
         if cut is not None:
             dim, unit = cut
             length, even = grain(shape[dim], dim, out, sizes)
-            if length % unit:
+            if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
+                return None
+            if any(any(halo(m)) for m in (*out, mark)) and any(split(m) is not None and cut_of(m)[0] == dim for m in out):
                 return None
             if even and (length // unit) % n == 0:
                 unit = 1
-            mark = joined(dim, unit)
+            mark = joined(dim, unit, halo(mark))
         out.append(mark)
     return tuple(out)
 
@@ -79,7 +107,8 @@ def local_shape(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int
     for mark, n, c in zip(marks, sizes, coordinates, strict=True):
         cut = split(mark)
         if cut is not None:
-            out[cut[0]] = chunk(out[cut[0]], cut[1], n, c)[1]
+            mine = chunk(out[cut[0]], cut[1], n, c)[1]
+            out[cut[0]] = mine + sum(halo(mark)) if mine else 0  # an empty chunk has no neighbours
     return tuple(out)
 
 

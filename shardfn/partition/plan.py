@@ -15,9 +15,11 @@ from ..buckets import Wish
 from ..errors import PlacementError, problem
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
 from . import layout, refusals, rules, steps
-from .choice import Choice, OpCall, Rule, replicated
+from .asking import answered, failed
+from .choice import Choice, OpCall
 from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
+from .written_out import is_cut, written_out
 
 # A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
 EARLY = 0.25
@@ -49,7 +51,13 @@ def plan(
         RuleError: an op that cannot be right on this mesh.
         PlacementError: an unreduced gradient that an op would have to reduce; a result that cannot stay unreduced.
     """
-    walk = _Walk(axes, program.name)
+    return walked(Walk(axes, program.name), program, in_marks, out_marks, unreduced)
+
+
+def walked(
+    walk: Walk, program: Program, in_marks: Sequence[Marks], out_marks: Sequence[Marks | None], unreduced: Collection[int]
+) -> steps.Plan:
+    """The plan that a walk over a Program makes; arguments as those of `plan`."""
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
     forgotten = [path if i in unreduced else None for i, path in enumerate(program.in_paths)]
@@ -60,14 +68,14 @@ def plan(
     (output,) = graph.find_nodes(op="output")
     outs = tuple(walk.leave(*leaving, output) for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True))
     needed = _needed(walk.steps, outs)
-    return steps.Plan(axes, needed, ins, outs, tuple(walk.gradients.values()), tuple(walk.unreduced))
+    return steps.Plan(walk.axes, needed, ins, outs, tuple(walk.gradients.values()), tuple(walk.unreduced))
 
 
 def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[steps.Step, ...]:
-    """The steps that some result depends on; the same on every rank, so that all drop the same collectives."""
+    """The steps that some result depends on, and those that only check; the same on every rank, so that all drop the same collectives."""
     live, kept = {slot.number for slot in outs}, []
     for step in reversed(planned):
-        if any(slot.number in live for slot in step.made):
+        if not step.made or any(slot.number in live for slot in step.made):
             kept.append(step)
             live.update(slot.number for slot in step.read)
     return tuple(reversed(kept))
@@ -83,9 +91,16 @@ class _Value:
     slots: dict[Marks, tuple[steps.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
     unreduced: str | None = None  # the argument that is an unreduced gradient, if this is it or a linear function of it
+    like: _Value | None = None  # of a constant: the value whose shape it takes
 
     def readable(self, phase: str) -> list[steps.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
+
+    def held(self, phase: str) -> list[steps.Slot]:
+        """The slots that a choice may look at: a constant that is made like a value belongs where that is."""
+        if self.slots or self.like is None:
+            return self.readable(phase)
+        return [slot for slot in self.like.readable(phase) if not _is_pending(slot.marks)]
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +112,7 @@ class _Unaligned:
     wish: str
 
 
-class _Walk:
+class Walk:
     """The state of one walk: the values so far and the steps that made them."""
 
     def __init__(self, axes: MeshAxes, name: str) -> None:
@@ -146,7 +161,8 @@ class _Walk:
         elif op == ALIGN:
             self.align(node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
-            self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users))
+            like = self.values.get(node.args[0]) if node.target in rules.LIKE else None
+            self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
         elif not self.add_unreduced(node):
             self.apply(node)
 
@@ -196,10 +212,24 @@ class _Walk:
         """A prim's result is its argument, at one placement."""
         self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
 
+    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[_Value]) -> None:
+        """Place an op as the smaller ones that it is made of."""
+        graph = written_out(call, node)
+        self.values.update(zip(graph.find_nodes(op="placeholder"), values, strict=True))
+        for inner in graph.nodes:
+            if inner.op == "call_function":
+                self.visit(inner)
+        (output,) = graph.find_nodes(op="output")
+        self.values[node] = self.values[output.args[0]]
+        self.values[node].users = len(node.users)
+
     def apply(self, node: torch.fx.Node) -> None:
         call, values = self.call(node)
+        if is_cut(call, [v.readable(node.meta["phase"]) for v in values], self.axes.sizes):
+            self.write_out(node, call, values)
+            return
         refusals.refuse_random(node, self.name, self.axes)
-        in_marks, out_marks = self.choose(call, values, node.meta["phase"])
+        in_marks, out_marks = self.choose(call, values, node)
         ins = tuple(self.bring(v, m, node, implicit=True) for v, m in zip(values, in_marks, strict=True))
         early = node.target in rules.REARRANGES and all(v.early for v in values)
         outs = [self.slot(fake, marks) for fake, marks in zip(call.outs, out_marks, strict=True)]
@@ -207,10 +237,10 @@ class _Walk:
         unreduced = next((v.unreduced for v in values if v.unreduced), None)
         users = len(node.users)
         made = [_Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None) for o in outs]
-        result = node.meta["val"]
+        result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = made[0]
-        else:
+        elif result is not None:
             feed = iter(made)
             self.values[node] = [next(feed) if isinstance(r, torch.Tensor) else None for r in result]
 
@@ -218,14 +248,14 @@ class _Walk:
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
-        result = node.meta["val"]
-        outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result if isinstance(r, torch.Tensor))
+        result = node.meta.get("val")  # none for an op that only checks
+        outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result or () if isinstance(r, torch.Tensor))
         return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
 
-    def choose(self, call: OpCall, values: list[_Value], phase: str) -> tuple[list[Marks], list[Marks]]:
+    def choose(self, call: OpCall, values: list[_Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
         """Per axis, in mesh order, the choice that moves the fewest bytes."""
-        choices = _choices(rules.find(call.target), call)
-        held = [v.readable(phase) for v in values]
+        choices = answered(rules.find(call.target), call, self.name, node)
+        held = [v.held(node.meta["phase"]) for v in values]
         ins: list[Marks] = [()] * len(call.ins)
         outs: list[Marks] = [()] * len(call.outs)
         for axis in range(len(self.axes.sizes)):
@@ -238,7 +268,8 @@ class _Walk:
                     price = self.price(call, values, held, placed, axis)
                     if best_price is None or price < best_price:
                         best, best_price = placed, price
-            assert best is not None, f"no placement fits {call.target} on axis {axis}"
+            if best is None:
+                raise failed(f"none of its choices fits on axis {self.axes.names[axis]}", rules.find(call.target), call, self.name, node)
             ins, outs = best
         return ins, outs
 
@@ -272,10 +303,12 @@ class _Walk:
         if n == 1:
             return 0.0 if wanted not in PENDING or any(s.marks[axis] == wanted for s in slots) else float("inf")
         nbytes = _nbytes(value.fake)
-        return min(mark_price(s.marks[axis], wanted, local_bytes(nbytes, s.marks, self.axes.sizes, axis), n) for s in slots)
+        shape, sizes = value.fake.shape, self.axes.sizes
+        return min(mark_price(s.marks[axis], wanted, local_bytes(nbytes, s.marks, sizes, axis), n, shape) for s in slots)
 
     def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
-        return mark_price(marks[axis], "R", local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis), self.axes.sizes[axis])
+        nbytes = local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis)
+        return mark_price(marks[axis], "R", nbytes, self.axes.sizes[axis], x.shape)
 
     def bring(self, value: _Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
         """The value at a placement: a slot that has it, or the cheapest moves from one that has another."""
@@ -301,12 +334,6 @@ class _Walk:
         return slot
 
 
-def _choices(rule: Rule | None, call: OpCall) -> list[Choice]:
-    if rule is None or not call.ins:
-        return [replicated(call)]
-    return list(dict.fromkeys(rule(call)))
-
-
 def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[Choice]:
     """The choice for each unit in which some input is already cut on the dim that it wants cut."""
     units = {1}
@@ -320,10 +347,7 @@ def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[C
 
 
 def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
-    if unit == 1:
-        return marks
-    cuts = [layout.split(m) for m in marks]
-    return tuple(m if c is None else layout.joined(c[0], c[1] * unit) for m, c in zip(marks, cuts, strict=True))
+    return tuple(layout.scaled(m, unit) for m in marks)
 
 
 def _extend(shape: Sequence[int], marks: Marks, mark: Mark, sizes: Sequence[int]) -> Marks | None:

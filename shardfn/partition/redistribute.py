@@ -24,7 +24,7 @@ SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter or all_to_all.
+    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo.
     """
 
     kind: str
@@ -34,18 +34,22 @@ class Move:
 
 
 def price(kind: str, nbytes: float, n: int) -> float:
-    """Bytes that one rank sends for a step; `nbytes` are those of the value whole on that axis."""
+    """Bytes that one rank sends for a step; `nbytes` are those of the value whole on that axis, or of a halo."""
     if n == 1:
         return 0.0
-    share = (n - 1) / n
-    factor = {"gather": share, "reduce": 2 * share, "reduce_scatter": share, "all_to_all": share / n, "slice": SLICE_FACTOR / n}
+    share = (n - 1) / n  # of the ranks, where it is a halo: those at the ends have one neighbour
+    factor = {
+        "gather": share, "reduce": 2 * share, "reduce_scatter": share, "all_to_all": share / n, "halo": share, "slice": SLICE_FACTOR / n,
+    }  # fmt: skip
     return factor[kind] * nbytes + (0 if kind == "slice" else LATENCY_BYTES)
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
     """The step from one mark to another on one axis, None where there is none."""
-    if src == dst:
+    if src == dst or any(layout.halo(src)):  # nothing is made of a halo: the value is there without it
         return None
+    if any(layout.halo(dst)):
+        return "halo" if src == layout.without_halo(dst) else None
     if src in PENDING:
         return "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
     if dst in PENDING:
@@ -57,10 +61,15 @@ def kind_of(src: Mark, dst: Mark) -> str | None:
     return "all_to_all"
 
 
-def mark_price(src: Mark, dst: Mark, nbytes: float, n: int) -> float:
+def mark_price(src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int]) -> float:
     """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
         return 0.0
+    if any(layout.halo(src)):
+        return float("inf")
+    if any(layout.halo(dst)):
+        plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape)
+        return plain + price("halo", nbytes * layout.halo_share(shape, dst), n)
     if not isinstance(src, str) and not isinstance(dst, str) and layout.cut_of(src)[0] == layout.cut_of(dst)[0]:
         return price("gather", nbytes, n) + price("slice", nbytes, n)
     kind = kind_of(src, dst)
@@ -96,7 +105,8 @@ def route(shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: M
             continue
         seen.add(marks)
         for move in _moves(shape, marks, dst, axes):
-            step = price(move.kind, local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis])
+            share = layout.halo_share(shape, move.after[move.axis]) if move.kind == "halo" else 1.0
+            step = price(move.kind, share * local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis])
             heapq.heappush(queue, (cost + step, next(ticket), move.after, (*moves, move)))
     return None
 
@@ -105,7 +115,7 @@ def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> 
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
             continue
-        for wanted in ("R",) if dst[k] == "R" or dst[k] in PENDING else ("R", dst[k]):
+        for wanted in ("R",) if dst[k] == "R" or dst[k] in PENDING else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k])):
             kind = kind_of(mark, wanted)
             if kind is None or (kind == "all_to_all" and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]):
                 continue

@@ -30,6 +30,14 @@ def cannot_stay_pending(name: str, path: str, node: torch.fx.Node, marks: Marks,
     return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
 
 
+def wrong_piece(node: torch.fx.Node, ins: list[Marks], out: Marks, got: tuple[int, ...], wanted: tuple[int, ...]) -> RuleError:
+    """A registered rule that was not proved, and gives a rank a result of another shape than it says."""
+    source, fix = node.meta.get("source"), "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered"
+    lines = (f"the op gives {got} on a rank", f"inputs placed {', '.join(map(str, ins))}, the result {out}")
+    text = problem(f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source)
+    return RuleError(text, placements=out, source=source, fix=fix)
+
+
 RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())  # noqa: E731
 
 
@@ -43,7 +51,8 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
 
 def _draws_nothing(node: torch.fx.Node) -> bool:
     """Attention is tagged random for its dropout, which is usually zero."""
-    names = [a.name for a in node.target._schema.arguments]
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema else []
     if "dropout_p" not in names:
         return False
     position = names.index("dropout_p")

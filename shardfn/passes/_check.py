@@ -7,6 +7,7 @@ import torch
 from ..types import Collective, MeshAxes
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
+SENDS = ("_c10d_functional", "shardfn.halo")
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
@@ -25,7 +26,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
             continue
         assert "val" in node.meta, f"{node} has no value"
         record = node.meta.get("collective")
-        started = "_c10d_functional" in str(node.target) and node.target is not WAIT
+        started = any(name in str(node.target) for name in SENDS) and node.target is not WAIT
         assert started == isinstance(record, Collective), f"{node} is a collective without a record, or the other way round"
         if record is not None:
             assert record.axis in axes.names, f"{node} is over {record.axis}, which is no axis of {axes}"

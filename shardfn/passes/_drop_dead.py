@@ -27,4 +27,5 @@ def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 
 def _is_dead(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and not node.users and node.target is not WAIT
+    only_checks = node.op == "call_function" and node.meta.get("val") is None
+    return node.op == "call_function" and not node.users and node.target is not WAIT and not only_checks

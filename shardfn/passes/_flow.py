@@ -21,7 +21,7 @@ class Transfer:
     """One collective that a step asks for, before it is joined with others."""
 
     key: Any  # as the nodes of the local graph carry it
-    kind: str  # all_reduce, reduce_scatter, all_gather or all_to_all
+    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all or halo
     axis: str
     op: str | None
     dtype: torch.dtype  # as it is sent
@@ -51,7 +51,9 @@ class Flow:
         return self.plan.steps[step].node.target in REARRANGES and all(self.rearranges_input(s) for s in self.sources(step))
 
 
-KINDS = {"reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "gather": "all_gather", "all_to_all": "all_to_all"}
+KINDS = {
+    "reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "gather": "all_gather", "all_to_all": "all_to_all", "halo": "halo",
+}  # fmt: skip
 
 
 def flow(plan: steps.Plan) -> Flow:
@@ -126,7 +128,7 @@ def _transfer(
     kind = KINDS[move.kind]
     reduces = kind in ("all_reduce", "reduce_scatter")
     # a reduction serves its gradient, a gather its parameter; anything else is somebody's activations
-    served = gradients.get(i) if reduces else parameters.get(step.source.number)
+    served = gradients.get(i) if reduces else parameters.get(step.source.number) if kind == "all_gather" else None
     dtype = step.source.value.dtype
     if served is not None and reduces and served.wish.reduce_dtype is not None:
         dtype = getattr(torch, served.wish.reduce_dtype)
@@ -153,6 +155,8 @@ def _elements(axes: MeshAxes, shape: Sequence[int], move: Move) -> int:
         outer = tuple(m if k < move.axis else "R" for k, m in enumerate(move.before))
         size = layout.local_shape(tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes))[dim]
         local[dim] = layout.full_chunk(size, unit, axes.sizes[move.axis]) * axes.sizes[move.axis]
+    if move.kind == "halo":
+        local[layout.cut_of(mark)[0]] = sum(layout.halo(move.after[move.axis]))
     count = 1
     for n in local:
         count *= n

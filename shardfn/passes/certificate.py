@@ -193,10 +193,11 @@ def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timel
 
 
 def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
-    if _is_alias(node):
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    first = next((x for x in values if isinstance(x, torch.Tensor)), None)  # a gradient that nobody asked for is None
+    if first is None or _is_alias(node):
         return 0.0
-    value = node.meta["val"]
-    first = value if isinstance(value, torch.Tensor) else value[0]
     return hardware.compute(_flops(node), _traffic(node), first.dtype)
 
 

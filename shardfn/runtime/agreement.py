@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ..errors import DivergenceError, problem
@@ -45,4 +46,5 @@ def _line(step: Any) -> str:
     if isinstance(step, Redistribute):
         return f"{where}: {' '.join(m.kind for m in step.moves)} {step.source.marks} -> {step.target.marks}"
     made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
-    return f"{where}: {getattr(step.node.target, '__name__', step.node.target)} -> {made}"
+    constants = [x for x in (*step.node.args, *step.node.kwargs.items()) if not isinstance(x, torch.fx.Node)]
+    return f"{where}: {getattr(step.node.target, '__name__', step.node.target)} {constants} -> {made}"

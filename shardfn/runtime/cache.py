@@ -1,4 +1,4 @@
-"""All of shardfn's state: what was captured and compiled for which call, and how often."""
+"""What was captured and compiled for which call, and how often; rules of users are in partition/registered.py."""
 
 from __future__ import annotations
 

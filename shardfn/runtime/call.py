@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _tree
 from ..mesh import current_mesh
+from ..partition import registered
 from ..world import World, current_world
 from . import cache
 from .door import checked
@@ -28,9 +29,9 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Run a transformed function on arguments, staging it first if their signature is new."""
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
-    world, mesh = current_world(), request.mesh or current_mesh()
+    world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
     for entry in cache.entries(request):
-        if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh:
+        if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:
             if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.tensors_of(leaves))):
                 break
             entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
@@ -50,7 +51,7 @@ def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key:
     compiled = traced.lower().compile()
     placed = traced.placed
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
-    entry = Entry(key, placed.treedef, placed.world, mesh, some, checked(compiled.run, request, placed))
+    entry = Entry(key, placed.treedef, placed.world, mesh, registered.active(), some, checked(compiled.run, request, placed))
     entries.insert(0, entry)
     del entries[KEPT_SIGNATURES:]
     return entry
@@ -58,7 +59,7 @@ def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key:
 
 def _why(key: list[Any], before: list[Any], paths: tuple[str, ...]) -> str:
     changed = [p for p, a, b in zip(paths, key, before, strict=False) if a != b]
-    return f"another signature of {', '.join(changed[:4])}" if changed else "another tree, mesh or world"
+    return f"another signature of {', '.join(changed[:4])}" if changed else "another tree, mesh, world or rule"
 
 
 @attrs.frozen(eq=False)
@@ -69,6 +70,7 @@ class Entry:
     treedef: Any
     world: World
     mesh: Any
+    rules: tuple[registered.Registered, ...]  # that the program was partitioned by
     tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
     run: Callable[[list[Any]], Any]
 

@@ -147,11 +147,21 @@ def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
     return [torch.cat([parts[i] for parts in sent]) for i in range(len(group))]
 
 
+def _halo(group: list[Request]) -> list[torch.Tensor]:
+    """What the rank before sends to the one after it, and the other way round; nobody is beyond the ends."""
+    before, ends = group[0].what[1], torch.zeros_like(group[0].value)
+    sent = [r.value for r in group]
+    after = ends.numel() - before
+    neighbours = zip([ends, *sent[:-1]], [*sent[1:], ends], strict=True)
+    return [torch.cat([left[after:], right[:after]]) for left, right in neighbours]
+
+
 COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
+    "halo": _halo,
 }
 
 

@@ -10,17 +10,20 @@ import torch
 
 from .. import _compat, _tree, passes
 from ..buckets import BucketPlan
-from ..capture import Captured, capture
+from ..capture import Captured, capture, decompositions
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
 from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
 from ..mesh import all_coordinates, group_names
-from ..partition import Plan, emit, local_sizes
+from ..partition import Plan, emit, local_sizes, registered
 from ..partition import plan as place
+from ..partition.considered import considered
 from ..partition.implicit import report_implicit
 from ..partition.printing import local_text
+from ..partition.transfers import Fallback, Transfer, fallbacks, transfers
+from ..partition.verbose import verbose_text
 from ..passes.agenda import rewished
 from ..passes.certificate import Certificate, certify
 from ..placements import is_spec, marks_of
@@ -38,13 +41,16 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     """Stage 1 for one call's arguments."""
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    signature = (treedef, [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves])
+    whole = decompositions.table().keys() & registered.ops()  # composite ops that are not taken apart: they have a rule
+    avals = [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves]
+    signature = (treedef, avals, whole)
     known = cache.programs(request)
     captured = next((c for s, c in known if s == signature), None)
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
-        captured = capture(request.fn, request.name, args, kwargs, list(placed.paths), request.signature_of, device)
+        paths = list(placed.paths)
+        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole))
         known.append((signature, captured))
     return Traced(request=request, placed=placed, captured=captured)
 
@@ -76,6 +82,13 @@ class Traced:
         """The whole program."""
         return self.program.show(self.program, full=True)
 
+    def placements(self) -> tuple[Any, ...]:
+        """What partition is to keep to: the mesh, the placements of inputs and results, and which inputs are unreduced."""
+        axes = self.placed.axes
+        whole: Marks = ("R",) * len(axes.names)
+        ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
+        return axes, ins, _out_marks(self.request, self.program, self.placed), self.placed.unreduced
+
     def lower(
         self, *, cap: int | str | None = None, first_cap: int | str | None = None, plan: BucketPlan | None = None
     ) -> Lowered:
@@ -91,13 +104,10 @@ class Traced:
             TreeError: a plan of another program.
         """
         cache.counts["partitions"] += 1
-        axes, closed = self.placed.axes, len(self.captured.closed_over)
-        whole: Marks = ("R",) * len(axes.names)
-        in_marks = (*self.placed.marks, *[whole] * closed)
-        out_marks = _out_marks(self.request, self.program, self.placed)
-        chosen = place(self.program, axes, in_marks, out_marks, self.placed.unreduced)
+        wanted = self.placements()
+        chosen = place(self.program, *wanted)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
-        report_implicit(self.request.name, self.request.implicit_comm, chosen)
+        report_implicit(self.request.name, self.request.implicit_comm, chosen, lambda: considered(self.program, *wanted))
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
         programs, agreed = dict.fromkeys(kinds.values()), passes.agenda(chosen, self.request.name)
@@ -185,6 +195,27 @@ class Lowered:
     def collectives(self) -> tuple[Collective, ...]:
         """Every collective, in the order in which it starts."""
         return tuple(n.meta["collective"] for n in self.program.graph.nodes if "collective" in n.meta)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Every collective of the plan with who needs it and what else was weighed; priced anew each time it is asked for."""
+        weighed = considered(self.traced.program, *self.traced.placements())
+        return transfers(self.partition, self.traced.request.implicit_comm, weighed)
+
+    @property
+    def implicit(self) -> tuple[Transfer, ...]:
+        """The transfers that no placement asked for."""
+        return tuple(t for t in self.transfers if t.implicit)
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The ops that are computed whole on every rank, with what that costs."""
+        return fallbacks(self.transfers)
+
+    def verbose(self, rank: int = 0) -> str:
+        """Every op and transfer with placements, and the local shapes of one rank of the mesh, counted in row-major order."""
+        coordinates = all_coordinates(self.traced.placed.axes)[rank]
+        return verbose_text(self.partition, self.traced.request.name, coordinates)
 
     def __str__(self) -> str:
         return str(self.program)

@@ -6,6 +6,7 @@ from ._check import check
 from ._compose import compose
 from ._constrain import constrain
 from ._grad import grad, value_and_grad
+from ._rule import rule
 from ._shard import shard
 from ._values import distribute, from_local, full
 
@@ -19,6 +20,7 @@ __all__ = [
     "from_local",
     "full",
     "grad",
+    "rule",
     "shard",
     "value_and_grad",
 ]

@@ -38,7 +38,8 @@ class Accumulate(Transformed):
 def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a function returns for the whole batch, found one microbatch at a time."""
     if isinstance(fn, Shard):
-        return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
+        with fn.asking():
+            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
     differentiates = isinstance(fn, ValueAndGrad)
     whole = fn.numbers(len(args)) if differentiates else (0,)
     cut = tuple(n for n in range(len(args)) if n not in whole) if batch_argnums is None else batch_argnums

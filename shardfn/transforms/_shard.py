@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import attrs
 
 from .. import _compat
+from ..capture import sources
 from ..errors import TreeError, problem
 from ..placements import is_spec
 from ..runtime import Request
@@ -25,8 +28,14 @@ class Shard(Transformed):
     arguments: dict[str, Any]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside another transform the placements are constraints."""
-        return self.leaving(self.fn(*self.entering(args), **kwargs))
+        """Inside another transform the placements are constraints, and implicit_comm holds for what is inside."""
+        with self.asking():
+            return self.leaving(self.fn(*self.entering(args), **kwargs))
+
+    def asking(self) -> AbstractContextManager[Any]:
+        """What is captured inside is held to `implicit_comm`."""
+        setting = self.arguments["implicit_comm"]
+        return contextlib.nullcontext() if setting == "allow" else sources.asking(setting)
 
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, pinned as `in_placements` says."""

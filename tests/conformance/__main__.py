@@ -1,18 +1,21 @@
-"""`make conformance`: every operator of torch's database, in processes side by side; cut it with --ops and --sample, go on with --resume."""
+"""`make conformance`: every operator of torch's database; cut it with --ops and --sample, go on with --resume."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import pathlib
 import sys
 from collections.abc import Sequence
 
 import attrs
+from ranks import run_ranks
 
 from conformance import calls, report
 from conformance.judge import Verdict
+from conformance.real import SHARE, checked
 from conformance.workers import Found, judged_all
 
 KEPT = pathlib.Path("build/conformance.jsonl")
@@ -34,9 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=1, help="only one operator in so many, chosen by the hash of its name")
     parser.add_argument("--calls", type=int, default=calls.MOST, help="sample calls of an operator")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--gloo", type=int, metavar="N", help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead")
     parser.add_argument("--resume", action="store_true", help=f"keep what {KEPT} holds")
     options = parser.parse_args(argv)
     names = [n for n in chosen(options.ops) if in_sample(n, options.sample)]
+    if options.gloo:
+        return on_gloo(names, options.gloo, options.calls)
     KEPT.parent.mkdir(exist_ok=True)
     if not options.resume:
         KEPT.unlink(missing_ok=True)
@@ -51,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.ops is None and options.sample == 1:
         PAGE.write_text(report.page(rows))
     return int(any(row.verdict in report.BAD for row in rows))
+
+
+def on_gloo(names: Sequence[str], n: int, most: int) -> int:
+    """Run a part of the cases on real processes."""
+    counts, wrongs = zip(*run_ranks(n, checked, names, SHARE, most), strict=True)
+    print(f"{counts[0]} cases on {n} gloo processes, {sum(map(len, wrongs))} wrong", *itertools.chain(*wrongs), sep="\n")
+    return int(len(set(counts)) > 1 or any(wrongs))
 
 
 def chosen(wanted: Sequence[str] | None) -> list[str]:

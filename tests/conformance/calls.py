@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,8 +44,13 @@ class Call:
 
 def entries() -> dict[str, Any]:
     """The database: name, with the variant's where there are several, -> entry."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as database
+    from torch.testing._internal.opinfo import core
 
+    for module in (database, core):  # it seeds random operators by state that a pure function does not see
+        if hasattr(module, "wrapper_set_seed"):
+            module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    op_db = database.op_db
     return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
 
 
@@ -62,14 +66,21 @@ def calls(name: str, op: Any, most: int = MOST) -> Iterator[Call]:
         return
     seeded()
     differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-    samples = [s for s in itertools.islice(op.sample_inputs("cpu", dtype), most)]
+    samples = spread(list(op.sample_inputs("cpu", dtype, requires_grad=differentiable)), most)
     for number, sample in enumerate(samples):
-        yield call(name, number, op.op, sample, differentiable)
+        yield call(name, number, op.op, sample)
     if op.inplace_variant is not None:
         plain = [s for s in samples if isinstance(s.input, torch.Tensor) and not s.broadcasts_input]
-        differentiable = differentiable and op.supports_inplace_autograd
         for number, sample in enumerate(plain[:2]):
-            yield call(name, len(samples) + number, functools.partial(in_place, op.inplace_variant), sample, differentiable)
+            mine = call(name, len(samples) + number, functools.partial(in_place, op.inplace_variant), sample)
+            yield mine if op.supports_inplace_autograd else attrs.evolve(mine, active=())
+
+
+def spread(found: list[Any], most: int) -> list[Any]:
+    """So many of a list, the first and the last among them: databases begin with scalars."""
+    if len(found) <= most:
+        return found
+    return [found[i * (len(found) - 1) // max(most - 1, 1)] for i in range(most)]
 
 
 def seeded() -> None:
@@ -91,16 +102,18 @@ def in_place(op: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any)
     return x
 
 
-def call(name: str, number: int, op: Callable[..., Any], sample: Any, differentiable: bool) -> Call:
+def call(name: str, number: int, op: Callable[..., Any], sample: Any) -> Call:
     """A sample as a function of its tensors."""
     tensors: list[torch.Tensor] = []
+    active: list[int] = []
 
     def hole(x: torch.Tensor) -> Hole:
+        active.extend([len(tensors)] if x.requires_grad else [])
         tensors.append(x.detach().clone())
         return Hole(len(tensors) - 1)
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, hole, ((sample.input, *sample.args), sample.kwargs))
-    finish = sample.output_process_fn_grad
+    finish, op = sample.output_process_fn_grad, kept_pure(op, (sample.input, *sample.args), sample.kwargs)
 
     def fn(*xs: torch.Tensor) -> list[torch.Tensor]:
         return flat(op(*filled(args, xs), **filled(kwargs, xs)))
@@ -108,8 +121,37 @@ def call(name: str, number: int, op: Callable[..., Any], sample: Any, differenti
     def processed(*xs: torch.Tensor) -> list[torch.Tensor]:
         return flat(finish(op(*filled(args, xs), **filled(kwargs, xs))))
 
-    active = tuple(i for i, x in enumerate(tensors) if differentiable and (x.is_floating_point() or x.is_complex()))
-    return Call(name, number, fn if _is_identity(finish) else processed, tuple(tensors), active)
+    return Call(name, number, fn if _is_identity(finish) else processed, tuple(tensors), tuple(active))
+
+
+def kept_pure(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The operator, on copies of its tensors if it writes to them: a sharded function leaves its arguments alone."""
+    tensors = [x.detach() for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    own = [x.clone() for x in tensors]
+    feed = iter(own)
+    own_args, own_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), (args, kwargs))
+    try:
+        op(*own_args, **own_kwargs)
+    except Exception:
+        return op  # whoever runs it says why
+    pairs = [(x, y) for x, y in zip(tensors, own, strict=True) if x.layout == torch.strided]
+    unwritten = all(x.isclose(y, rtol=0, atol=0, equal_nan=True).all() for x, y in pairs)
+    return op if unwritten else functools.partial(on_copies, op)
+
+
+def on_copies(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An operator that writes to its arguments, on values of the function's own."""
+    args, kwargs = cloned((args, kwargs))
+    return op(*args, **kwargs)
+
+
+def cloned(tree: Any) -> Any:
+    """A tree of arguments with copies of its tensors."""
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()
+    if type(tree) in (list, tuple):
+        return type(tree)([cloned(t) for t in tree])
+    return {k: cloned(t) for k, t in tree.items()} if type(tree) is dict else tree
 
 
 def _is_identity(finish: Callable[..., Any]) -> bool:

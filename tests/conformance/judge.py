@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import pieces
 import torch
-from conformance.calls import Call
 
 import shardfn as sf
+from conformance.calls import Call
+from shardfn import _tree
 from shardfn.capture import Captured, capture
 from shardfn.errors import ShardError
-from shardfn.partition import Plan, plan, steps
+from shardfn.partition import Plan, layout, plan, steps
 from shardfn.types import Marks
 
 MESHES = ((2,), (3,), (5,), (2, 2))
 TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}
 UNSET = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted", "resize_", "resize_as_"}
 MAKE_WHOLE = ("gather", "all_to_all")
-NATIVE, GATHERED, WHOLE, REFUSED, WRONG, CRASHED = VERDICTS = ("native", "gathered", "whole", "refused", "wrong", "crashed")
+NATIVE, GATHERED, WHOLE, ABSENT, REFUSED, WRONG, CRASHED = VERDICTS = (
+    "native", "gathered", "whole", "absent", "refused", "wrong", "crashed"
+)  # fmt: skip
 
 
 @attrs.frozen
@@ -28,7 +31,8 @@ class Verdict:
     """What became of one case.
 
     native: something came in cut, and nothing was made whole. gathered: something was. whole: nothing came in cut. refused: an
-    error of the family says why. wrong, crashed: what must not be. `said` is empty where all is well.
+    error of the family says why. absent: torch cannot compute it here either. wrong, crashed: what must not be. `said` is empty
+    where all is well.
     """
 
     what: str
@@ -50,12 +54,17 @@ class Ready:
 
 def verdicts(call: Call, meshes: Sequence[tuple[int, ...]] = MESHES) -> Iterator[Verdict]:
     """Everything about one call: its value and its gradient, under every placement, on every mesh."""
-    for what in ("value", "gradient"):
+    for what, truth in (("value", value), ("gradient", gradient)):
         name = f"{call}, {what}"
-        if what == "gradient" and not differentiable(call):
+        try:
+            true = truth(call)
+        except Exception as error:
+            yield Verdict(ABSENT, what, name, said(error))
+            return
+        if true is None:
             return
         try:
-            ready = prepared(call, what)
+            ready = Ready(call, what, captured(true.fn, call, *true.args), true.ins, true.wanted)
         except ShardError as error:
             yield Verdict(REFUSED, what, name, str(error))
             continue
@@ -71,38 +80,48 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:500]}"
 
 
-def differentiable(call: Call) -> bool:
-    return bool(call.active) and any(x.requires_grad for x in attached(call)[1])
+@attrs.frozen(eq=False)
+class Truth:
+    """A function, its arguments, the tensors in them, and what torch alone makes of them."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    ins: tuple[torch.Tensor, ...]
+    wanted: tuple[torch.Tensor, ...]
 
 
-def attached(call: Call) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors, those that can be differentiated as leaves of autograd, and the results."""
+def value(call: Call) -> Truth:
+    """The results of a call."""
+    wanted = tuple(x.detach().clone() for x in call.fn(*(x.clone() for x in call.tensors)))
+    return Truth(call.fn, call.tensors, call.tensors, wanted)
+
+
+def gradient(call: Call) -> Truth | None:
+    """The gradients of a weighted sum of the results of a call; None if it has none."""
     xs = [x.clone().requires_grad_(i in call.active) for i, x in enumerate(call.tensors)]
-    return xs, call.fn(*xs)
-
-
-def prepared(call: Call, what: str) -> Ready:
-    """Capture a call, and compute what it must give with torch alone."""
-    if what == "value":
-        wanted = [x.detach().clone() for x in call.fn(*(x.clone() for x in call.tensors))]
-        return Ready(call, what, captured(call.fn, call, call.tensors), call.tensors, tuple(wanted))
-    xs, outs = attached(call)
-    generator = torch.Generator().manual_seed(3)
-    weights = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in outs if y.requires_grad]
+    outs = call.fn(*xs) if call.active else []
     kept = [i for i, y in enumerate(outs) if y.requires_grad]
+    if not kept:
+        return None
+    generator = torch.Generator().manual_seed(3)
+    weights = tuple(torch.randn(outs[i].shape, generator=generator, dtype=weighed(outs[i].dtype)) for i in kept)
 
     def loss(active: tuple[torch.Tensor, ...], rest: tuple[torch.Tensor, ...], weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
         found, total = call.fn(*merged(call, active, rest)), 0.0
         for i, w in zip(kept, weights, strict=True):
-            product = (found[i] * w).sum()
+            product = (found[i].to(w.dtype) * w).sum()
             total = total + (product.real if product.is_complex() else product)
         return total
 
     active, rest = tuple(xs[i] for i in call.active), tuple(x for i, x in enumerate(xs) if i not in call.active)
-    wanted = torch.autograd.grad(loss(active, rest, tuple(weights)), active, allow_unused=True, materialize_grads=True)
+    wanted = torch.autograd.grad(loss(active, rest, weights), active, allow_unused=True, materialize_grads=True)
     detached = tuple(x.detach() for x in active)
-    graph = captured(sf.grad(loss).inline, call, detached, rest, tuple(weights))
-    return Ready(call, what, graph, (*detached, *rest, *weights), tuple(x.detach() for x in wanted))
+    return Truth(sf.grad(loss).inline, (detached, rest, weights), (*detached, *rest, *weights), tuple(x.detach() for x in wanted))
+
+
+def weighed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the weights: sums of half complex numbers have no kernel."""
+    return torch.complex64 if dtype == torch.complex32 else dtype
 
 
 def merged(call: Call, active: Sequence[torch.Tensor], rest: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -111,11 +130,8 @@ def merged(call: Call, active: Sequence[torch.Tensor], rest: Sequence[torch.Tens
     return [next(feed) if i in call.active else next(other) for i in range(len(call.tensors))]
 
 
-def captured(fn: Any, call: Call, *args: Any) -> Captured:
-    from shardfn import _tree
-
-    taken = args if fn is not call.fn else args[0]
-    return capture(fn, call.name, taken, {}, _tree.paths((taken, {})))
+def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
+    return capture(fn, call.name, args, {}, _tree.paths((args, {})))
 
 
 def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
@@ -126,8 +142,19 @@ def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
         ways += [(i, "sum")] if x.is_floating_point() or x.is_complex() else []
     if len(sizes) == 1:
         yield marked(ready, [()])
+    if not ways:
+        yield from results_cut(ready, sizes)
     for n, way in enumerate(ways):
         yield marked(ready, [(way,)] if len(sizes) == 1 else [(way,), (ways[(n + 1) % len(ways)],)])
+
+
+def results_cut(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
+    """Each result cut on each dim, of a call that makes tensors of nothing."""
+    for i, x in enumerate(ready.wanted):
+        for d in range(x.dim()):
+            outs: list[Marks] = [("R",) * len(sizes) for _ in ready.wanted]
+            outs[i] = layout.canonical(x.shape, (d,) * len(sizes), sizes)
+            yield [*marked(ready, [()] * len(sizes)), *outs]
 
 
 def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[Marks]:
@@ -141,15 +168,14 @@ def marked(ready: Ready, per_axis: Sequence[Sequence[tuple[int, Any]]]) -> list[
 
 def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) -> Verdict:
     """Partition, run on every rank, compare."""
-    from shardfn.partition import layout
-
     xs = (*ready.ins, *ready.captured.closed_over)
-    marks = [layout.canonical(x.shape, m, sizes) for x, m in zip(xs, marks, strict=True)]
+    outs = marks[len(xs) :] or [None] * len(ready.wanted)
+    marks = [layout.canonical(x.shape, m, sizes) for x, m in zip(xs, marks, strict=False)]
     case = f"{name} on {sizes}: " + ", ".join(f"{list(x.shape)} {m}" for x, m in zip(xs, marks, strict=True))
     program = ready.captured.program
     try:
-        chosen = plan(program, pieces.mesh_axes(sizes), marks, [None] * len(program.out_paths))
-        columns = [pieces.cut(x, m, sizes, seed) for seed, (x, m) in enumerate(zip(xs, marks, strict=True))]
+        chosen = plan(program, pieces.mesh_axes(sizes), marks, outs)
+        columns = [pieces.cut(x, m, sizes, seed, exact=True) for seed, (x, m) in enumerate(zip(xs, marks, strict=True))]
         found = pieces.run_plan(chosen, columns)
     except ShardError as error:
         return Verdict(REFUSED, ready.what, case, str(error))
@@ -160,19 +186,33 @@ def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) 
             compared(ready, got, whole, slot.marks, sizes)
     except AssertionError as error:
         return Verdict(WRONG, ready.what, case, str(error)[:500])
-    return Verdict(kind(chosen), ready.what, case)
+    what, why = kind(chosen)
+    return Verdict(what, ready.what, case, why)
 
 
 def compared(ready: Ready, got: Sequence[torch.Tensor], whole: torch.Tensor, marks: Marks, sizes: tuple[int, ...]) -> None:
     if ready.call.name.split(".")[0] in UNSET:
         got, whole = [torch.zeros_like(x) for x in got], torch.zeros_like(whole)
-    tolerance = max(TOLERANCE.get(x.dtype, 0.0) for x in (whole, *ready.ins))
+    pieces.check_pieces(got, whole, marks, sizes, tolerance(ready, whole))
+
+
+def tolerance(ready: Ready, whole: torch.Tensor) -> float:
+    """How far a result may be off: the rounding of the least exact dtype, times the size of the result."""
+    least = max(TOLERANCE.get(x.dtype, 0.0) for x in (whole, *ready.ins))
     scale = float(whole.abs().nan_to_num(0, 0, 0).max()) if whole.numel() and whole.dtype in TOLERANCE else 1.0
-    pieces.check_pieces(got, whole, marks, sizes, tolerance * max(1.0, scale))
+    return least * max(1.0, scale)
 
 
-def kind(chosen: Plan) -> str:
-    """Whether something came in cut, and whether anything was made whole again."""
-    cut = any(not isinstance(m, str) for slot in chosen.ins for m in slot.marks)
-    moves = [m for s in chosen.steps if isinstance(s, steps.Redistribute) for m in s.moves]
-    return WHOLE if not cut else GATHERED if any(m.kind in MAKE_WHOLE for m in moves) else NATIVE
+def compared_piece(ready: Ready, got: torch.Tensor, whole: torch.Tensor, marks: Marks, n: int, rank: int) -> None:
+    """Compare one rank's results with its piece of the true ones."""
+    if ready.call.name.split(".")[0] in UNSET:
+        got, whole = torch.zeros_like(got), torch.zeros_like(whole)
+    pieces.same(got, pieces.cut(whole, marks, (n,))[rank], "a piece", tolerance(ready, whole))
+
+
+def kind(chosen: Plan) -> tuple[str, str]:
+    """Whether something is cut at the door, and for which ops what was cut is made whole."""
+    cut = any(not isinstance(m, str) for slot in (*chosen.ins, *chosen.outs) for m in slot.marks)
+    moved = [s for s in chosen.steps if isinstance(s, steps.Redistribute) and s.implicit]
+    ops = ", ".join(dict.fromkeys(str(s.node.target) for s in moved if any(m.kind in MAKE_WHOLE for m in s.moves)))
+    return (WHOLE, "") if not cut else (GATHERED, f"made whole for {ops}") if ops else (NATIVE, "")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from conformance.judge import CRASHED, GATHERED, NATIVE, REFUSED, VERDICTS, WRONG
+from conformance.judge import ABSENT, CRASHED, GATHERED, NATIVE, REFUSED, VERDICTS, WRONG
 from conformance.workers import Found
 
 BAD = (WRONG, CRASHED)
@@ -31,9 +31,11 @@ def row(found: Found) -> Row:
     """
     counts = collections.Counter(v.what for v in found.verdicts)
     of = {what: {v.what for v in found.verdicts if v.of == what} for what in ("value", "gradient")}
-    if counts[WRONG] or counts[CRASHED]:
+    if of["value"] <= {ABSENT}:  # or nothing: no sample in a dtype of the CPU
+        verdict = ABSENT
+    elif counts[WRONG] or counts[CRASHED]:
         verdict = WRONG if counts[WRONG] else CRASHED
-    elif of["value"] <= {REFUSED} and of["value"]:
+    elif of["value"] <= {REFUSED, ABSENT}:
         verdict = REFUSED
     else:
         verdict = NATIVE if all(NATIVE in seen for seen in of.values() if seen) else GATHERED
@@ -68,18 +70,19 @@ variant, and runs the value and the gradient of each call with every tensor cut 
 pending sum, on 2, 3 and 5 ranks and on 2 x 2, through capture, partition and the simulator. The plain operator is the judge.
 
 An operator is **native** if some case with a cut input makes nothing whole, of its value and of its gradient; **gathered** if it
-is right, but always makes something whole; **refused** if an error of the family says why it cannot run on several ranks.
-Cases are counted apart: an operator that is native for one dim is gathered for another.
+is right, but always makes something whole; **refused** if an error of the family says why it cannot run on several ranks;
+**absent** if torch itself cannot compute it on this machine. Cases are counted apart: an operator that is native for one dim is
+gathered for another.
 
 ```
 {totals(rows)}
 ```
 """
     parts = [head]
-    for verdict, title in ((WRONG, "Wrong"), (CRASHED, "Crashed"), (REFUSED, "Refused"), (GATHERED, "Gathered"), (NATIVE, "Native")):
+    for verdict in (WRONG, CRASHED, REFUSED, ABSENT, GATHERED, NATIVE):
         mine = [r for r in rows if r.verdict == verdict]
         if mine:
-            parts.append(f"## {title}: {len(mine)}\n\n" + "\n".join(map(_said, mine)) + "\n")
+            parts.append(f"## {verdict.capitalize()}: {len(mine)}\n\n" + "\n".join(map(_said, mine)) + "\n")
     return "\n".join(parts)
 
 

@@ -38,8 +38,7 @@ def choices(op: pieces.OneOp, units: Sequence[int] = (1, 2, 3)) -> list[Choice]:
 
 
 def _coarser(choice: Choice, unit: int) -> Choice:
-    scaled = lambda m: m if isinstance(m, str) else layout.joined(layout.cut_of(m)[0], layout.cut_of(m)[1] * unit)
-    return tuple(map(scaled, choice[0])), tuple(map(scaled, choice[1]))
+    return tuple(layout.scaled(m, unit) for m in choice[0]), tuple(layout.scaled(m, unit) for m in choice[1])
 
 
 def placed(op: pieces.OneOp, per_axis: Sequence[Choice], sizes: Sequence[int]) -> Placed | None:

@@ -47,6 +47,17 @@ def lowered(
         return sf.shard(sf.bucketed_grad(fn, **options), mesh, placed, out, backend="aten").lower(*args)
 
 
+def turned(params: Any, x: Any) -> torch.Tensor:
+    """Parameters cut by rows that are used cut by columns."""
+    return sum((x @ sf.constrain(w, P(None, "dp"))).square().sum() for w in params)
+
+
+def test_parameters_that_are_exchanged_for_their_use_travel_alone() -> None:
+    low = lowered(turned, (weights((4, 6), (4, 6)), S((3, 4))), (ROWS, WHOLE))
+    exchanged = [c for c in low.collectives if c.kind == "all_to_all"]
+    assert [c.bucket for c in exchanged] == [None] * 4, "there and back, for two parameters"
+
+
 def leaves_of(low: Any, kind: str | None = None) -> list[list[str]]:
     return [list(b.leaves) for b in low.plan.buckets if kind in (None, b.kind)]
 

@@ -170,8 +170,11 @@ CAPTURE = {
     branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
     prints: ("it prints", "return the value and print it outside"),
     stores: ("it changes something outside of itself: LOG", "return the new value instead of storing it"),
-    reads: ("it reads a tensor's value while it is traced", "keep the value a tensor: no .item(), bool() or int()"),
-    grows: ("the shape of aten.nonzero.default's result depends on values", "a result of fixed size: torch.where, topk, or a mask"),
+    reads: (".item() reads a tensor's value while the function is traced", "keep the value a tensor: no .item(), bool() or int()"),
+    grows: (
+        "the shape of nonzero's result depends on values",
+        "torch.nonzero_static(x, size=n), which pads to a size that you choose",
+    ),
     misfits: (
         "it raises RuntimeError: a and b must have same reduction dim, but got [6, 4] X [6, 4].",
         "a call that works on plain tensors",
@@ -251,9 +254,6 @@ def test_a_tensor_that_is_said_to_be_static() -> None:
 
 def test_what_is_not_covered_yet_is_refused_by_name() -> None:
     branch = lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-    _, text = refusal(sf.CaptureError, lambda: sharded(branch)(X))
-    said, fix = "it uses the higher-order op cond, which has no rule yet", "torch.where, or a Python loop, over plain ops"
-    assert text == f"shard(<lambda>): {said}\n  try: {fix}"
     _, text = refusal(sf.CaptureError, lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X))
     assert "it uses torch.cond or another higher-order op under a gradient" in text
 
@@ -318,10 +318,16 @@ def test_constraints_that_do_not_fit() -> None:
 
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
-    fix = "constrain the value first, or implicit_comm='allow'"
-    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="error")(X))
-    assert text == f"shard(<lambda>): 1 implicit collectives\n  gather over dp for sort at HERE\n  try: {fix}"
-    with pytest.warns(UserWarning, match="1 implicit collectives"):
+    fix = "another placement where one is named, constrain where the move is wanted, or implicit_comm='allow'"
+    error, text = refusal(sf.PlacementError, lambda: sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="error")(X))
+    assert text == "\n".join([
+        "shard(<lambda>): 1 implicit collective, 96 B",
+        "  all_gather over dp, 96 B, for aten.sort.default at HERE: self is f32[6@dp, 4]; cut on dim 1, or whole, it would send nothing",
+        "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed whole, for 96 B: no choice of its rule keeps the cut",
+        f"  try: {fix}",
+    ])  # fmt: skip
+    assert HERE.match(error.source or "") and error.fix == fix
+    with pytest.warns(UserWarning, match="1 implicit collective, 96 B"):
         sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="warn")(X)
 
 

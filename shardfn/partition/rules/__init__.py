@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import torch
+
+from .. import registered
 from ..choice import Rule
-from . import attention, conv, factory, index, matmul, norm, pointwise, reduction, view
+from . import attention, batch, conv, factory, index, matmul, norm, pointwise, pool, reduction, view
 
 RULES: dict[object, Rule] = {
-    **reduction.TABLE, **view.TABLE, **matmul.TABLE, **norm.TABLE, **conv.TABLE, **attention.TABLE, **index.TABLE,
+    **reduction.TABLE, **view.TABLE, **matmul.TABLE, **norm.TABLE, **conv.TABLE, **pool.TABLE, **attention.TABLE, **index.TABLE,
+    **batch.TABLE,
 }  # fmt: skip
 SIZES = view.SIZES  # op -> which argument is the shape of the result
-LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS}  # op -> what a rank passes instead of the global arguments
-ADDS_TO_FIRST = index.ADDS_TO_FIRST
-LOWER = index.LOWER  # op -> how a rank computes it, where that is not the op itself
+# op -> what a rank passes instead of the global arguments
+LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
+DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST}  # ops that a rank runs if it has some of their first input
+LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER}  # op -> how a rank computes it, where that is not the op itself
 REARRANGES = view.REARRANGES
 AS_VIEW = view.AS_VIEW
 
-fill_value, fill_fits = factory.fill_value, factory.fits
+PUBLIC = {  # what torch writes for itself -> the op of the same arguments that a user knows, whose registered rule it takes
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_index.Tensor: torch.ops.aten.index.Tensor,
+    torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
+}
+
+fill_value, fill_fits, LIKE = factory.fill_value, factory.fits, factory.LIKE
 
 
 def find(target: object) -> Rule | None:
-    """The rule of an op; None where there is none and the op must be computed whole."""
-    return RULES.get(target) or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
+    """The rule of an op, the user's first; None where there is none and the op must be computed whole."""
+    mine = registered.find(target) or registered.find(PUBLIC.get(target))
+    return mine or RULES.get(target) or (pointwise.pointwise if pointwise.is_pointwise(target) else None)

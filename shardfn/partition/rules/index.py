@@ -123,7 +123,38 @@ def index_select(call: OpCall) -> list[Choice]:
     return [*choices, (("R", 0), (dim,))] if index.dim() else choices
 
 
+def _one_by_one(call: OpCall) -> list[Choice]:
+    """Other dims stay cut, and so does what is written with them."""
+    x = call.ins[0]
+    if any(t.dim() == 0 for t in call.ins):
+        return [replicated(call)]
+    dim = call.args[1] % x.dim()
+    return [replicated(call), *together(call, [d for d in _same_sizes(call, *range(len(call.ins))) if d != dim])]
+
+
+def index_reduce(call: OpCall) -> list[Choice]:
+    """x[index] reduced with rows: the dims that are not indexed stay cut."""
+    x, _, rows = call.ins
+    if not x.dim() or not rows.dim():
+        return [replicated(call)]
+    dim = call.args[1] % x.dim()
+    return [replicated(call), *(((d, "R", d), (d,)) for d in range(x.dim()) if d != dim)]
+
+
+def looked_up(call: OpCall) -> list[Choice]:
+    """Values in one sorted row: any dim of the values."""
+    first = call.target is aten.searchsorted.Tensor  # its sorted row comes first, bucketize's last
+    values = call.ins[1 if first else 0]
+    if call.ins[0 if first else 1].dim() != 1 or len(call.ins) != 2:
+        return [replicated(call)]
+    return [replicated(call), *((("R", d) if first else (d, "R"), (d,)) for d in range(values.dim()))]
+
+
 TABLE: dict[object, Rule] = {
+    aten.scatter_reduce.two: _one_by_one,
+    aten.index_reduce.default: index_reduce,
+    aten.searchsorted.Tensor: looked_up,
+    aten.bucketize.Tensor: looked_up,
     aten.embedding.default: embedding,
     aten.embedding_dense_backward.default: embedding_backward,
     aten.gather.default: gather,

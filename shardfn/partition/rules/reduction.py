@@ -16,20 +16,20 @@ def keeps_values(before: torch.dtype, after: torch.dtype) -> bool:
     return torch.promote_types(before, after) == after
 
 
-def _reduced(call: OpCall) -> set[int]:
+def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
     (x,) = call.ins
-    dims = call.arg(1, "dim")
+    dims = call.arg(position, "dim", default)
     if isinstance(dims, int):
         dims = [dims]
     return {d % max(x.dim(), 1) for d in dims} if dims else set(range(x.dim()))
 
 
-def reduction(pending: str | None) -> Rule:
+def reduction(pending: str | None, position: int = 1, default: int | None = None) -> Rule:
     """A reduced dim that is cut leaves a pending reduction, if the op has one; other dims stay cut."""
 
     def rule(call: OpCall) -> list[Choice]:
         (x,), out = call.ins, call.outs[0]
-        reduced, keep = _reduced(call), out.dim() == x.dim() and x.dim() > 0
+        reduced, keep = _reduced(call, position, default), out.dim() == x.dim() and x.dim() > 0
         choices: list[Choice] = [replicated(call)]
         for d in range(x.dim()):
             if d not in reduced:
@@ -78,10 +78,24 @@ TABLE: dict[object, Rule] = {
     aten._log_softmax_backward_data.default: along(2),
     aten.cumsum.default: along(1, linear=(0,)),
     aten.cumprod.default: along(1),
+    aten.cummax.default: along(1),
+    aten.cummin.default: along(1),
+    aten.logcumsumexp.default: along(1),
     aten.sort.default: along(1),
+    aten.sort.stable: along(2),
+    aten.kthvalue.default: reduction(None, 2, -1),
+    aten.median.dim: reduction(None),
+    aten.nanmedian.dim: reduction(None),
+    aten.mode.default: reduction(None, 1, -1),
+    aten.histc.default: lambda call: [replicated(call), *(((d,), ("sum",)) for d in _between_fixed_ends(call))],
     aten.topk.default: along(2),
     aten.flip.default: lambda call: [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))],
 }
+
+
+def _between_fixed_ends(call: OpCall) -> range:
+    """A histogram counts what every rank has, unless its ends are the least and the greatest value."""
+    return range(call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0)
 
 
 def _unflipped(call: OpCall) -> list[int]:

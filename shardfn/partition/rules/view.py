@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -128,7 +129,73 @@ def pad(call: OpCall) -> list[Choice]:
     return [replicated(call), *together(call, [d for d in range(n) if d not in padded])]
 
 
+def same_dims(call: OpCall) -> list[Choice]:
+    """All dims that both have: a dim of real and imaginary parts comes or goes at the end."""
+    return _linear([((d,), (d,)) for d in range(min(call.ins[0].dim(), call.outs[0].dim()))], call)
+
+
+def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
+    """The dims that a diagonal is not made of, which come first in it, in their order."""
+    a, b = (call.arg(position + k, name, k) % n for k, name in ((0, "dim1"), (1, "dim2")))
+    return [d for d in range(n) if d not in (a, b)]
+
+
+def diagonal(call: OpCall) -> list[Choice]:
+    """The dims that are not the diagonal's stay cut."""
+    return _linear([((d,), (j,)) for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 2))], call)
+
+
+def diagonal_scatter(call: OpCall) -> list[Choice]:
+    """The same of the tensor and of what is written on its diagonal."""
+    return _linear([((d, j), (d,)) for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 3))], call)
+
+
+def select_scatter(call: OpCall) -> list[Choice]:
+    """The dim written at is whole; the others stay cut."""
+    n, dim = call.ins[0].dim(), call.args[2] % call.ins[0].dim()
+    return _linear([((d, d - (d > dim)), (d,)) for d in range(n) if d != dim], call)
+
+
+def unfold(call: OpCall) -> list[Choice]:
+    """The dim that windows slide over is whole, and so is the new one behind all others."""
+    n = call.ins[0].dim()
+    return _linear([((d,), (d,)) for d in range(n) if d != call.args[1] % max(n, 1)], call)
+
+
+def repeat(call: OpCall) -> list[Choice]:
+    """Dims that are repeated once stay cut."""
+    lead = len(call.args[1]) - call.ins[0].dim()
+    return _linear([((d,), (d + lead,)) for d in range(call.ins[0].dim()) if call.args[1][d + lead] == 1], call)
+
+
+def strided(call: OpCall) -> list[Choice]:
+    """The slowest dim, where it stays the slowest and no element of it reaches into the next."""
+    return _linear([((0,), (0,))] if _rows_apart(call.ins[0], *call.args[1:4]) else [], call)
+
+
+def strided_scatter(call: OpCall) -> list[Choice]:
+    """The same of what is written."""
+    return _linear([((0, 0), (0,))] if _rows_apart(call.ins[0], *call.args[2:5]) else [], call)
+
+
+def _rows_apart(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None) -> bool:
+    if not x.dim() or not size or offset or not x.is_contiguous() or not x.numel():
+        return False
+    reach = sum((n - 1) * step for n, step in zip(size[1:], stride[1:], strict=True))
+    return size[0] == x.shape[0] and stride[0] == x.stride(0) and 0 not in size and reach < x.stride(0)
+
+
 TABLE: dict[object, Rule] = {
+    aten.view_as_real.default: same_dims,
+    aten.view_as_complex.default: same_dims,
+    aten.diagonal.default: diagonal,
+    aten.diagonal_scatter.default: diagonal_scatter,
+    aten.slice_scatter.default: all_but(2),
+    aten.select_scatter.default: select_scatter,
+    aten.unfold.default: unfold,
+    aten.repeat.default: repeat,
+    aten.as_strided.default: strided,
+    aten.as_strided_scatter.default: strided_scatter,
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
     aten.reshape.default: reshape,
@@ -163,4 +230,13 @@ SIZES: dict[object, int] = {
     aten.expand.default: 1,
     aten.slice_backward.default: 1,
     aten.select_backward.default: 1,
+    aten.as_strided.default: 1,
 }
+
+
+def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
+    args[2] = list(shapes[1])
+    return args
+
+
+LOCAL_ARGS = {aten.as_strided_scatter.default: _written_size}

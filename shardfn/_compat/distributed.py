@@ -1,0 +1,95 @@
+"""Process groups by name, and DTensors made by the shortest way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers the functional collective ops
+from torch.distributed.tensor import DTensor, Placement
+
+
+def fake_store() -> dist.Store:
+    """The store of a process group that has no other processes."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def register_group(name: str, group: dist.ProcessGroup) -> None:
+    """Bind a name of ours, the same on every rank, to this rank's process group."""
+    registry = torch._C._distributed_c10d
+    try:
+        if registry._resolve_process_group(name) == group:
+            return
+        registry._unregister_process_group(name)
+    except RuntimeError:
+        pass  # the name is free
+    registry._register_process_group(name, group)
+
+
+def named_group(name: str) -> dist.ProcessGroup:
+    """The process group that has a name on this rank."""
+    return torch._C._distributed_c10d._resolve_process_group(name)
+
+
+def wait_later(out: torch.Tensor, work: Any) -> None:
+    """Have `wait_tensor` of anything in this tensor's memory wait for what fills it."""
+    torch._C._distributed_c10d._register_work(out, work)
+
+
+def dtensor_spec(mesh: Any, placements: tuple[Placement, ...], shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+    """DTensor's own record of a mesh, placements and global metadata."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
+
+
+@functools.cache
+def _unreduced_class() -> type:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    class UnreducedSpec(DTensorSpec):
+        """Of a gradient that nobody has reduced yet; equal to none of a value that is pending for another reason."""
+
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self) and super().__eq__(other)
+
+        __hash__ = DTensorSpec.__hash__
+
+    return UnreducedSpec
+
+
+def unreduced_spec(spec: Any) -> Any:
+    """The spec of a gradient that leaves a program before it is reduced."""
+    return _unreduced_class()(spec.mesh, spec.placements, spec.tensor_meta)
+
+
+def is_unreduced(spec: Any) -> bool:
+    """Whether a spec is one of those."""
+    return type(spec) is _unreduced_class()
+
+
+def gone_spec(spec: Any) -> Any:
+    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live one."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    class GoneSpec(DTensorSpec):
+        def __eq__(self, other: object) -> bool:
+            return False
+
+        def __hash__(self) -> int:
+            return id(self)
+
+    return GoneSpec(spec.mesh, spec.placements, spec.tensor_meta)
+
+
+def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:
+    """Local tensors as DTensors, by the shortest way."""
+    make = getattr(torch.Tensor, "_dtensor__new__", None)
+    if make is None:
+        return [DTensor(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
+    return [make(DTensor, x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]

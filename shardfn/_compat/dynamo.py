@@ -1,0 +1,114 @@
+"""How Dynamo reads Python: its mistakes mended, what it leaves whole, what it takes for something else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from .tracing import inside_transform, is_fake
+
+is_tracing = torch.compiler.is_dynamo_compiling
+
+
+def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo leave calls of this function whole."""
+    return torch._dynamo.allow_in_graph(fn)
+
+
+def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Have Dynamo call this function of constants as it is, and take its result for a constant.
+
+    What torch.compiler.assume_constant_result does, without importing torch._dynamo, which takes seconds (torch 2.11 to 2.15).
+    """
+    fn._dynamo_marked_constant = True
+    return fn
+
+
+def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """Dynamo's reading of a Python function: one graph, no break, no side effect replayed."""
+    from torch._dynamo.convert_frame import fullgraph_capture
+    from torch._dynamo.functional_export import create_fx_graph_from_captured_output
+    from torch._dynamo.utils import get_metrics_context
+    from torch._export.utils import _compiling_state_context
+
+    # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of different shapes
+    wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
+    known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
+    with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context(), _mended():
+        out = fullgraph_capture(fn, args, {})
+    return create_fx_graph_from_captured_output(out, fn, args, {})
+
+
+ASKS_RANK = "asks which rank it runs on"
+
+RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.distributed, a mesh, a group
+
+
+@contextlib.contextmanager
+def _mended() -> Iterator[None]:
+    """Dynamo without three mistakes (torch 2.13): it answers with a shape from before squeeze_, t_ and their kin, takes the number of
+    the rank that traces for a constant of every rank's program, and looks into an autograd.Function
+    under torch.func's transforms, where its own backward and jvp count."""
+    from torch._dynamo import exc, variables
+    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.variables import builder, distributed, script_object
+
+    def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        fake = self.proxy.node.meta.get("example_value")
+        if self._size is not None and is_fake(fake) and (tuple(self._size), self.stride) != (tuple(fake.shape), fake.stride()):
+            self.synchronize_attributes(tx)
+        return read(self, tx, *args, **kwargs)
+
+    def untold(self: Any, call: Callable[..., Any], tx: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if (name in RANK) if isinstance(name, str) else self.value is dist.get_rank:
+            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, ASKS_RANK)
+        return call(self, tx, name, *args, **kwargs)
+
+    def whole(self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any) -> Any:
+        if not inside_transform():
+            return apply(self, tx, args, kwargs)
+        return builder.wrap_fx_proxy(tx, tx.output.create_proxy("call_function", self.fn_cls.apply, *proxy_args_kwargs(args, kwargs)))
+
+    objects = [getattr(script_object, "TorchScriptObjectVariable", None), getattr(distributed, "DeviceMeshVariable", None)]
+    changes = [(variables.TensorVariable, name, fresh) for name in ("var_getattr", "call_method", "unpack_var_sequence")]
+    function, custom = variables.TorchInGraphFunctionVariable, variables.AutogradFunctionVariable
+    changes += [(function, "call_function", untold), (custom, "call_apply", whole)]
+    changes += [(cls, "call_method", untold) for cls in objects if cls]
+    with contextlib.ExitStack() as stack:
+        for cls, name, new in changes:
+            stack.enter_context(mock.patch.object(cls, name, functools.partialmethod(new, getattr(cls, name))))
+        yield
+
+
+@functools.cache
+def _substitute(original: Any, ours: Any) -> None:
+    from torch._dynamo import trace_rules
+
+    trace_rules.get_torch_obj_rule_map().pop(original, None)  # it takes no second rule for what it calls as it is
+    torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
+
+
+def substitute(table: dict[Any, Any]) -> None:
+    """Have Dynamo read other functions in the place of some; what is called eagerly stays as it is."""
+    for original, ours in table.items():
+        _substitute(original, ours)
+
+
+def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:
+    """What the function that `capture_python` read returns, given what its graph does; call `process_inputs` first.
+
+    torch does this with dispatch turned off (2.13), where a result that Dynamo makes of an argument itself, x.T, is lost.
+    """
+    codegen = graph.graph._codegen
+    rebuild, inputs = codegen.dynamo_bytecode_unflatten, codegen._inputs
+    if not hasattr(rebuild, "out"):
+        return codegen.process_outputs(outputs)
+    args, kwargs = rebuild.input_processor(inputs)
+    run = rebuild.out.forward_callable(compiled_fn=lambda *_: outputs, extra_globals=rebuild.f_globals)
+    return torch.compiler.disable(run)(*args, **kwargs)

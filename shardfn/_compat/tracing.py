@@ -1,0 +1,114 @@
+"""Fake tensors, make_fx, decompositions, and the levels of torch.func."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, is_fake
+
+__all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
+
+DATA_DEPENDENT = DataDependentOutputException
+
+DYNAMIC_SHAPE = DynamicOutputShapeException
+
+
+@contextlib.contextmanager
+def paused_gc() -> Iterator[None]:
+    """Tracing makes many objects that live on; collecting garbage among them is an eighth of its time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from logging what an error of ours is about to say."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """Leave no torch.func level behind when a trace fails in the middle of one."""
+    functorch, autograd = torch._C._functorch, torch._C._autograd
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # it asserts when the last level goes (torch 2.11)
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        if depth == 0:
+            functorch.set_inplace_requires_grad_allowed(False)
+            autograd._saved_tensors_hooks_enable()
+        raise
+
+
+def inside_transform() -> bool:
+    """Whether a torch.func transform is at work around this call."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def under_grad() -> bool:
+    """Whether the innermost torch.func transform at work is grad."""
+    return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on values stay refused."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
+
+
+def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
+    """Flatten a function of fake tensors to one ATen graph whose nodes keep their source lines."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.fx.traceback.preserve_node_meta():
+        return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(*args)
+
+
+@functools.cache
+def core_decompositions() -> dict[Any, Any]:
+    """torch's decompositions into core ATen, and those of losses and batch norms, which core ATen keeps whole."""
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    aten = torch.ops.aten
+    whole = (
+        aten.nll_loss_forward, aten.nll_loss_backward, aten._log_softmax, aten._log_softmax_backward_data,
+        aten._softmax, aten._softmax_backward_data,
+        aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
+    )  # fmt: skip
+    extra = {getattr(op, name): None for op in whole for name in op.overloads()}
+    return {**core_aten_decompositions(), **{op: decomposition_table[op] for op in extra if op in decomposition_table}}
+
+
+def kernels(op: OpOverload) -> set[str]:
+    """Which of these dispatch keys an op has kernels of its own for."""
+    keys = ("CPU", "CUDA", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return {key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
+
+
+def custom_ops() -> list[Any]:
+    """The records of all ops that torch.library.custom_op made."""
+    from torch._library.custom_ops import OPDEFS
+
+    return list(OPDEFS.values())

@@ -1,0 +1,107 @@
+"""Custom ops pass through capture whole, and `register_autograd` is differentiated under our transforms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import CaptureError
+
+
+@torch.library.custom_op("custom::power", mutates_args=())
+def power(x: torch.Tensor, c: torch.Tensor, k: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
+    return c * x**k + shift
+
+
+@torch.library.custom_op("custom::split", mutates_args=())
+def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, x * 3
+
+
+@torch.library.custom_op("custom::flat", mutates_args=())
+def flat(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _saved(ctx, inputs, keyword_only_inputs, output):
+    assert keyword_only_inputs["shift"] in (0.0, 1.5)
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.k = inputs[2]
+
+
+def _derivative(ctx, g):
+    x, c = ctx.saved_tensors
+    return ctx.k * g * power(x, c, ctx.k - 1), g * x**ctx.k, None
+
+
+LIBRARY = torch.library.Library("custom", "FRAGMENT")
+LIBRARY.define("triple(Tensor x) -> Tensor")
+LIBRARY.impl("triple", lambda x: x * 3, "CPU")
+torch.library.register_fake("custom::triple", torch.empty_like, lib=LIBRARY)
+
+power.register_fake(lambda x, c, k=2.0, shift=0.0: torch.empty_like(x))
+power.register_autograd(_derivative, setup_context=_saved)
+split.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
+split.register_autograd(lambda ctx, g, h: 2 * g + 3 * h)
+flat.register_fake(torch.empty_like)
+
+X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+C = torch.tensor([5.0, 7.0, 11.0], dtype=torch.float64)
+
+
+def test_the_op_stands_whole_in_the_program() -> None:
+    program = sf.grad(lambda x: power(x, C, shift=1.5).sum()).trace(X).program
+    assert str(program).count("power(") == 2, "the op, and the one that its derivative calls"
+
+
+def test_the_gradient_is_the_registered_one_with_defaults_and_keywords() -> None:
+    fn = lambda x, c: power(x, c, shift=1.5).sum()
+    found = sf.grad(fn, argnums=(0, 1))(X, C)
+    assert torch.equal(found[0], 2 * C * X)
+    assert torch.equal(found[1], X**2)
+
+
+def test_the_gradient_of_a_gradient() -> None:
+    second = sf.grad(lambda x: sf.grad(lambda x: power(x, C, 3.0).sum())(x).sum())
+    torch.testing.assert_close(second(X), 6 * C * X)
+
+
+def test_several_results() -> None:
+    fn = lambda x: (split(x)[0] * X + split(x)[1]).sum()
+    torch.testing.assert_close(sf.grad(fn)(X), 2 * X + 3)
+
+
+def test_torch_itself_is_as_before_once_the_function_is_captured() -> None:
+    sf.grad(lambda x: power(x, C).sum())(X)
+    with pytest.raises(RuntimeError, match="must override the setup_context"):
+        torch.func.grad(lambda x: power(x, C).sum())(X)
+    x = X.clone().requires_grad_()
+    power(x, C).sum().backward()
+    assert torch.equal(x.grad, 2 * C * X)
+
+
+def test_vmap_of_the_op_inside_a_function_is_as_torch_has_it() -> None:
+    fn = torch.vmap(lambda x: power(x, C))
+    with sf.fake_world(2):
+        sharded = sf.shard(fn, sf.make_mesh((2,), ("dp",)), sf.P("dp"), backend="aten")
+        assert torch.equal(sf.full(sharded(X[None])), power(X, C)[None])
+
+
+def test_an_op_without_a_derivative_is_refused_by_name() -> None:
+    with pytest.raises(CaptureError) as error:
+        sf.grad(lambda x: flat(x).sum())(X)
+    first, *_, fix = str(error.value).splitlines()
+    assert first == "grad(<lambda>): it differentiates a custom op that has no derivative which can be used here"
+    assert fix == "  try: torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of them"
+
+
+@pytest.mark.filterwarnings("ignore:custom..triple")
+def test_an_op_whose_part_of_a_gradient_torch_would_leave_out_is_refused() -> None:
+    with pytest.raises(CaptureError) as error:
+        sf.grad(lambda x: (torch.ops.custom.triple(x) * x).sum())(X)
+    first, *_, fix = str(error.value).splitlines()
+    assert first == "op custom.triple.default: it has no derivative, and one is asked for"
+    assert fix == "  try: torch.library.custom_op with register_autograd, or x.detach()"
+    found = sf.grad(lambda x: (torch.ops.custom.triple(x.detach()) * x).sum())(X)
+    assert torch.equal(found, 3 * X)
