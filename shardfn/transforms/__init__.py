@@ -6,9 +6,12 @@ from ._check import check
 from ._compose import compose
 from ._constrain import constrain
 from ._grad import grad, value_and_grad
+from ._jacobian import hessian, jacfwd, jacrev
+from ._linear import jvp, linearize, vjp
 from ._rule import rule
 from ._shard import shard
 from ._values import distribute, from_local, full
+from ._vmap import vmap
 
 __all__ = [
     "accumulate",
@@ -20,7 +23,14 @@ __all__ = [
     "from_local",
     "full",
     "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
     "rule",
     "shard",
     "value_and_grad",
+    "vjp",
+    "vmap",
 ]

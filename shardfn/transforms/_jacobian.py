@@ -1,0 +1,149 @@
+"""jacrev, jacfwd and hessian: every derivative of every result by every argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from .. import _tree
+from ..runtime import Request
+from ._flattened import Flattened, positions
+from ._grad import Argnums
+from ._transformed import Transformed, innermost
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Jacobian(Transformed):
+    """A function under `jacrev`, `jacfwd` or `hessian`."""
+
+    verb: ClassVar[str] = "jacrev"
+    held: tuple[Callable[..., Any]]
+    argnums: Argnums
+    has_aux: bool
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        numbers = positions(self.argnums, len(args))
+        flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux)
+        primals = flat.primals
+        found = self.derived(flat, tuple(range(len(primals))))(*primals)
+        rows, aux = found if self.has_aux else (found, ())
+        jacobian = flat.value(self.nested(flat.chosen, row) for row in rows)
+        return (jacobian, flat.aux(aux)) if self.has_aux else jacobian
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        """The matrix of a flat function: for each result, for each of these arguments."""
+        return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+
+    def nested(self, chosen: tuple[Any, ...], row: Any) -> Any:
+        """What stands in place of one result: its derivatives in the trees of the arguments."""
+        trees = _tree.refill(chosen, iter(row))
+        return trees[0] if isinstance(self.argnums, int) else trees
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return self.argnums, self.has_aux
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Forward(Jacobian):
+    """A function under `jacfwd`."""
+
+    verb: ClassVar[str] = "jacfwd"
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        return torch.func.jacfwd(flat, argnums=numbers, has_aux=self.has_aux)
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Hessian(Jacobian):
+    """A function under `hessian`."""
+
+    verb: ClassVar[str] = "hessian"
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        inner = torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+        return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
+
+    def nested(self, chosen: tuple[Any, ...], row: Any) -> Any:
+        return Jacobian.nested(self, chosen, [Jacobian.nested(self, chosen, column) for column in row])
+
+
+def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
+    """A function that returns the Jacobian, a row at a time in reverse mode: for more inputs than outputs.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns, in the tree of the value, trees like the arguments; a leaf has the shape
+        of the result followed by that of the argument. With `has_aux`, (that, aux).
+
+    Raises:
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.jacrev.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jacrev(lambda x: x**2)(torch.tensor([1.0, 2.0]))
+        tensor([[2., 0.],
+                [0., 4.]])
+    """
+    return Jacobian((fn,), argnums, has_aux)
+
+
+def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
+    """A function that returns the Jacobian, a column at a time in forward mode: for more outputs than inputs.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns what `jacrev` returns.
+
+    Raises:
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.jacfwd.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jacfwd(lambda x: x.sum() * x)(torch.tensor([1.0, 2.0]))
+        tensor([[4., 1.],
+                [2., 5.]])
+    """
+    return Forward((fn,), argnums, has_aux)
+
+
+def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
+    """A function that returns the matrix of second derivatives, forward over reverse.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns, in the tree of the value, trees of trees like the arguments.
+
+    Raises:
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.hessian.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    """
+    return Hessian((fn,), argnums, has_aux)

@@ -1,0 +1,126 @@
+"""vmap: a function of one sample as a function of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from .. import _compat, _tree
+from ..errors import TreeError, problem
+from ..runtime import Request
+from ._flattened import Flattened
+from ._transformed import Transformed, innermost, name_of
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Vmap(Transformed):
+    """A function under `vmap`."""
+
+    verb: ClassVar[str] = "vmap"
+    held: tuple[Callable[..., Any]]
+    in_axes: Any
+    out_axes: Any
+    axis_size: int | None
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        flat = Flattened(self.fn, args, tuple(range(len(args))), kwargs, False)
+        axes = spread(self.in_axes, args, "in_axes")
+        leaves = _tree.quick_leaves(args)
+        named = tuple(_tree.quick_paths(args, "args"))
+        shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
+        check_axes(name_of(self.fn), named, shapes, tuple(axes), self.axis_size)
+        if all(axis is None for axis in axes):
+            out = [x.unsqueeze(0).expand(self.axis_size, *x.shape) for x in flat(*leaves)]
+        else:
+            out = torch.func.vmap(flat, in_dims=tuple(axes))(*leaves)
+        outs = spread(self.out_axes, flat.returned[0][0][0], "out_axes")
+        return flat.value(x.movedim(0, d) for x, d in zip(out, outs, strict=True))
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return _key(self.in_axes), _key(self.out_axes), self.axis_size
+
+
+def _key(axes: Any) -> Any:
+    """Axes as a value that can be hashed."""
+    if isinstance(axes, dict):
+        return tuple((k, _key(v)) for k, v in axes.items())
+    return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
+
+
+def spread(prefix: Any, tree: Any, what: str) -> list[int | None]:
+    """One axis for every leaf of a tree, from a prefix of it."""
+    if prefix is None or isinstance(prefix, int):
+        return [prefix] * len(_tree.quick_leaves((tree,)))
+    if isinstance(prefix, dict) and isinstance(tree, dict) and list(prefix) == list(tree):
+        return [axis for key in tree for axis in spread(prefix[key], tree[key], what)]
+    if isinstance(prefix, (list, tuple)) and isinstance(tree, (list, tuple)) and len(prefix) == len(tree):
+        return [axis for p, t in zip(prefix, tree, strict=True) for axis in spread(p, t, what)]
+    refuse_prefix(what, str(prefix), type(tree).__name__, len(tree) if isinstance(tree, (dict, list, tuple)) else 1)
+    return []
+
+
+@_compat.constant_in_graph
+def refuse_prefix(what: str, prefix: str, kind: str, count: int) -> None:
+    """Say that axes do not fit.
+
+    Raises:
+        TreeError: always.
+    """
+    fix = "one int or None for all of it, or the same structure"
+    raise TreeError(problem(f"vmap, {what}", prefix, needed=f"a prefix of a {kind} of {count}", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_axes(name: str, paths: tuple[str, ...], shapes: tuple[Any, ...], axes: tuple[int | None, ...], size: int | None) -> None:
+    """Check that every mapped axis is there, and that all are of one size.
+
+    Raises:
+        TreeError: axes of different sizes, or that a leaf does not have; no axis at all.
+    """
+    wrong, found = [], []
+    for path, shape, axis in zip(paths, shapes, axes, strict=True):
+        if axis is not None and (shape is None or not -len(shape) <= axis < len(shape)):
+            wrong.append(f"{path} is {'no tensor' if shape is None else f'of shape {shape}'} and has no axis {axis}")
+        elif axis is not None:
+            found.append((path, axis, shape[axis]))
+    sizes = {n for _, _, n in found} | ({size} if size is not None else set())
+    if len(sizes) > 1:
+        wrong += [f"axis {axis} of {path} has size {n}" for path, axis, n in found]
+        wrong += [] if size is None else [f"axis_size is {size}"]
+    if not sizes and not wrong:
+        wrong = ["no argument is mapped, and axis_size is not given"]
+    if wrong:
+        fix = "in_axes with None for what all samples share, and axes of one size"
+        raise TreeError(problem(f"vmap({name})", *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
+
+
+def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None) -> Vmap:
+    """A function of many samples at once, from a function of one.
+
+    Args:
+        fn: of one sample; returns a tensor or a tree of them.
+        in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the samples; None where all
+            samples share a leaf.
+        out_axes: a prefix tree over the result: where that axis goes.
+        axis_size: how many samples; needed only if no argument is mapped.
+
+    Returns:
+        A function of the same arguments with the axis added.
+
+    Raises:
+        TreeError: when called, mapped axes of different sizes, each listed; axes that do not fit the arguments.
+
+    Source: jax.vmap.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(torch.eye(2), torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+    """
+    return Vmap((fn,), in_axes, out_axes, axis_size)
