@@ -13,6 +13,8 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, is_fake
 
+from . import known_sizes
+
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
 DATA_DEPENDENT = DataDependentOutputException
@@ -73,6 +75,7 @@ def fake_mode() -> FakeTensorMode:
     """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on values stay refused."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    known_sizes.install()
     symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
 

@@ -86,7 +86,59 @@ def linear_cross_entropy(
     return F.cross_entropy(logits, target, weight, reduction=reduction, ignore_index=ignored, label_smoothing=label_smoothing)
 
 
+def istft(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> torch.Tensor:
+    """torch.istft, which looks for gaps between the windows."""
+    x = input if input.dim() == 3 else input.unsqueeze(0)  # (batch, frequencies, frames)
+    width = n_fft if win_length is None else win_length
+    step = width // 4 if hop_length is None else hop_length
+    w = torch.ones(width, dtype=x.real.dtype, device=x.device) if window is None else window
+    w = F.pad(w, ((n_fft - width) // 2, n_fft - width - (n_fft - width) // 2))
+    norm, x = "ortho" if normalized else "backward", x.transpose(1, 2)
+    half = n_fft // 2 + 1
+    y = torch.fft.ifft(x, dim=2, norm=norm) if return_complex else torch.fft.irfft(x[..., :half], n=n_fft, dim=2, norm=norm)
+    y, frames = y * w, x.shape[1]
+    total = n_fft + step * (frames - 1)
+    at = (torch.arange(frames, device=x.device)[:, None] * step + torch.arange(n_fft, device=x.device)).flatten()
+    signal = y.new_zeros(y.shape[0], total).index_add(1, at, y.flatten(1))
+    weight = w.new_zeros(total).index_add(0, at, (w * w).repeat(frames))
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else total - start
+    out = signal[:, start : min(end, total)] / weight[start : min(end, total)]
+    out = F.pad(out, (0, max(end - total, 0)))
+    return out if input.dim() == 3 else out.squeeze(0)
+
+
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """F.ctc_loss, which makes a tensor of lengths behind the back of whoever traces."""
+    losses = torch.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity)
+    if reduction != "mean":
+        return losses.sum() if reduction == "sum" else losses
+    lengths = target_lengths if isinstance(target_lengths, torch.Tensor) else torch.tensor(target_lengths, device=losses.device)
+    return (losses / lengths.clamp(min=1)).mean()
+
+
 TABLE = {
+    F.ctc_loss: ctc_loss,
+    torch.istft: istft,
     torch.cov: cov,
     torch.corrcoef: corrcoef,
     torch.combinations: combinations,

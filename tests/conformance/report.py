@@ -11,6 +11,7 @@ from conformance.judge import ABSENT, CRASHED, GATHERED, NATIVE, REFUSED, VERDIC
 from conformance.workers import Found
 
 BAD = (WRONG, CRASHED)
+RANDOM, DRAWS = "random", "draws random numbers"  # a verdict of its own: refused until random numbers have their law
 
 
 @attrs.frozen
@@ -36,7 +37,7 @@ def row(found: Found) -> Row:
     elif counts[WRONG] or counts[CRASHED]:
         verdict = WRONG if counts[WRONG] else CRASHED
     elif of["value"] <= {REFUSED, ABSENT}:
-        verdict = REFUSED
+        verdict = RANDOM if all(DRAWS in v.said for v in found.verdicts if v.what == REFUSED) else REFUSED
     else:
         verdict = NATIVE if all(NATIVE in seen for seen in of.values() if seen) else GATHERED
     worst = max((v for v in found.verdicts if v.said), key=lambda v: VERDICTS.index(v.what), default=None)
@@ -57,7 +58,7 @@ def totals(rows: Sequence[Row]) -> str:
     of = collections.Counter(r.verdict for r in rows)
     cases = collections.Counter({v: sum(r.counts.get(v, 0) for r in rows) for v in VERDICTS})
     lines = [f"{'':<10}{'operators':>10}{'cases':>10}"]
-    lines += [f"{v:<10}{of[v]:>10}{cases[v]:>10}" for v in VERDICTS if of[v] or cases[v]]
+    lines += [f"{v:<10}{of[v]:>10}{cases[v]:>10}" for v in (*VERDICTS, RANDOM) if of[v] or cases[v]]
     return "\n".join([*lines, f"{'total':<10}{len(rows):>10}{sum(cases.values()):>10}"])
 
 
@@ -70,7 +71,8 @@ variant, and runs the value and the gradient of each call with every tensor cut 
 pending sum, on 2, 3 and 5 ranks and on 2 x 2, through capture, partition and the simulator. The plain operator is the judge.
 
 An operator is **native** if some case with a cut input makes nothing whole, of its value and of its gradient; **gathered** if it
-is right, but always makes something whole; **refused** if an error of the family says why it cannot run on several ranks;
+is right, but always makes something whole; **refused** if an error of the family says why it cannot run on several ranks, and
+**random** if that is because ranks would draw different numbers (their cases are counted as refused);
 **absent** if torch itself cannot compute it on this machine. Cases are counted apart: an operator that is native for one dim is
 gathered for another.
 
@@ -79,7 +81,7 @@ gathered for another.
 ```
 """
     parts = [head]
-    for verdict in (WRONG, CRASHED, REFUSED, ABSENT, GATHERED, NATIVE):
+    for verdict in (WRONG, CRASHED, REFUSED, RANDOM, ABSENT, GATHERED, NATIVE):
         mine = [r for r in rows if r.verdict == verdict]
         if mine:
             parts.append(f"## {verdict.capitalize()}: {len(mine)}\n\n" + "\n".join(map(_said, mine)) + "\n")
