@@ -90,5 +90,6 @@ gathered for another.
 
 def _said(row: Row) -> str:
     counted = ", ".join(f"{row.counts[v]} {v}" for v in VERDICTS if v in row.counts)
-    reason = " ".join(row.said.split()) if row.said else ""
+    lines = [text for text in row.said.splitlines() if not text.strip().startswith("at: ")]
+    reason = " ".join(" ".join(lines).split())
     return f"- `{row.name}`: {counted}" + (f". {reason[:300]}" if reason else "")
