@@ -333,7 +333,7 @@ OPS = {
 }
 
 
-@pytest.mark.parametrize("op", list(OPS), ids=str)
+@pytest.mark.parametrize("op", list(OPS), ids=lambda op: getattr(op, "__name__", str(op)))
 def test_an_op_that_can_have_no_rule_is_refused(op: Any) -> None:
     assert refused(op, "a -> a")[: len(OPS[op])] == OPS[op]
 
