@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 
 from ..types import Collective
-from . import layout
+from . import layout, wire
 from .builder import Builder, Piece
 from .halo import halo as _halo_op  # noqa: F401  registers the op
 from .redistribute import Move
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
+HALO = torch.ops.shardfn.halo.default
 
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
@@ -27,9 +28,13 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
 
 
 def _communicate(b: Builder, target: object, x: torch.fx.Node, rest: tuple[object, ...], record: Collective) -> torch.fx.Node:
-    started = b.call(target, x, *rest)
+    sent, back = wire.packed(b, x, reduces=record.op is not None)
+    if target is HALO:  # it counts elements, whatever their shape
+        rest = (rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)), *rest[1:])
+        sent = _flat(b, sent)
+    started = b.call(target, sent, *rest)
     started.meta["collective"] = record
-    return b.call(c10d.wait_tensor.default, started)
+    return back(b.call(c10d.wait_tensor.default, started))
 
 
 def _record(b: Builder, kind: str, move: Move, value: torch.Tensor, times: int, op: str | None, implicit: bool) -> Collective:
@@ -155,7 +160,7 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     sent = b.call(aten.cat.default, edges)
     record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
     count = edges[1].meta["val"].numel()
-    got = _communicate(b, torch.ops.shardfn.halo.default, sent, (count, b.group_names[move.axis]), record)
+    got = _communicate(b, HALO, sent, (count, b.group_names[move.axis]), record)
     if not shape[dim]:
         return x
     parts = []

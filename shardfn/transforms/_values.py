@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..errors import PlacementError, TreeError, problem
 from ..mesh import all_coordinates, axes_of
-from ..partition import layout
+from ..partition import layout, wire
 from ..placements import is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
 from ..runtime.simulated import SimulatedTensor, UnreadTensor
@@ -152,6 +152,16 @@ def full(tree: Any) -> Any:
     return _tree.tree_map(_whole, tree)
 
 
+def _whole_otherwise(x: DTensor) -> torch.Tensor:
+    """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one that holds it."""
+    local, is_complex = x._local_tensor, x.dtype.is_complex
+    carried = torch.view_as_real(local.contiguous()) if is_complex else local.to(torch.promote_types(x.dtype, torch.int32))
+    shape = (*x.shape, 2) if is_complex else tuple(x.shape)
+    spec = _compat.dtensor_spec(x.device_mesh, x.placements, shape, layout.dense_strides(shape, range(len(shape))), carried.dtype)
+    (whole,) = _compat.dtensors([carried], [spec])
+    return torch.view_as_complex(whole.full_tensor().contiguous()) if is_complex else whole.full_tensor().to(x.dtype)
+
+
 def _whole(x: Any) -> Any:
     if not isinstance(x, DTensor):
         return x
@@ -159,6 +169,6 @@ def _whole(x: Any) -> Any:
     if isinstance(local, UnreadTensor):
         return local.numpy()
     if not isinstance(local, SimulatedTensor):
-        return x.full_tensor()
+        return x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x)
     axes = axes_of(x.device_mesh)
     return join(local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes)

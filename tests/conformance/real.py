@@ -57,6 +57,8 @@ def checked(names: Sequence[str], share: float = SHARE, most: int = calls.MOST) 
                 found = ran(ready, marks, n, rank)
             except ShardError:  # random numbers, on every rank alike
                 continue
+            except RuntimeError as error:
+                found = [judge.said(error)]
             count += 1
             wrong += [f"{case}: {what}" for what in found]
     return count, wrong

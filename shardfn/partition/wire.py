@@ -1,0 +1,42 @@
+"""How values travel whose dtype Gloo does not carry: complex ones as pairs, others as bytes, or wider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .builder import Builder
+
+aten = torch.ops.aten
+CARRIED = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]:
+    """(what is sent for a value, what makes the value of what arrives); the first dim counts the same elements.
+
+    Args:
+        b: the graph that grows.
+        x: what is to be sent, contiguous; flat unless it is all-reduced.
+        reduces: whether it is added up on the way.
+    """
+    dtype, shape = x.meta["val"].dtype, list(x.meta["val"].shape)
+    if dtype in CARRIED:
+        return x, lambda y: y
+    if dtype.is_complex:
+        return b.call(aten.view_as_real.default, x), lambda y: b.call(aten.view_as_complex.default, _pairs(b, y))
+    if reduces:
+        wide = torch.float32 if dtype.is_floating_point else torch.int64
+        return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(aten._to_copy.default, y, dtype=dtype)
+    parts = b.call(aten.view.dtype, b.call(aten.view.default, x, [*shape, 1]), torch.uint8)
+    return parts, lambda y: b.call(aten.view.default, b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype), [-1])
+
+
+def _pairs(b: Builder, y: torch.fx.Node) -> torch.fx.Node:
+    return _rows(b, y, 2) if y.meta["val"].dim() == 1 else y
+
+
+def _rows(b: Builder, y: torch.fx.Node, width: int) -> torch.fx.Node:
+    return y if y.meta["val"].dim() == 2 else b.call(aten.view.default, y, [y.meta["val"].numel() // width, width])
