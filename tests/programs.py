@@ -36,7 +36,7 @@ SMOOTH = (  # of {x} along dim {d} of size {n}; the shape stays
     "torch.linalg.qr({x} + 0.1)[0].sum() * {x} if {x}.dim() > 2 else {x}",
     "{x}.scatter_reduce({d}, torch.zeros_like({x}, dtype=torch.long), {x}, 'sum')", "{x}.unfold({d}, 1, 1).squeeze(-1)",
     "{x}.tile(2).narrow(-1, 0, {x}.shape[-1])", "{x}.diff(dim={d}, prepend={x}.select({d}, 0).unsqueeze({d}))",
-    "torch.einsum('...i,...i->...i', {x}, {x})", "torch.cond({x}.sum() > 0, lambda x: x.sin(), lambda x: x * 2, ({x}.detach(),)) + {x}",
+    "torch.einsum('...i,...i->...i', {x}, {x})",
 )  # fmt: skip
 ALONG = ("{}.softmax({})", "{}.log_softmax({})", "{}.cumsum({})", "{}.flip({})", "{}.sort({})[0]", "{}.roll(1, {})", "{}.cumprod({})")
 
