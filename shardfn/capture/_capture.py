@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,10 @@ from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
 from . import decompositions, prims, sources, substitutes
-from .custom_ops import Derivatives, refuse_dropped
+from .custom_ops import Derivatives
 from .explain import explained, refuse_collectives, refuse_mutation
 from .printing import program_text
-
-BACKWARD = ("_autograd_grad", "_vjp_grad")
-CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
-NOT_RECOMPUTED = "torch.utils.checkpoint is computed and not recomputed: values are right, and no memory is saved"
+from .replay import Replay
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -132,29 +128,6 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
 
 
-class _Replay(torch.fx.Interpreter):
-    """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients belong together."""
-
-    def run_node(self, node: torch.fx.Node) -> Any:
-        if node.target is prims.align:
-            node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
-        if getattr(node.target, "__name__", None) in BACKWARD:
-            node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
-            outputs = self.fetch_args_kwargs_from_env(node)[0][0]
-            sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
-        if node.op == "call_function":
-            self.extra_traceback = False  # our own error says all there is to say
-            refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
-            self.extra_traceback = True
-        return super().run_node(node)
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if getattr(target, "_name", None) == CHECKPOINT:
-            warnings.warn(NOT_RECOMPUTED, stacklevel=2)
-            return _Replay(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
-
-
 def _flatten(
     python: torch.fx.GraphModule,
     fakes: list[Any],
@@ -176,7 +149,7 @@ def _flatten(
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
         mine = {id(x): v for x, v in zip((*tensors, *closed_over), values, strict=True)}
         traced = codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
-        outputs = _Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
+        outputs = Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
         out, _ = _compat.python_results(python, outputs)
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
