@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .loops import Loop
+
 RANDOM, POINTWISE = torch.Tag.nondeterministic_seeded, torch.Tag.pointwise
 OPS = ("cond", "scan", "while_loop", "map_impl", "associative_scan", "flex_attention")
 
@@ -68,7 +70,7 @@ def _filled(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
 def fold(module: torch.fx.GraphModule) -> None:
     """Make one call of tensors of each higher-order op in a graph."""
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or str(node.target) not in OPS:
+        if node.op != "call_function" or str(node.target) not in OPS or isinstance(node.target, Loop):
             continue
         tensors: list[torch.fx.Node] = []
 

@@ -19,6 +19,7 @@ from .dynamo import (
     keep_in_graph,
     python_results,
     substitute,
+    wrapped,
 )
 from .inductor import (
     generated_code,
@@ -35,8 +36,10 @@ from .tracing import (
     fake_mode,
     inside_transform,
     is_fake,
+    jvp,
     kernels,
     paused_gc,
+    paused_tracing,
     quiet,
     trace_aten,
     under_grad,
@@ -64,10 +67,12 @@ __all__ = [
     "is_fake",
     "is_tracing",
     "is_unreduced",
+    "jvp",
     "keep_in_graph",
     "kernels",
     "named_group",
     "paused_gc",
+    "paused_tracing",
     "python_results",
     "quiet",
     "register_group",
@@ -78,4 +83,5 @@ __all__ = [
     "unreduced_spec",
     "unwound",
     "wait_later",
+    "wrapped",
 ]

@@ -30,6 +30,11 @@ def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
+def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
+    """One run of a function that Dynamo reads as a graph of its own, a call of torch.ops.higher_order.wrap."""
+    return torch.ops.higher_order.wrap(fn, *xs)
+
+
 def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
     """Dynamo's reading of a Python function: one graph, no break, no side effect replayed."""
     from torch._dynamo.convert_frame import fullgraph_capture

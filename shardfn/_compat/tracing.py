@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._ops import OpOverload
@@ -61,6 +62,20 @@ def unwound() -> Iterator[None]:
         raise
 
 
+def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
+    """torch.func.jvp, also where a replayed graph has opened forward mode: torch counts its levels in Python only (torch 2.13)."""
+    from torch._functorch import eager_transforms
+    from torch.autograd import forward_ad
+
+    try:
+        level = torch._C._enter_dual_level()
+    except RuntimeError:
+        with mock.patch.object(eager_transforms, "JVP_NESTING", 1), mock.patch.object(forward_ad, "_current_level", 0):
+            return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+    torch._C._exit_dual_level(level=level)
+    return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+
+
 def inside_transform() -> bool:
     """Whether a torch.func transform is at work around this call."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -86,6 +101,15 @@ def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict
 
     with torch.fx.traceback.preserve_node_meta():
         return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(*args)
+
+
+@contextlib.contextmanager
+def paused_tracing() -> Iterator[None]:
+    """Let the trace at work see nothing of what is done inside: another one may be made there."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    with disable_proxy_modes_tracing():
+        yield
 
 
 @functools.cache

@@ -11,10 +11,11 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, prims, sources, substitutes
+from . import decompositions, endings, prims, simplify, sources, substitutes
 from .custom_ops import Derivatives
-from .explain import explained, refuse_collectives, refuse_mutation
+from .explain import explained
 from .printing import program_text
+from .recording import functional, lifted_constants, recording
 from .replay import Replay
 
 
@@ -55,6 +56,7 @@ def capture(
         CaptureError: the function is not one pure graph; says where and what to do.
     """
     prims.install()
+    endings.install()
     substitutes.install()
     mode = _compat.fake_mode()
     leaves, treedef = _tree.flatten((args, kwargs))
@@ -65,15 +67,16 @@ def capture(
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound():
+        tracing = recording(name, decompositions.table(whole), mode)
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound(), tracing:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
-            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths), decompositions.table(whole))
+            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
-    graph.graph.eliminate_dead_code()
+    simplify.simplify(graph.graph)
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
     program = Program(
@@ -134,7 +137,6 @@ def _flatten(
     treedef: Any,
     mode: _compat.FakeTensorMode,
     names: tuple[str, list[str]],
-    table: dict[Any, Any],
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor], Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree with TENSOR for tensors."""
     tensors = [x for x in fakes if isinstance(x, torch.Tensor)]
@@ -156,30 +158,6 @@ def _flatten(
 
     _refuse_closed_over(closed_over, names[0])
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
-    graph = _compat.trace_aten(flat, inputs, table)
-    sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
-    refuse_collectives(graph, names[0])
-    if refuse_mutation(graph, *names):
-        functional = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
-        graph = _compat.trace_aten(functional, inputs, table)
+    graph = functional(flat, inputs, *names)
     higher_order.fold(graph)
-    return graph, [*closed_over, *_lifted_constants(graph, mode, names[0])], result[0]
-
-
-def _lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str) -> list[torch.Tensor]:
-    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]); returns their values."""
-    found = []
-    for node in graph.graph.find_nodes(op="get_attr"):
-        value = getattr(graph, node.target)
-        if not isinstance(value, torch.Tensor):
-            (user, *_), fix = node.users, "torch.where, or a Python loop, over plain ops"
-            raise CaptureError(problem(name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix), fix=fix)
-        last = graph.graph.find_nodes(op="placeholder")
-        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
-            holder = graph.graph.placeholder(f"constant_{len(found)}")
-        holder.meta = {**node.meta, "val": mode.from_tensor(value)}
-        node.replace_all_uses_with(holder)
-        graph.graph.erase_node(node)
-        found.append(value)
-    graph.recompile()
-    return found
+    return graph, [*closed_over, *lifted_constants(graph, mode, names[0])], result[0]

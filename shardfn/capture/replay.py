@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import prims, sources
+from . import endings, prims, regions, sources
 from .custom_ops import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -35,4 +35,8 @@ class Replay(torch.fx.Interpreter):
         if getattr(target, "_name", None) == CHECKPOINT:
             warnings.warn(NOT_RECOMPUTED, stacklevel=2)
             return Replay(args[0]).run(*args[1:])
+        if getattr(target, "_name", None) == "wrap":
+            return regions.wrap(Replay, *args)
+        if target in endings.REPLAYED:
+            return endings.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +39,17 @@ def follow_backward(roots: Iterable[Any]) -> None:
 
 def _note(number: int, gradients: Any) -> None:
     torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number}
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What is noted for the ops that follow, as it was before the `with` once it is left."""
+    meta = torch.fx.traceback.get_current_meta()
+    before = meta.get("custom")
+    try:
+        yield
+    finally:
+        meta["custom"] = before if before is not None else {}
 
 
 def asking(setting: str) -> Any:

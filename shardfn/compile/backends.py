@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _compat, higher_order
+from ..passes import copied
+from .loops import forget, outlined
+from .order import refuse_other_order
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
 
@@ -25,9 +29,21 @@ def aten(graph: torch.fx.GraphModule) -> Runner:
 
 
 def inductor(graph: torch.fx.GraphModule) -> Runner:
-    """Compile the graph: C++ on CPU, Triton on CUDA."""
+    """Compile the graph: C++ on CPU, Triton on CUDA. What its loops run is compiled apart, once."""
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    return _compat.inductor(higher_order.unfold(graph), fakes)
+    numbers = outlined(graph, _inner)
+    runner = _compat.inductor(higher_order.unfold(graph), fakes)
+    if numbers:
+        weakref.finalize(runner, forget, numbers)
+    return runner
+
+
+def _inner(graph: torch.fx.Graph) -> Runner:
+    """Compile what a loop runs."""
+    runner = inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
+    if code := _compat.generated_code(runner):
+        refuse_other_order("a loop", graph, code)
+    return runner
 
 
 BACKENDS: dict[str, Callable[[torch.fx.GraphModule], Runner]] = {"aten": aten, "inductor": inductor}

@@ -9,7 +9,7 @@ import torch
 
 from .. import _compat
 from ..types import Marks
-from . import layout, refusals, registered, rules, steps
+from . import layout, nested, refusals, registered, rules, steps
 from .builder import Builder, Piece
 from .collectives import apply_move
 from .redistribute import Move
@@ -56,12 +56,13 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
                 return
             sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
 
+    nested = [local_sizes(inner, coordinates) for step in plan.steps if isinstance(step, steps.Nested) for inner in step.plans]
     for slot in (*plan.ins, *plan.outs, *(s for step in plan.steps for s in (*step.read, *step.made))):
         note(slot, slot.marks)
     for step in plan.steps:
         for move in step.moves if isinstance(step, steps.Redistribute) else ():
             note(step.source, move.after)
-    return tuple(sizes.values())
+    return (*sizes.values(), *nested)
 
 
 def _about(step: steps.Step) -> dict[str, Any]:
@@ -112,6 +113,18 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
         if shape != piece.local_shape and registered.find(step.node.target):
             raise refusals.wrong_piece(step.node, [p.marks for p in mine], slot.marks, shape, piece.local_shape)
         assert shape == piece.local_shape, f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
+
+
+def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
+    device = str(b.coords[0].meta["val"].device) if b.coords else "cpu"
+    graphs = [emit(plan, b.coordinates, b.group_names, device) for plan in step.plans]
+    loop = nested.evolved(step.node.target, graphs, len(b.coords))
+    node = b.graph.call_function(loop, (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins)))
+    shapes = [b.local_shape(slot.value.shape, slot.marks) for slot in step.outs]
+    values = [torch.empty(shape, dtype=slot.value.dtype, device=slot.value.device) for shape, slot in zip(shapes, step.outs, strict=True)]
+    node.meta.update(b.about, val=values, plans=step.plans)
+    for i, slot in enumerate(step.outs):
+        pieces[slot.number] = b.piece(b.item(node, i), slot.value, slot.marks)
 
 
 def _emptied(piece: Piece) -> bool:
@@ -170,4 +183,4 @@ def _result(b: Builder, piece: Piece) -> torch.fx.Node:
     return b.contiguous(piece.node)
 
 
-EMIT: dict[type, Any] = {steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply}
+EMIT: dict[type, Any] = {steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply, steps.Nested: _nested}

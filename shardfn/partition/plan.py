@@ -13,10 +13,12 @@ import torch
 
 from ..buckets import Wish
 from ..errors import PlacementError, problem
+from ..loops import Loop
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
 from . import layout, refusals, rules, steps
 from .asking import answered, failed
 from .choice import Choice, OpCall
+from .nested import nest
 from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
 from .written_out import is_cut, written_out
@@ -153,7 +155,9 @@ class Walk:
 
     def visit(self, node: torch.fx.Node) -> None:
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
-        if op == "getitem":
+        if isinstance(node.target, Loop):
+            nest(self, node)
+        elif op == "getitem":
             self.values[node] = self.values[node.args[0]][node.args[1]]
             self.values[node].users = len(node.users)
         elif op == CONSTRAIN:
@@ -165,6 +169,14 @@ class Walk:
             self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
         elif not self.add_unreduced(node):
             self.apply(node)
+
+    def inside(self, graph: torch.fx.Graph, ins: Sequence[Marks]) -> Inner:
+        """A walk over the graph of a loop, whose inputs are placed so."""
+        return Inner(self.axes, self.name, graph, ins)
+
+    def valued(self, slot: steps.Slot) -> _Value:
+        """A new value, at one placement."""
+        return _Value(slot.value, early=False, slots={slot.marks: (slot, None)})
 
     def constrain(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
@@ -332,6 +344,36 @@ class Walk:
         # a parameter that was gathered for the forward is gathered again for the backward, not kept in between
         value.slots[marks] = (slot, phase if gathers and value.early else None)
         return slot
+
+
+class Inner(Walk):
+    """A walk over the graph of a loop."""
+
+    def __init__(self, axes: MeshAxes, name: str, graph: torch.fx.Graph, ins: Sequence[Marks]) -> None:
+        super().__init__(axes, name)
+        holders, (self.output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+        self.ins = tuple(self.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True))
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.visit(node)
+
+    def results(self) -> list[_Value]:
+        """What the graph returns."""
+        return [self.values[x] for x in self.output.args[0]]
+
+    def only_moved_to(self, k: int) -> Marks | None:
+        """Where an input is brought in every run, if that is all that is done with it: once, before the loop, will do."""
+        slot = self.ins[k]
+        readers = [step for step in self.steps if slot in step.read]
+        found = {step.target.marks if isinstance(step, steps.Redistribute) else None for step in readers}
+        marks = found.pop() if len(found) == 1 else None
+        return None if marks is None or _is_pending(marks) or any(layout.halo(m) != (0, 0) for m in marks) else marks
+
+    def finished(self, outs: Sequence[Marks]) -> steps.Plan:
+        """The plan, once it is known how the results leave."""
+        pairs = zip(self.output.args[0], outs, strict=True)
+        slots = tuple(self.bring(self.values[x], marks, self.output, implicit=True) for x, marks in pairs)
+        return steps.Plan(self.axes, _needed(self.steps, slots), self.ins, slots, tuple(self.gradients.values()))
 
 
 def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[Choice]:

@@ -58,6 +58,24 @@ class Apply:
 
 
 @attrs.frozen(eq=False)
+class Nested:
+    """Run a loop or a branch, whose graphs have plans of their own."""
+
+    node: torch.fx.Node
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+    plans: tuple[Plan, ...]
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return self.ins
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return self.outs
+
+
+@attrs.frozen(eq=False)
 class Fill:
     """Make a constant tensor's piece in place."""
 
@@ -74,7 +92,7 @@ class Fill:
         return (self.out,)
 
 
-Step = Redistribute | Apply | Fill
+Step = Redistribute | Apply | Nested | Fill
 
 
 @attrs.frozen(eq=False)

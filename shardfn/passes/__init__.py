@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import torch
 
 from .._compat import paused_gc
@@ -17,6 +18,7 @@ from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal
 from ._overlap import overlap
+from ..loops import Loop
 from .agenda import Agenda, agenda
 
 Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]
@@ -32,9 +34,23 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
         The graph before the first pass and after each.
     """
     with paused_gc():
+        graph = _inside_first(graph)
         check(graph, agenda.axes)
         graphs = [graph]
         for run in PIPELINE:
             graphs.append(run(graphs[-1], agenda))
             check(graphs[-1], agenda.axes)
     return graphs
+
+
+def _inside_first(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """The graph with what its loops run scheduled, each by an agenda of its own."""
+    if not any(isinstance(node.target, Loop) for node in graph.nodes):
+        return graph
+    out = copied(graph)
+    for node in out.nodes:
+        if isinstance(node.target, Loop):
+            pairs = zip(node.target.graphs, node.meta["plans"], strict=True)
+            inner = [schedule(g, agenda(plan, str(node.target)))[-1] for g, plan in pairs]
+            node.target = attrs.evolve(node.target, graphs=tuple(inner))
+    return out

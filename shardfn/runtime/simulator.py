@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from ..errors import DivergenceError, problem
+from ..loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce
@@ -61,7 +62,7 @@ def simulate(programs: Sequence[LocalProgram], inputs: Sequence[Sequence[torch.T
     """
     axes = programs[0].axes
     with torch.no_grad():
-        ranks = [_rank(p, (*map(torch.tensor, c), *xs)) for p, xs, c in zip(programs, inputs, coordinates, strict=True)]
+        ranks = [_rank(p.graph, (*map(torch.tensor, c), *xs)) for p, xs, c in zip(programs, inputs, coordinates, strict=True)]
         return _lockstep(ranks, [tuple(c) for c in coordinates], axes)
 
 
@@ -165,14 +166,16 @@ COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
 }
 
 
-def _rank(program: LocalProgram, inputs: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+def _rank(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
     """One rank: runs its graph, and yields at each collective."""
-    steps, registers, output = cache.prepared(program, _prepare)
+    steps, registers, output = cache.prepared(graph, _prepare)
     values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
     for step in steps:
         args, kwargs = torch.fx.node.map_aggregate(step.call, lambda a: values[a.index] if isinstance(a, _Register) else a)
         if step.record is not None:
             values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
+        elif isinstance(step.run, Loop):
+            values[step.out] = yield from _looping(step.run, args)
         else:
             values[step.out] = step.run(*args, **kwargs)
         for dead in step.free:
@@ -180,13 +183,23 @@ def _rank(program: LocalProgram, inputs: Sequence[torch.Tensor]) -> Generator[Re
     return [values[r.index] for r in output]
 
 
+def _looping(loop: Loop, tensors: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+    """One rank's runs of what a loop holds."""
+    driver, outs = loop.drive(tensors), None
+    while True:
+        try:
+            which, inputs = driver.send(outs) if outs is not None else next(driver)
+        except StopIteration as stop:
+            return stop.value
+        outs = yield from _rank(loop.graphs[which], inputs)
+
+
 @attrs.frozen
 class _Register:
     index: int
 
 
-def _prepare(program: LocalProgram) -> tuple[list[_Step], int, list[_Register]]:
-    graph = program.graph
+def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
     number = {node: _Register(i) for i, node in enumerate(n for n in graph.nodes if n.op != "output")}
     last = {read: node for node in graph.nodes for read in node.all_input_nodes}
     steps, output = [], []

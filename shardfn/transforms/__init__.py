@@ -5,6 +5,7 @@ from ._bucketed_grad import bucketed_grad
 from ._check import check
 from ._compose import compose
 from ._constrain import constrain
+from ._control import cond, map, scan, while_loop
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp
@@ -18,6 +19,7 @@ __all__ = [
     "bucketed_grad",
     "check",
     "compose",
+    "cond",
     "constrain",
     "distribute",
     "from_local",
@@ -28,9 +30,12 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "map",
     "rule",
+    "scan",
     "shard",
     "value_and_grad",
     "vjp",
     "vmap",
+    "while_loop",
 ]

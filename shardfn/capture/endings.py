@@ -1,0 +1,53 @@
+"""What becomes of regions: a scan, a branch, a while loop. As Dynamo sees it, and where its graph is replayed.
+
+Dynamo needs results of the right shapes and dependencies only, and takes them from one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _compat
+from . import control, regions
+
+
+def scan(outs: list[torch.Tensor], init: list[torch.Tensor], columns: list[torch.Tensor], length: int, reverse: bool) -> list[torch.Tensor]:
+    """The carries after the last run and the stacked results, of those of one run."""
+    n = len(init)
+    outs = _mingled(outs, [*outs, *init, *columns])
+    return [*outs[:n], *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:])]
+
+
+def cond(truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of one of two regions."""
+    return _mingled([torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)], [*yes, *no])
+
+
+def while_loop(go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The carries after the last run."""
+    return _mingled(outs, [*outs, *init])
+
+
+def _mingled(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each result, depending on everything: by the last run it may, and Dynamo asks one run whether it has a tangent."""
+    nothing = sum(x.sum() * 0 for x in reads if x.is_floating_point())
+    return [x + nothing if x.is_floating_point() else x.clone() for x in outs]
+
+
+# Mark or ending -> what is done instead where Dynamo's graph is replayed; the first argument runs a graph of a region.
+REPLAYED: dict[Any, Callable[..., Any]] = {
+    regions.enter: regions.entering,
+    regions.leave: regions.leaving,
+    scan: lambda replay, *args: control.scanned(*args),
+    cond: lambda replay, *args: control.branched(*args),
+    while_loop: lambda replay, go_on, *args: control.looped(go_on[0], *args),
+}
+
+
+def install() -> None:
+    """Have Dynamo leave marks and endings whole; capture calls this before it traces."""
+    for fn in REPLAYED:
+        _compat.keep_in_graph(fn)

@@ -1,0 +1,113 @@
+"""What one capture keeps while it traces: the decompositions, and the loops found so far.
+
+A loop is traced apart, under a pause of the outer trace, and stands in the outer graph as one op with the loop's number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat
+from ..errors import CaptureError, problem
+from ..loops import Loop, shapes_of
+from . import simplify, sources
+from .explain import refuse_collectives, refuse_mutation
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """One capture."""
+
+    name: str
+    table: dict[Any, Any]
+    mode: Any
+    loops: list[Loop] = attrs.field(factory=list)
+
+
+_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
+
+
+@contextlib.contextmanager
+def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording]:
+    """Keep what one capture finds."""
+    token = _recording.set(Recording(name, table, mode))
+    try:
+        yield _recording.get()
+    finally:
+        _recording.reset(token)
+
+
+@torch.library.custom_op("shardfn::looped", mutates_args=())
+def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """The loop of that number, where it stands in a graph that is being traced."""
+    raise AssertionError("a loop is an op of its own once it is captured")
+
+
+@looped.register_fake
+def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    return shapes_of(_recording.get().loops[number])
+
+
+def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]) -> torch.fx.GraphModule:
+    """A function of fake tensors as one ATen graph that writes nothing in place."""
+    table = _recording.get().table
+    graph = _compat.trace_aten(fn, inputs, table)
+    sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
+    refuse_collectives(graph, name)
+    if refuse_mutation(graph, name, paths):
+        pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
+        graph = _compat.trace_aten(pure, inputs, table)
+    fold(graph)
+    return graph
+
+
+def traced(fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last."""
+    with _compat.paused_tracing(), _recording.get().mode:
+        inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
+        graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["a value that enters it"] * len(inputs))
+        sources.attach(graph)
+        constants = lifted_constants(graph, _recording.get().mode, name)
+        graph.graph.eliminate_dead_code()
+        simplify.simplify(graph.graph)
+    return graph.graph, constants
+
+
+def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Put a loop into the graph that is being traced."""
+    loops = _recording.get().loops
+    loops.append(loop)
+    return looped([x.contiguous() for x in tensors], len(loops) - 1)
+
+
+def fold(module: torch.fx.GraphModule) -> None:
+    """Make each loop of a graph an op that knows what it runs."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.shardfn.looped.default:
+            tensors, number = node.args
+            node.target, node.args = _recording.get().loops[number], tuple(tensors)
+
+
+def lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str) -> list[torch.Tensor]:
+    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]); returns their values."""
+    found = []
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        if not isinstance(value, torch.Tensor):
+            (user, *_), fix = node.users, "torch.where, or a Python loop, over plain ops"
+            raise CaptureError(problem(name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix), fix=fix)
+        last = graph.graph.find_nodes(op="placeholder")
+        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
+            holder = graph.graph.placeholder(f"constant_{len(found)}")
+        holder.meta = {**node.meta, "val": mode.from_tensor(value)}
+        node.replace_all_uses_with(holder)
+        graph.graph.erase_node(node)
+        found.append(value)
+    graph.recompile()
+    return found

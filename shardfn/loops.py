@@ -1,0 +1,140 @@
+"""Loops and branches as ops of a graph: a node whose target is one of these runs graphs of its own on its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+Tensors = list[torch.Tensor]
+Driver = Generator[tuple[int, Tensors], Tensors, Tensors]  # yields (which graph, its inputs), is sent its outputs
+
+
+@attrs.frozen(eq=False, repr=False)
+class Loop:
+    """What `Scan`, `While` and `Branch` share.
+
+    Args:
+        graphs: what is run; the same tensors that come first among the arguments come first in each.
+        consts: how many of the arguments are the same for every run of a graph.
+    """
+
+    graphs: tuple[torch.fx.Graph, ...]
+    consts: int
+
+    def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
+        """Ask for one graph after the other to be run; return the results."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
+        return driven(self, tensors, lambda which, inputs: modules[which](*inputs))
+
+    def __repr__(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def __name__(self) -> str:
+        return repr(self)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Scan(Loop):
+    """One graph run over the rows of some tensors: (consts, carries, rows) -> (carries, rows of results).
+
+    The results are the carries after the last row, then the stacked rows.
+
+    Args:
+        carries: how many values each run hands to the next.
+        length: how many runs.
+        reverse: whether the last row comes first.
+        transposes: (consts, carries) of the scan whose transpose this is; its rows here are those carries, then its own rows.
+    """
+
+    carries: int
+    length: int
+    reverse: bool = False
+    transposes: tuple[int, int] | None = None
+
+    def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
+        consts, carry = list(tensors[: self.consts]), list(tensors[self.consts : self.consts + self.carries])
+        columns, rows = tensors[self.consts + self.carries :], [None] * self.length
+        for i in reversed(range(self.length)) if self.reverse else range(self.length):
+            outs = yield 0, [*consts, *carry, *(x[i] for x in columns)]
+            carry, rows[i] = list(outs[: self.carries]), list(outs[self.carries :])
+        if not self.length:
+            return [*carry, *(_like(v, 0) for v in results(self.graphs[0])[self.carries :])]
+        return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
+
+
+@attrs.frozen(eq=False, repr=False)
+class While(Loop):
+    """The second graph run on its own results, (consts, carries) -> carries, for as long as the first says so.
+
+    Args:
+        carries: how many values each run hands to the next.
+    """
+
+    carries: int
+
+    def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
+        consts, carry = list(tensors[: self.consts]), list(tensors[self.consts :])
+        while True:
+            (go_on,) = yield 0, [*consts, *carry]
+            if not bool(go_on):
+                return carry
+            carry = list((yield 1, [*consts, *carry]))
+
+
+@attrs.frozen(eq=False, repr=False)
+class Branch(Loop):
+    """One of two graphs, the first where a truth value holds: (consts, truth) -> results."""
+
+    def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
+        *consts, truth = tensors
+        return list((yield (0 if bool(truth) else 1), consts))
+
+    def __repr__(self) -> str:
+        return "cond"
+
+
+def driven(loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Tensors], Tensors]) -> Tensors:
+    """Run a loop, each graph by a function."""
+    driver, outs = loop.drive(tensors), None
+    while True:
+        try:
+            which, inputs = driver.send(outs) if outs is not None else next(driver)
+        except StopIteration as stop:
+            return stop.value
+        outs = call(which, inputs)
+
+
+def results(graph: torch.fx.Graph) -> list[Any]:
+    """The fake values that a graph returns."""
+    (output,) = graph.find_nodes(op="output")
+    return [node.meta["val"] for node in output.args[0]]
+
+
+def _like(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.empty((rows, *x.shape), dtype=x.dtype, device=x.device)
+
+
+def shapes_of(loop: Loop) -> list[torch.Tensor]:
+    """What a loop returns, as empty tensors."""
+    values = results(loop.graphs[-1])
+    if not isinstance(loop, Scan):
+        return [torch.empty_like(x) for x in values]
+    carries = [torch.empty_like(x) for x in values[: loop.carries]]
+    return [*carries, *(_like(x, loop.length) for x in values[loop.carries :])]
+
+
+def inner_nodes(graph: torch.fx.Graph) -> Generator[torch.fx.Node]:
+    """Every node that runs, in order: those of a scan as often as it runs them, of other loops once for each graph."""
+    for node in graph.nodes:
+        yield node
+        if isinstance(node.target, Loop):
+            for _ in range(node.target.length if isinstance(node.target, Scan) else 1):
+                for inner in node.target.graphs:
+                    yield from inner_nodes(inner)

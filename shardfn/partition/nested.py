@@ -1,0 +1,170 @@
+"""Loops and branches placed: their graphs are walked like the Program itself, until what leaves a run fits what enters it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..errors import PlacementError, problem
+from ..loops import Branch, Loop, Scan, While
+from ..placements import describe
+from ..types import PENDING, Mark, Marks
+from . import layout, steps
+
+ROUNDS = 6  # after so many walks over a loop's graph its carries are brought back in every run
+CONSTRAIN = "prim_redistribute"
+
+
+def nest(walk: Any, node: torch.fx.Node) -> None:
+    """Place a loop and everything in it.
+
+    Args:
+        walk: over the graph that the loop stands in.
+        node: of the loop.
+
+    Raises:
+        PlacementError: a carry that is constrained to another placement than it enters with.
+    """
+    loop, values = node.target, [walk.values[x] for x in node.args]
+    ins, outs, plans = PLACE[type(loop)](walk, node, loop, values)
+    source = [walk.bring(v, m, node, implicit=True) for v, m in zip(values, ins, strict=True)]
+    made = [walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], outs, strict=True)]
+    walk.steps.append(steps.Nested(node, tuple(source), tuple(made), tuple(plans)))
+    walk.values[node] = [walk.valued(slot) for slot in made]
+
+
+def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+    end = scan.consts + scan.carries
+    consts, init = [natural(v, walk.axes) for v in values[: scan.consts]], values[scan.consts : end]
+    rows = [_without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]]
+    carries, consts, inner = _settle(walk, node, scan.graphs[0], consts, init, rows)
+    results = inner.results()
+    ys = [_reduced_to(natural(r, walk.axes), r, inner, len(consts) + len(carries)) for r in results[scan.carries :]]
+    plan = inner.finished([*carries, *ys])
+    stacked = lambda marks: tuple(_shifted(m, 1) for m in marks)  # noqa: E731
+    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan]
+
+
+def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+    consts = [natural(v, walk.axes) for v in values[: loop.consts]]
+    carries, consts, body = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [])
+    test = walk.inside(loop.graphs[0], [*consts, *carries])
+    return [*consts, *carries], carries, [test.finished([_whole(walk)]), body.finished(carries)]
+
+
+def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+    ins = [natural(v, walk.axes) for v in values[:-1]]
+    walks = [walk.inside(graph, ins) for graph in branch.graphs]
+    pairs = zip(*(w.results() for w in walks), strict=True)
+    outs = [_agreed(walk, *pair) for pair in pairs]
+    return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks]
+
+
+PLACE: dict[type[Loop], Callable[..., tuple[list[Marks], list[Marks], list[steps.Plan]]]] = {Scan: _scan, While: _while, Branch: _branch}
+
+
+def _settle(
+    walk: Any, node: torch.fx.Node, graph: torch.fx.Graph, consts: list[Marks], init: Sequence[Any], rows: list[Marks]
+) -> tuple[list[Marks], list[Marks], Any]:
+    """Placements of the carries with which every run leaves them as they came, those of the constants, and the walk that found them.
+
+    A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
+    """
+    carries = [_plain(natural(v, walk.axes)) for v in init]
+    for round_ in range(ROUNDS):
+        inner = walk.inside(graph, [*consts, *carries, *rows])
+        results = inner.results()[: len(carries)]
+        left = [natural(r, walk.axes) for r in results]
+        _refuse_changed(walk, node, graph, init, carries, left, len(consts))
+        moved = [_entering(v, c, after) for v, c, after in zip(init, carries, left, strict=True)]
+        gathered = [inner.only_moved_to(k) or marks for k, marks in enumerate(consts)]
+        if (moved, gathered) == (carries, consts) or round_ == ROUNDS - 1:
+            break
+        carries, consts = moved, gathered
+    return carries, consts, inner
+
+
+def _entering(init: Any, marks: Marks, left: Marks) -> Marks:
+    """How a carry is to enter, given how a run leaves it: as that, where it can be had before the first run."""
+    zeros = init.fill is not None and init.fill[1] == 0
+    wanted = [m if m not in PENDING or (zeros and m == "sum") else old for m, old in zip(left, marks, strict=True)]
+    pending = {m for m in wanted if m in PENDING}
+    return marks if len(pending) > 1 else _plain(tuple(wanted))
+
+
+def _refuse_changed(
+    walk: Any, node: torch.fx.Node, graph: torch.fx.Graph, init: Sequence[Any], carries: list[Marks], left: list[Marks], first: int
+) -> None:
+    """Refuse a carry that the function constrains to another placement than it was given."""
+    (output,) = graph.find_nodes(op="output")
+    starts = node.args[first : first + len(carries)]
+    rows = zip(output.args[0], starts, init, carries, left, strict=False)
+    for k, (result, start, value, marks, after) in enumerate(rows):
+        asked = getattr(result.target, "_opname", "") == CONSTRAIN and value.fill is None
+        committed = start.op == "placeholder" or getattr(start.target, "_opname", "") == CONSTRAIN
+        if asked and committed and marks != after and natural(value, walk.axes) == marks:
+            before, then = describe(marks, walk.axes), describe(after, walk.axes)
+            source = result.meta.get("source")
+            fix = "constrain what enters the loop to the placement with which the function leaves it, or drop the constraint inside"
+            got = f"carry {k} enters placed {before} and leaves placed {then}"
+            text = problem(f"{walk.name}, {node.target}", got, needed="one placement for every run", fix=fix, source=source)
+            raise PlacementError(text, placements=after, source=source, fix=fix)
+
+
+def natural(value: Any, axes: Any) -> Marks:
+    """A value's placement as it fell, pending sums included."""
+    if value.fill is not None and not value.slots:
+        return ("R",) * len(axes.sizes)
+    return tuple(layout.without_halo(m) if isinstance(m, tuple) else m for m in next(iter(value.slots)))
+
+
+def _plain(marks: Marks) -> Marks:
+    """In plain chunks: what enters a loop again and again is not cut in units."""
+    return tuple(layout.split(m)[0] if isinstance(m, tuple) else m for m in marks)
+
+
+def _whole(walk: Any) -> Marks:
+    return ("R",) * len(walk.axes.sizes)
+
+
+def _shifted(mark: Mark, by: int) -> Mark:
+    cut = layout.split(mark)
+    return mark if cut is None else layout.joined(cut[0] + by, cut[1])
+
+
+def _without_rows(marks: Marks, shape: Sequence[int], sizes: Sequence[int]) -> Marks:
+    """The placement of one row: no axis may cut the rows from each other."""
+    marks = tuple("R" if layout.split(m) and layout.cut_of(m)[0] == 0 else m for m in marks)
+    whole = layout.canonical(shape, marks, sizes)
+    return tuple(_shifted(m, -1) for m in whole or ("R",) * len(marks))
+
+
+def _reduced_to(marks: Marks, result: Any, inner: Any, first: int) -> Marks:
+    """Where a row of results stays: a pending sum of a row that is cut, as a gradient of fully sharded layers is, is cut alike."""
+    shape = tuple(result.fake.shape)
+    alike = [s.marks for s in inner.ins[first:] if tuple(s.value.shape) == shape]
+    for row in alike:
+        found = tuple(r if m in PENDING and not isinstance(r, str) else m for m, r in zip(marks, row, strict=True))
+        if found != marks and inner.reaches(result, found):
+            return found
+    return marks
+
+
+def _agreed(walk: Any, yes: Any, no: Any) -> Marks:
+    """One placement for a result of two branches."""
+    first, second = natural(yes, walk.axes), natural(no, walk.axes)
+    if yes.fill is not None or no.fill is not None:
+        return _settled(second if yes.fill is not None else first)
+    return first if first == second else _settled(tuple(a if a == b else "R" for a, b in zip(first, second, strict=True)))
+
+
+def _settled(marks: Marks) -> Marks:
+    return tuple("R" if m in PENDING else m for m in _plain(marks))
+
+
+def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
+    """The loop with the graphs of one rank, which take the rank's coordinates first."""
+    return attrs.evolve(loop, graphs=tuple(graphs), consts=loop.consts + coordinates, **({"transposes": None} if isinstance(loop, Scan) else {}))
