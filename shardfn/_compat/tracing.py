@@ -81,6 +81,12 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def derivative_levels() -> int:
+    """How many of the torch.func transforms at work around this call take derivatives."""
+    kinds = torch._C._functorch.TransformType
+    return sum(level.key() in (kinds.Grad, kinds.Jvp) for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
 def under_grad() -> bool:
     """Whether the innermost torch.func transform at work is grad."""
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad

@@ -259,7 +259,7 @@ class _Branch(torch.autograd.Function):
 def _add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
     """Give a graph inputs that it does not read."""
     holders = graph.find_nodes(op="placeholder")
-    before = holders[at] if at < len(holders) else next((n for n in graph.nodes if n.op != "placeholder"))
+    before = holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
     for x in examples:
         with graph.inserting_before(before):
             graph.placeholder("unread").meta["val"] = x

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from . import control, regions
+from . import control, custom_rules, regions
 
 
 def scan(outs: list[torch.Tensor], init: list[torch.Tensor], columns: list[torch.Tensor], length: int, reverse: bool) -> list[torch.Tensor]:
@@ -31,6 +31,18 @@ def while_loop(go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[t
     return _mingled(outs, [*outs, *init])
 
 
+def custom_vjp(
+    name: str, outs: list[torch.Tensor], fwd: list[torch.Tensor], bwd: list[torch.Tensor], xs: list[torch.Tensor], given: list[bool]
+) -> list[torch.Tensor]:
+    """The results of a function with a rule for reverse mode."""
+    return _mingled(outs, [*outs, *xs])
+
+
+def custom_jvp(name: str, outs: list[torch.Tensor], dots: list[torch.Tensor], xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a function with a rule for forward mode."""
+    return _mingled(outs, [*outs, *xs])
+
+
 def _mingled(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.Tensor]:
     """Each result, depending on everything: by the last run it may, and Dynamo asks one run whether it has a tangent."""
     nothing = sum(x.sum() * 0 for x in reads if x.is_floating_point())
@@ -40,9 +52,12 @@ def _mingled(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.
 # Mark or ending -> what is done instead where Dynamo's graph is replayed; the first argument runs a graph of a region.
 REPLAYED: dict[Any, Callable[..., Any]] = {
     regions.enter: regions.entering,
+    regions.inside: regions.leaving,
     regions.leave: regions.leaving,
     scan: lambda replay, *args: control.scanned(*args),
     cond: lambda replay, *args: control.branched(*args),
+    custom_vjp: lambda replay, *args: custom_rules.reverse_ruled(*args),
+    custom_jvp: lambda replay, *args: custom_rules.forward_ruled(*args),
     while_loop: lambda replay, go_on, *args: control.looped(go_on[0], *args),
 }
 

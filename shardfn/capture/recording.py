@@ -28,6 +28,7 @@ class Recording:
     table: dict[Any, Any]
     mode: Any
     loops: list[Loop] = attrs.field(factory=list)
+    reading: list[int] = attrs.field(factory=list)  # the functions whose own rule is being read, by id
 
 
 _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
@@ -111,3 +112,22 @@ def lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, 
         found.append(value)
     graph.recompile()
     return found
+
+
+@_compat.constant_in_graph
+def begin_rule(key: int) -> bool:
+    """Note that the rule of a function is being read; False where no derivative could call for it any more.
+
+    A rule may call its function again; how often it matters is how many derivatives are being taken.
+    """
+    reading = _recording.get().reading
+    if reading.count(key) >= _compat.derivative_levels():
+        return False
+    reading.append(key)
+    return True
+
+
+@_compat.constant_in_graph
+def end_rule() -> None:
+    """Note that it has been read."""
+    _recording.get().reading.pop()

@@ -58,6 +58,11 @@ def enter(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in xs]
 
 
+def inside(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What entered, as values of the region's own graph: of others, Dynamo reads x.T in the graph around it (torch 2.13)."""
+    return [x.clone() for x in xs]
+
+
 def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What a region returns."""
     return [x.clone() for x in xs]
@@ -65,7 +70,7 @@ def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
     """One run of a function of tensors that returns what `leave` gave it, in any tree; only inside a traced function."""
-    return _compat.wrapped(fn, *enter(xs)) if xs else _compat.wrapped(fn)
+    return _compat.wrapped(lambda *ys: fn(*inside(list(ys))), *enter(xs)) if xs else _compat.wrapped(fn)
 
 
 def wrap(replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any) -> tuple[Left, ...]:
@@ -80,5 +85,5 @@ def entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[Entered
 
 
 def leaving(replay: Callable[..., Any], xs: list[Any]) -> list[Any]:
-    """`leave`, where Dynamo's graph is replayed."""
+    """`leave` or `inside`, where Dynamo's graph is replayed."""
     return list(xs)

@@ -8,6 +8,7 @@ import torch
 
 from ..buckets import human_bytes
 from ..capture.printing import body, inputs, node_line, outputs, tensor_type, value_type
+from ..loops import Loop, inner_nodes
 from ..types import LocalProgram
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -24,7 +25,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     types = [_placed_type(n, n.meta["type"], names) for n in holders]
     (output,) = graph.find_nodes(op="output")
     lines += inputs(program.in_paths, types, full)
-    lines += body(graph, lambda n: _line(n, names), lambda n: "collective" in n.meta, full)
+    lines += body(graph, lambda n: _line(n, names), lambda n: "collective" in n.meta or isinstance(n.target, Loop), full)
     results = zip(output.args[0], program.out_marks, strict=True)
     lines += outputs(program.out_paths, [_result_type(n, marks, names) for n, marks in results], full)
     return "\n".join(lines)
@@ -33,7 +34,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
 def summary(graph: torch.fx.Graph) -> str:
     """How many collectives of each kind, and their bytes."""
     count, size = collections.Counter(), collections.Counter()
-    for node in graph.nodes:
+    for node in inner_nodes(graph):
         if record := node.meta.get("collective"):
             count[record.kind, record.axis] += 1
             size[record.kind, record.axis] += record.nbytes
@@ -43,6 +44,9 @@ def summary(graph: torch.fx.Graph) -> str:
 
 def _line(node: torch.fx.Node, names: tuple[str, ...]) -> str:
     record = node.meta.get("collective")
+    if isinstance(node.target, Loop):
+        inside = [_line(n, names) for graph in node.target.graphs for n in graph.nodes if "collective" in n.meta or isinstance(n.target, Loop)]
+        return "\n".join([node_line(node, lambda n: _type(n, names)), *("  " + line.replace("\n", "\n  ") for line in inside)])
     if record is None:
         return node_line(node, lambda n: _type(n, names))
     op = f"{record.op}, " if record.op else ""

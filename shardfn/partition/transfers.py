@@ -64,12 +64,28 @@ def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Tran
         setting: implicit_comm of the whole program.
         weighed: what the walk weighed; empty where no alternative is needed.
     """
-    readers = _readers(plan)
-    return tuple(_transfer(plan, step, move, readers, setting, weighed) for step, move in sent(plan))
+    found = []
+    for number, inner in enumerate(plans(plan)):  # those of loops are weighed anew for each placement of their carries: not kept
+        readers = _readers(inner)
+        found += [_transfer(inner, step, move, readers, setting, {} if number else weighed) for step, move in _sent(inner)]
+    return tuple(found)
+
+
+def plans(plan: steps.Plan) -> Iterator[steps.Plan]:
+    """A plan and those of its loops."""
+    yield plan
+    for step in plan.steps:
+        for inner in step.plans if isinstance(step, steps.Nested) else ():
+            yield from plans(inner)
 
 
 def sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
-    """The moves that communicate, each once."""
+    """The moves that communicate, those inside loops too, each once."""
+    for inner in plans(plan):
+        yield from _sent(inner)
+
+
+def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
     seen = set()
     for step in plan.steps:
         for move in step.moves if isinstance(step, steps.Redistribute) else ():

@@ -39,6 +39,15 @@ def _applied(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> l
     return [_line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)]
 
 
+def _nested(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    placed = lambda slots: ", ".join(_placed(slot, axes, coordinates) for slot in slots)  # noqa: E731
+    lines = [_line(f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step)]
+    for number, plan in enumerate(step.plans):
+        lines.append(f"    graph {number} of {step.node.target}:")
+        lines += ["  " + line for inner in plan.steps for line in SAID[type(inner)](inner, axes, coordinates)]
+    return lines
+
+
 def _filled(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
     return [_line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)]
 
@@ -60,4 +69,4 @@ def _line(text: str, step: steps.Step) -> str:
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-SAID = {steps.Apply: _applied, steps.Fill: _filled, steps.Redistribute: _moved}
+SAID = {steps.Apply: _applied, steps.Nested: _nested, steps.Fill: _filled, steps.Redistribute: _moved}

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from .._compat import paused_gc
+from ..loops import Loop
 from ._bucket import bucket
 from ._check import check
 from ._copy import copied
@@ -18,7 +19,6 @@ from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal
 from ._overlap import overlap
-from ..loops import Loop
 from .agenda import Agenda, agenda
 
 Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ..errors import DivergenceError, problem
 from ..partition import Plan
-from ..partition.steps import Redistribute
+from ..partition.steps import Nested, Redistribute
 from ..passes import Agenda
 
 
@@ -38,7 +38,12 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
 
 def _lines(plan: Plan) -> list[str]:
     ins = [f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}" for slot in plan.ins]
-    return [str(plan.axes), *ins, *(_line(step) for step in plan.steps)]
+    steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
+    return [str(plan.axes), *ins, *steps]
+
+
+def _inside(step: Any) -> list[str]:
+    return [line for plan in step.plans for line in _lines(plan)] if isinstance(step, Nested) else []
 
 
 def _line(step: Any) -> str:

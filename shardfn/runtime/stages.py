@@ -16,6 +16,7 @@ from ..compile.backends import Runner, donate
 from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
+from ..loops import inner_nodes
 from ..mesh import all_coordinates, group_names
 from ..partition import Plan, emit, local_sizes, registered
 from ..partition import plan as place
@@ -193,8 +194,8 @@ class Lowered:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective, in the order in which it starts."""
-        return tuple(n.meta["collective"] for n in self.program.graph.nodes if "collective" in n.meta)
+        """Every collective, in the order in which it starts; those of a scan as often as it runs them."""
+        return tuple(n.meta["collective"] for n in inner_nodes(self.program.graph) if "collective" in n.meta)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -6,6 +6,7 @@ from ._check import check
 from ._compose import compose
 from ._constrain import constrain
 from ._control import cond, map, scan, while_loop
+from ._custom import custom_jvp, custom_vjp
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp
@@ -21,6 +22,8 @@ __all__ = [
     "compose",
     "cond",
     "constrain",
+    "custom_jvp",
+    "custom_vjp",
     "distribute",
     "from_local",
     "full",

@@ -106,7 +106,7 @@ def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool)
     return carry, _tree.tree_map(lambda *ys: torch.stack(ys) if isinstance(ys[0], torch.Tensor) else ys[0], *ordered)
 
 
-def map(f: Callable[[Any], Any], xs: Any) -> Any:  # noqa: A001  jax.lax.map's name
+def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Apply a function to one row after the other; `vmap`, with the memory of one row.
 
     Args:
