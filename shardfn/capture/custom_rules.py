@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from ..errors import CaptureError, problem
+from .flat import Body, is_float, mapped
 from .regions import Left
-
-Flat = Callable[..., Sequence[torch.Tensor]]
 
 
 @attrs.frozen(eq=False)
@@ -19,16 +18,12 @@ class Pair:
     """A function and its rule, over flat tensors: the arguments' first, then what the two close over."""
 
     name: str
-    fn: Flat
-    rule: Flat  # (arguments, closed over) -> (results, residuals); or with tangents behind the arguments -> tangents
-    back: Flat | None  # (residuals, cotangents, closed over) -> cotangents of the arguments that have one
+    fn: Body
+    rule: Body  # (arguments, closed over) -> (results, residuals); or with tangents behind the arguments -> tangents
+    back: Body | None  # (residuals, cotangents, closed over) -> cotangents of the arguments that have one
     count: int  # of the arguments
     results: int
     given: tuple[bool, ...]  # which arguments have a cotangent
-
-
-def _is_float(x: torch.Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
 
 
 def _apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -58,7 +53,7 @@ class _Reverse(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:], *output)
         ctx.save_for_forward(*inputs[1:])
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not _is_float(x)))
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
@@ -71,7 +66,7 @@ class _Reverse(torch.autograd.Function):
         found = [next(feed) if has else None for has in pair.given]
         later = {k: g for k, g in enumerate(cotangents) if k >= pair.results and g is not None}
         if later:  # the residuals are differentiated themselves: by what the rule does, as everything else is
-            floats = [k for k, x in enumerate(tensors[: pair.count]) if _is_float(x)]
+            floats = [k for k, x in enumerate(tensors[: pair.count]) if is_float(x)]
 
             def run(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 filled = list(tensors)
@@ -94,13 +89,13 @@ class _Reverse(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, pair: Pair, *tensors: torch.Tensor) -> Any:
         dims, size = tuple(in_dims[1:]), info.batch_size
         free = dims[pair.count :]
-        rule, back = _mapped(pair.rule, dims, size), pair.back
+        rule, back = mapped(pair.rule, dims, size), pair.back
         assert back is not None
         given = [d for d, has in zip(dims, pair.given, strict=False) if has]
 
         def pulled(*xs: torch.Tensor) -> list[torch.Tensor]:
             inner = (*[0] * (len(xs) - len(free)), *free)
-            found = _mapped(back, inner, size)(*xs)
+            found = mapped(back, inner, size)(*xs)
             return [g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(found, given, strict=True)]
 
         outs = _Reverse.apply(attrs.evolve(pair, rule=rule, back=pulled), *tensors)
@@ -121,8 +116,8 @@ class _Forward(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
         ctx.save_for_forward(*inputs[1:])
         ctx.set_materialize_grads(False)
-        ctx.floating = [_is_float(x) for x in output]
-        ctx.mark_non_differentiable(*(x for x in output if not _is_float(x)))
+        ctx.floating = [is_float(x) for x in output]
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
@@ -137,7 +132,7 @@ class _Forward(torch.autograd.Function):
         pair, tensors = ctx.pair, ctx.saved_tensors
         xs, free = tensors[: pair.count], tensors[pair.count :]
         given = [k for k, g in enumerate(cotangents) if g is not None]
-        floats = [k for k, x in enumerate(xs) if _is_float(x)]
+        floats = [k for k, x in enumerate(xs) if is_float(x)]
 
         def push(*dots: torch.Tensor) -> tuple[torch.Tensor, ...]:
             all_dots = [torch.zeros_like(x) for x in xs]
@@ -156,16 +151,9 @@ class _Forward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, pair: Pair, *tensors: torch.Tensor) -> Any:
         dims, size = tuple(in_dims[1:]), info.batch_size
         xs, free = dims[: pair.count], dims[pair.count :]
-        made = attrs.evolve(pair, fn=_mapped(pair.fn, dims, size), rule=_mapped(pair.rule, (*xs, *xs, *free), size))
+        made = attrs.evolve(pair, fn=mapped(pair.fn, dims, size), rule=mapped(pair.rule, (*xs, *xs, *free), size))
         outs = _Forward.apply(made, *tensors)
         return outs, tuple([0] * len(outs))
-
-
-def _mapped(fn: Flat, dims: tuple[int | None, ...], size: int) -> Flat:
-    """A function of many at once, the new axis of every result in front."""
-    if all(d is None for d in dims):
-        return lambda *xs: [x.expand(size, *x.shape) for x in fn(*xs)]
-    return lambda *xs: torch.func.vmap(lambda *ys: tuple(fn(*ys)), in_dims=dims)(*xs)
 
 
 def reverse_ruled(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from . import control, custom_rules, regions
+from . import branches, custom_rules, regions, scans
 
 
 def scan(outs: list[torch.Tensor], init: list[torch.Tensor], columns: list[torch.Tensor], length: int, reverse: bool) -> list[torch.Tensor]:
@@ -54,11 +54,11 @@ REPLAYED: dict[Any, Callable[..., Any]] = {
     regions.enter: regions.entering,
     regions.inside: regions.leaving,
     regions.leave: regions.leaving,
-    scan: lambda replay, *args: control.scanned(*args),
-    cond: lambda replay, *args: control.branched(*args),
+    scan: lambda replay, *args: scans.scanned(*args),
+    cond: lambda replay, *args: branches.branched(*args),
     custom_vjp: lambda replay, *args: custom_rules.reverse_ruled(*args),
     custom_jvp: lambda replay, *args: custom_rules.forward_ruled(*args),
-    while_loop: lambda replay, go_on, *args: control.looped(go_on[0], *args),
+    while_loop: lambda replay, go_on, *args: branches.looped(go_on[0], *args),
 }
 
 

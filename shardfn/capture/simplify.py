@@ -139,7 +139,7 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     consts, carries = scan.transposes
     rows = node.args[scan.consts + scan.carries :]
     if carries:
-        sources = {x.args[0] for x in rows[:carries] if x.target is operator.getitem}
+        sources = {x.all_input_nodes[0] for x in rows[:carries] if x.target is operator.getitem}
     else:
         sources = {user for x in (*node.args[:consts], *rows) for user in x.users}
     for source in sources:
@@ -158,6 +158,7 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
 
 def _keep(graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> bool:
     forward, body = primal.target, scan.graphs[0]
+    assert scan.transposes is not None
     consts, carries = scan.transposes
     holders = body.find_nodes(op="placeholder")
     start = scan.consts + scan.carries
@@ -195,11 +196,13 @@ def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
 def _is_view_of_input(n: torch.fx.Node) -> bool:
     """Whether a value costs nothing to make again."""
     while getattr(n.target, "is_view", False):
-        n = n.args[0]
+        n = n.all_input_nodes[0]
     return n.op == "placeholder"
 
 
-def _widened(graph: torch.fx.Graph, env: dict[torch.fx.Node, torch.fx.Node], wanted: list[torch.fx.Node]) -> tuple[torch.fx.Graph, list[Any]]:
+def _widened(
+    graph: torch.fx.Graph, env: dict[torch.fx.Node, torch.fx.Node], wanted: list[torch.fx.Node]
+) -> tuple[torch.fx.Graph, list[torch.fx.Node]]:
     """A graph with more results: values of another graph whose inputs are some of its own; what it has, it computes once."""
     fresh, inner = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     have: dict[Any, torch.fx.Node] = {}

@@ -74,16 +74,17 @@ def _settle(
     A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
     """
     carries = [_plain(natural(v, walk.axes)) for v in init]
-    for round_ in range(ROUNDS):
-        inner = walk.inside(graph, [*consts, *carries, *rows])
+    inner = walk.inside(graph, [*consts, *carries, *rows])
+    for _ in range(ROUNDS):
         results = inner.results()[: len(carries)]
         left = [natural(r, walk.axes) for r in results]
         _refuse_changed(walk, node, graph, init, carries, left, len(consts))
         moved = [_entering(v, c, after) for v, c, after in zip(init, carries, left, strict=True)]
         gathered = [inner.only_moved_to(k) or marks for k, marks in enumerate(consts)]
-        if (moved, gathered) == (carries, consts) or round_ == ROUNDS - 1:
+        if (moved, gathered) == (carries, consts):
             break
         carries, consts = moved, gathered
+        inner = walk.inside(graph, [*consts, *carries, *rows])
     return carries, consts, inner
 
 
@@ -167,4 +168,4 @@ def _settled(marks: Marks) -> Marks:
 
 def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
     """The loop with the graphs of one rank, which take the rank's coordinates first."""
-    return attrs.evolve(loop, graphs=tuple(graphs), consts=loop.consts + coordinates, **({"transposes": None} if isinstance(loop, Scan) else {}))
+    return attrs.evolve(loop, graphs=tuple(graphs), consts=loop.consts + coordinates)

@@ -25,7 +25,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
     types = [_placed_type(n, n.meta["type"], names) for n in holders]
     (output,) = graph.find_nodes(op="output")
     lines += inputs(program.in_paths, types, full)
-    lines += body(graph, lambda n: _line(n, names), lambda n: "collective" in n.meta or isinstance(n.target, Loop), full)
+    lines += body(graph, lambda n: _line(n, names), _is_notable, full)
     results = zip(output.args[0], program.out_marks, strict=True)
     lines += outputs(program.out_paths, [_result_type(n, marks, names) for n, marks in results], full)
     return "\n".join(lines)
@@ -42,10 +42,14 @@ def summary(graph: torch.fx.Graph) -> str:
     return "; ".join(said) or "no communication"
 
 
+def _is_notable(node: torch.fx.Node) -> bool:
+    return "collective" in node.meta or isinstance(node.target, Loop)
+
+
 def _line(node: torch.fx.Node, names: tuple[str, ...]) -> str:
     record = node.meta.get("collective")
     if isinstance(node.target, Loop):
-        inside = [_line(n, names) for graph in node.target.graphs for n in graph.nodes if "collective" in n.meta or isinstance(n.target, Loop)]
+        inside = [_line(n, names) for graph in node.target.graphs for n in graph.nodes if _is_notable(n)]
         return "\n".join([node_line(node, lambda n: _type(n, names)), *("  " + line.replace("\n", "\n  ") for line in inside)])
     if record is None:
         return node_line(node, lambda n: _type(n, names))

@@ -13,7 +13,7 @@ from ..capture import endings, recording, regions
 from ..capture.custom_rules import Pair, forward, reverse
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
-from ._transformed import Transformed, innermost, name_of
+from ._transformed import Transformed, innermost
 
 
 @attrs.define(eq=False, repr=False, slots=False)
