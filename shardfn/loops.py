@@ -50,13 +50,13 @@ class Scan(Loop):
         carries: how many values each run hands to the next.
         length: how many runs.
         reverse: whether the last row comes first.
-        transposes: (consts, carries) of the scan whose transpose this is; its rows here are those carries, then its own rows.
+        transposes: (consts, carries, rows) of the scan whose transpose this is; its rows here are those carries, then its own rows.
     """
 
     carries: int
     length: int
     reverse: bool = False
-    transposes: tuple[int, int] | None = None
+    transposes: tuple[int, int, int] | None = None
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
         consts, carry = list(tensors[: self.consts]), list(tensors[self.consts : self.consts + self.carries])

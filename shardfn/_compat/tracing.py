@@ -56,6 +56,8 @@ def unwound() -> Iterator[None]:
     except BaseException:
         with contextlib.suppress(RuntimeError):  # it asserts when the last level goes (torch 2.11)
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        with contextlib.suppress(RuntimeError):
+            torch._C._exit_dual_level(level=0)
         if depth == 0:
             functorch.set_inplace_requires_grad_allowed(False)
             autograd._saved_tensors_hooks_enable()
@@ -67,13 +69,25 @@ def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, .
     from torch._functorch import eager_transforms
     from torch.autograd import forward_ad
 
+    close = open_dual()
+    if close is not _nothing:
+        close()
+        return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+    with mock.patch.object(eager_transforms, "JVP_NESTING", 1), mock.patch.object(forward_ad, "_current_level", 0):
+        return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+
+
+def _nothing() -> None:
+    return None
+
+
+def open_dual() -> Callable[[], None]:
+    """Open the one level of dual numbers, if it is not; returns what closes it again."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:
-        with mock.patch.object(eager_transforms, "JVP_NESTING", 1), mock.patch.object(forward_ad, "_current_level", 0):
-            return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
-    torch._C._exit_dual_level(level=level)
-    return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        return _nothing
+    return functools.partial(torch._C._exit_dual_level, level=level)
 
 
 def inside_transform() -> bool:

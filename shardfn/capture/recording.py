@@ -70,7 +70,7 @@ def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str
 
 def traced(fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
     """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last."""
-    with _compat.paused_tracing(), _recording.get().mode:
+    with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
         graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["a value that enters it"] * len(inputs))
         sources.attach(graph)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 import torch
 
-from . import endings, prims, regions, sources
+from ..errors import ShardError
+from . import endings, nesting, prims, regions, sources
 from .custom_ops import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -18,6 +20,10 @@ NOT_RECOMPUTED = "torch.utils.checkpoint is computed and not recomputed: values 
 class Replay(torch.fx.Interpreter):
     """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients belong together."""
 
+    def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
+        super().__init__(graph)
+        self.nesting = nesting.Nesting(depth)
+
     def run_node(self, node: torch.fx.Node) -> Any:
         if node.target is prims.align:
             node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
@@ -25,18 +31,22 @@ class Replay(torch.fx.Interpreter):
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
             sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
-        if node.op == "call_function":
+        try:
+            if node.op == "call_function":
+                refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
+            return super().run_node(node)
+        except ShardError:
             self.extra_traceback = False  # our own error says all there is to say
-            refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
-            self.extra_traceback = True
-        return super().run_node(node)
+            raise
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
             warnings.warn(NOT_RECOMPUTED, stacklevel=2)
-            return Replay(args[0]).run(*args[1:])
+            return Replay(args[0], self.nesting.depth).run(*args[1:])
         if getattr(target, "_name", None) == "wrap":
-            return regions.wrap(Replay, *args)
+            return regions.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
+        if (name := getattr(target, "__name__", "")) in nesting.NAMES:
+            return self.nesting.call(target, name, args, kwargs)
         if target in endings.REPLAYED:
             return endings.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)

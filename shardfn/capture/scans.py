@@ -28,7 +28,7 @@ class Scanned:
     carries: int
     length: int
     reverse: bool
-    transposes: tuple[int, int] | None = None
+    transposes: tuple[int, int, int] | None = None
 
     def parts(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Consts, carries and rows, of one list."""
@@ -102,7 +102,7 @@ def _pulled(scan: Scanned, tensors: Any, entered: Any, cotangents: Any) -> list[
                 of_carries[k] = of_carries[k] + g
             return [*(s + g for s, g in zip(sums, of_consts, strict=True)), *of_carries, *of_rows]
 
-    made = Scanned(body, nc, nf + ni, scan.length, not scan.reverse, (nc, scan.carries))
+    made = Scanned(body, nc, nf + ni, scan.length, not scan.reverse, (nc, scan.carries, len(columns)))
     zeros = [torch.zeros_like(c) for c in floats_of(consts)]
     more = [*(ys[k] for k in given), *(of_entered[k] for k in again)]
     outs = _Scan.apply(made, *consts, *zeros, *begin, *entered, *columns, *more)

@@ -57,7 +57,7 @@ def _trim_scan(graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set
 def _rows_of_primal(scan: Scan) -> range:
     start = scan.consts + scan.carries
     assert scan.transposes is not None
-    return range(start, start + sum(scan.transposes))
+    return range(start, start + sum(scan.transposes[1:]))
 
 
 def _is_carry(scan: Scan, i: int) -> bool:
@@ -136,7 +136,7 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     """The scan that a transposed one belongs to, if it runs on the very same values."""
     assert scan.transposes is not None
-    consts, carries = scan.transposes
+    consts, carries, _ = scan.transposes
     rows = node.args[scan.consts + scan.carries :]
     if carries:
         sources = {x.all_input_nodes[0] for x in rows[:carries] if x.target is operator.getitem}
@@ -159,10 +159,9 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
 def _keep(graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> bool:
     forward, body = primal.target, scan.graphs[0]
     assert scan.transposes is not None
-    consts, carries = scan.transposes
+    consts, carries, rows = scan.transposes
     holders = body.find_nodes(op="placeholder")
     start = scan.consts + scan.carries
-    rows = len(primal.args) - consts - carries
     mine = [*holders[:consts], *holders[start : start + carries + rows]]  # the scan's own inputs, in its order
     known = {h: i >= consts for i, h in enumerate(mine)}  # what the scan itself computes -> whether a row or a carry is in it
     for n in body.nodes:

@@ -73,7 +73,7 @@ def _settle(
 
     A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
     """
-    carries = [_plain(natural(v, walk.axes)) for v in init]
+    carries = [_first_try(v, walk) for v in init]
     inner = walk.inside(graph, [*consts, *carries, *rows])
     for _ in range(ROUNDS):
         results = inner.results()[: len(carries)]
@@ -86,6 +86,13 @@ def _settle(
         carries, consts = moved, gathered
         inner = walk.inside(graph, [*consts, *carries, *rows])
     return carries, consts, inner
+
+
+def _first_try(init: Any, walk: Any) -> Marks:
+    """How a carry enters at first: zeros as a pending sum, which a run that does more than add to it reduces."""
+    if init.fill is not None and init.fill[1] == 0:
+        return ("sum",) * len(walk.axes.sizes)
+    return _plain(natural(init, walk.axes))
 
 
 def _entering(init: Any, marks: Marks, left: Marks) -> Marks:
