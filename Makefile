@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages conformance gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms conformance gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench-schedule: venv  ## what scheduling programs of up to 100,000 nodes costs
 
 bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link
 	$(BIN)/python -m bench.buckets
+
+bench-transforms: venv  ## scan over layers of any depth, and gradients of many samples next to torch.func
+	$(BIN)/python -m bench.transforms
 
 bench-stages: venv  ## what capture, partition and simulation of the demo's step cost
 	$(BIN)/python -m bench.stages

@@ -173,7 +173,7 @@ def _keep(graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, sca
     wider, places = _widened(forward.graphs[0], dict(zip(mine, forward.graphs[0].find_nodes(op="placeholder"), strict=True)), residuals)
     first = len(results(forward.graphs[0]))
     primal.target = attrs.evolve(forward, graphs=(wider,))
-    stacked = [torch.empty((forward.length, *r.meta["val"].shape), dtype=r.meta["val"].dtype, device=r.meta["val"].device) for r in places]
+    stacked = [x.new_empty((forward.length, *x.shape)) for x in places]
     primal.meta["val"] = [*primal.meta["val"], *stacked]
     with graph.inserting_before(node):
         for k, value in enumerate(stacked):
@@ -201,8 +201,11 @@ def _is_view_of_input(n: torch.fx.Node) -> bool:
 
 def _widened(
     graph: torch.fx.Graph, env: dict[torch.fx.Node, torch.fx.Node], wanted: list[torch.fx.Node]
-) -> tuple[torch.fx.Graph, list[torch.fx.Node]]:
-    """A graph with more results: values of another graph whose inputs are some of its own; what it has, it computes once."""
+) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    """A graph with more results, and those: values of another graph whose inputs are some of its own; what it has, it computes once.
+
+    They are turned so that their memory is in order: rows are stacked, and kernels read strides blindly.
+    """
     fresh, inner = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     have: dict[Any, torch.fx.Node] = {}
     for n in graph.nodes:
@@ -218,10 +221,24 @@ def _widened(
             env[n] = have.setdefault(_key(made), made)
             if env[n] is not made:
                 fresh.erase_node(made)
-    places = [env[n] for n in wanted]
+    places = [_turned(fresh, env[n], _order(n.meta["val"])) for n in wanted]
     (output,) = graph.find_nodes(op="output")
     fresh.output([*(inner[x] for x in output.args[0]), *places])
-    return fresh, places
+    return fresh, [x.meta["val"] for x in places]
+
+
+def _order(x: torch.Tensor) -> list[int]:
+    """The dims of a tensor from the slowest to the fastest in memory."""
+    return sorted(range(x.dim()), key=lambda d: (-x.stride(d), d))
+
+
+def _turned(graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]) -> torch.fx.Node:
+    """A value with its dims in another order; itself, if that is the one it has."""
+    if order == sorted(order):
+        return node
+    made = graph.call_function(torch.ops.aten.permute.default, (node, order))
+    made.meta = {**node.meta, "val": node.meta["val"].permute(order)}
+    return made
 
 
 def _key(node: torch.fx.Node) -> Any:
@@ -234,9 +251,14 @@ def _reading(body: torch.fx.Graph, residuals: list[torch.fx.Node]) -> torch.fx.G
     fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for h in body.find_nodes(op="placeholder"):
         env[h] = copy_node(fresh, h, env)
+    held = {}
     for n in residuals:
-        env[n] = fresh.placeholder(f"kept_{n.name}")
-        env[n].meta = dict(n.meta)
+        held[n] = fresh.placeholder(f"kept_{n.name}")
+        x = n.meta["val"]
+        held[n].meta = {**n.meta, "val": x.new_empty([x.shape[d] for d in _order(x)])}
+    for n, holder in held.items():
+        order = _order(n.meta["val"])
+        env[n] = _turned(fresh, holder, [order.index(d) for d in range(len(order))])
     for n in body.nodes:
         if n.op == "output":
             fresh.output([env[x] for x in n.args[0]])
