@@ -15,6 +15,7 @@ from . import decompositions, prims, sources, substitutes
 from .custom_ops import Derivatives
 from .explain import explained, refuse_collectives, refuse_mutation
 from .printing import program_text
+from .recompute import recompute
 from .replay import Replay
 
 
@@ -74,6 +75,7 @@ def capture(
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
+    graph = torch.fx.GraphModule(graph, recompute(graph.graph))
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
     program = Program(

@@ -24,7 +24,8 @@ class Replay(torch.fx.Interpreter):
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
-            sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
+            inside = sources.regions(node.meta["custom"])
+            sources.follow_backward((x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside)
         if node.op == "call_function":
             self.extra_traceback = False  # our own error says all there is to say
             refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])

@@ -1,8 +1,10 @@
 """The transforms: one family per file."""
 
+from . import checkpoint_policies
 from ._accumulate import accumulate
 from ._bucketed_grad import bucketed_grad
 from ._check import check
+from ._checkpoint import checkpoint, checkpoint_name
 from ._compose import compose
 from ._constrain import constrain
 from ._grad import grad, value_and_grad
@@ -17,6 +19,9 @@ __all__ = [
     "accumulate",
     "bucketed_grad",
     "check",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "compose",
     "constrain",
     "distribute",
