@@ -74,7 +74,6 @@ def capture(
     except Exception as error:
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
-    graph.graph.eliminate_dead_code()
     graph = torch.fx.GraphModule(graph, recompute(graph.graph))
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)

@@ -22,6 +22,7 @@ OTHER_DOTS = (
     aten._scaled_dot_product_fused_attention_overrideable, aten._scaled_dot_product_attention_math,
 )  # fmt: skip
 
+EVERYTHING = "everything_saveable"
 Names = frozenset[str]
 Policy = Callable[[torch.fx.Node, Names], bool]  # whether a forward value, which has these names, is kept
 
@@ -38,7 +39,7 @@ def _is_dot_without_batch(node: torch.fx.Node, _: Names) -> bool:
 
 
 PLAIN: dict[str, Policy] = {
-    "everything_saveable": lambda node, names: True,
+    EVERYTHING: lambda node, names: True,
     "nothing_saveable": lambda node, names: False,
     "dots_saveable": _is_dot,
     "checkpoint_dots": _is_dot,

@@ -34,9 +34,10 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
         graph: functional ATen; nodes carry `val`, `phase` and `custom`. It is not changed.
 
     Returns:
-        A new graph with the same inputs and outputs; the ops of `checkpoint_name` are gone, and noted in `custom` as `names`.
+        A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are gone, and noted in `custom` as `names`.
     """
     graph = _copied(graph)
+    graph.eliminate_dead_code()
     _note_names(graph)
     members: dict[str, list[torch.fx.Node]] = {}
     for node in graph.nodes:
@@ -174,8 +175,9 @@ class _Region:
 
     def reads(self, node: torch.fx.Node) -> bool:
         """Whether a node belongs to this call's backward; one of which nothing is known does."""
-        noted = _noted(node)
-        return _is_backward(node) and node.target not in SHAPE_ONLY and self.key not in noted and self.key in noted.get("inside", (self.key,))
+        if not _is_backward(node) or node.target in SHAPE_ONLY or self.key in _noted(node):
+            return False
+        return self.key in _noted(node).get("inside", (self.key,))
 
     def serve(self, reader: torch.fx.Node) -> None:
         """Have one backward node read copies of what is lost, made right before it, and the rest as the copies read it."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
+from ..errors import CaptureError, problem
 from . import prims, sources
 from .custom_ops import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
-NOT_RECOMPUTED = "torch.utils.checkpoint is computed and not recomputed: values are right, and no memory is saved"
+CONTEXTS = "_checkpoint_context_fn"  # where it keeps a context_fn
 
 
 class Replay(torch.fx.Interpreter):
@@ -34,6 +34,23 @@ class Replay(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
-            warnings.warn(NOT_RECOMPUTED, stacklevel=2)
-            return Replay(args[0]).run(*args[1:])
+            return Replay(_checkpointed(args[0])).run(*args[1:])
         return super().call_function(target, args, kwargs)
+
+
+def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """What torch.utils.checkpoint calls, its nodes noted as those of one call that keeps nothing.
+
+    Raises:
+        CaptureError: it says with a context_fn what to keep.
+    """
+    if called.meta.get(CONTEXTS) is not None:
+        fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
+        source = next((line for n in called.graph.nodes if (line := sources.line_of(n.meta.get("stack_trace")))), None)
+        text = problem("torch.utils.checkpoint", "it has a context_fn", needed="none", fix=fix, source=source)
+        raise CaptureError(text, source=source, fix=fix)
+    around = sources.regions(torch.fx.traceback.get_current_meta().get("custom") or {})
+    noted = {**around, sources.fresh_region(): "nothing_saveable"}
+    for node in called.graph.nodes:
+        node.meta["custom"] = {**node.meta.get("custom", {}), **noted}
+    return called

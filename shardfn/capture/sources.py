@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from . import policies
 
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(os.path.dirname(__file__))
@@ -53,6 +54,11 @@ def _note(number: int, inside: dict[str, str], gradients: Any) -> None:
 def regions(noted: dict[str, Any]) -> dict[str, str]:
     """The checkpointed calls that a node's notes put it in, with their policies."""
     return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
+
+
+def is_checkpointed(noted: dict[str, Any]) -> bool:
+    """Whether a node's notes put it in a checkpointed call that does not keep everything."""
+    return any(policy != policies.EVERYTHING for policy in regions(noted).values())
 
 
 def inside(region: str, policy: str) -> Any:

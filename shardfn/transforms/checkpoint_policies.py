@@ -10,7 +10,7 @@ from ..capture import policies
 everything_saveable = "everything_saveable"  # keep all that the backward reads, as without `checkpoint`
 nothing_saveable = "nothing_saveable"  # keep only what goes in
 dots_saveable = checkpoint_dots = "dots_saveable"  # keep the results of matrix products, attention and convolutions
-dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = "dots_with_no_batch_dims_saveable"  # of matrices, not batches of them
+dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = "dots_with_no_batch_dims_saveable"  # not of batches
 
 
 def save_only_these_names(*names: str) -> str:
