@@ -12,9 +12,9 @@ import attrs
 import torch
 
 from . import policies, prims, sources
+from .drawing import draws
 
 aten = torch.ops.aten
-RANDOM = torch.Tag.nondeterministic_seeded
 SHAPE_ONLY = {  # read a tensor for its shape alone
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.new_full.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.new_empty_strided.default,
@@ -90,12 +90,15 @@ def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _note_names(graph: torch.fx.Graph) -> None:
-    """Note each name on the value that it names, and take the op that gave it out."""
+    """Note each name on the value that it names, and on what that is a mere view of, and take the op that gave it out."""
     for node in graph.find_nodes(op="call_function", target=prims.NAME):
         value, name = node.args
-        value.meta["custom"] = {**_noted(value), "names": (*names_of(value), name)}
         node.replace_all_uses_with(value)
         graph.erase_node(node)
+        while value is not None:
+            value.meta["custom"] = {**_noted(value), "names": (*names_of(value), name)}
+            under = value.all_input_nodes[0] if value.op == "call_function" and _is_view(value) else None
+            value = under if under is not None and under.meta["val"].numel() == value.meta["val"].numel() else None
 
 
 def _noted(node: torch.fx.Node) -> dict[str, Any]:
@@ -199,7 +202,7 @@ class _Region:
         names = frozenset(names_of(node))
         if _is_item(node):
             return self.is_lost(node.args[0]) and not (names and self.keeps(node, names))
-        return RANDOM not in getattr(node.target, "tags", ()) and not self.keeps(node, names)
+        return not draws(node) and not self.keeps(node, names)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
         """What the backward reads for a value, as far as it was made."""

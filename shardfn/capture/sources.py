@@ -66,6 +66,11 @@ def inside(region: str, policy: str) -> Any:
     return torch.fx.traceback.annotate({region: policy})
 
 
+def as_backward() -> Any:
+    """Have what is captured inside be of the backward."""
+    return torch.fx.traceback.annotate({"phase": "backward"})
+
+
 @_compat.constant_in_graph
 def fresh_region() -> str:
     """The note of one more checkpointed call."""

@@ -10,12 +10,15 @@ from ._constrain import constrain
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp
+from ._residuals import Residual, Residuals, saved_residuals
 from ._rule import rule
 from ._shard import shard
 from ._values import distribute, from_local, full
 from ._vmap import vmap
 
 __all__ = [
+    "Residual",
+    "Residuals",
     "accumulate",
     "bucketed_grad",
     "check",
@@ -34,6 +37,7 @@ __all__ = [
     "jvp",
     "linearize",
     "rule",
+    "saved_residuals",
     "shard",
     "value_and_grad",
     "vjp",
