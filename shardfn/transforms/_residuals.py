@@ -103,7 +103,7 @@ class _Backward(Transformed):
             out = _tree.quick_leaves((self.fn(*_tree.refill(args, iter(filled)), **kwargs),))
             return tuple([x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()])
 
-        values, pull = torch.func.vjp(flat, *[leaves[i] for i in numbers])
+        values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
         refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(values))
         with sources.as_backward():
             cotangents = tuple([torch.ones_like(x) for x in values])
