@@ -132,9 +132,10 @@ def main() -> None:
     print(f"{BLOCKS} blocks of B {BATCH}, T {CONTEXT}, C {WIDTH}; medians of {ROUNDS}, interleaved, one thread")
     for name, step in steps.items():
         base = "eager, kept" if name.startswith("eager") else "kept"
-        of_block = f"{residuals[name] / 2**20:6.2f} MiB a block ({1 - residuals[name] / residuals['kept']:4.0%} less)" if name in residuals else ""
+        kept = residuals.get(name)
+        of_block = "" if kept is None else f"{kept / 2**20:6.2f} MiB a block ({1 - kept / residuals['kept']:4.0%} less)"
         said = f"{taken[name] * 1e3:7.1f} ms ({taken[name] / taken[base]:.2f} x)"
-        print(f"{name:<38} {said}  peak {peak(step) / 2**20:6.1f} MiB  {of_block}")
+        print(f"{name:<38} {said}  peak {peak(step) / 2**20:6.1f} MiB  {of_block}".rstrip())
     saved = 1 - residuals["checkpoint, nothing kept"] / residuals["kept"]
     slower = taken["checkpoint, nothing kept"] / taken["kept"]
     print(f"saved {saved:.0%} (at least {SAVED:.0%}) at {slower:.2f} x the time (at most {SLOWER})")

@@ -59,14 +59,15 @@ def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
     """What a forward keeps for its backward: the inputs and forward values that backward nodes read.
 
     Args:
-        graph: nodes carry `val` and `phase`.
+        graph: nodes carry `val` and `phase`; `outermost` in `custom` tells a backward from one that is differentiated itself.
 
     Returns:
         In order, each once: the nodes that own the memory; for a view, what it looks at.
     """
-    read = [x for node in graph.nodes if _is_backward(node) and node.target not in SHAPE_ONLY for x in node.all_input_nodes]
-    kept = {owner_of(x) for x in read if not _is_backward(x)}
-    return [node for node in graph.nodes if node in kept and not _is_backward(node)]
+    backward = [node for node in graph.nodes if _is_backward(node)]
+    late = {node for node in backward if _noted(node).get(sources.OUTERMOST)} or set(backward)
+    kept = {owner_of(x) for node in late if node.target not in SHAPE_ONLY for x in node.all_input_nodes if x not in late}
+    return [node for node in graph.nodes if node in kept]
 
 
 def owner_of(node: torch.fx.Node) -> torch.fx.Node:
@@ -124,21 +125,25 @@ def _is_item(node: torch.fx.Node) -> bool:
 def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
     """For each backward node a value of the backward that is there before it: one that it reads, or else the last one made.
 
-    Constants do not count, for they may be made at any time; nor do reduced gradients, for which it would have to wait.
+    Constants do not count, for they may be made at any time; nor does what is of a call's own forward, such as a gradient
+    inside of it; nor, if the node does not read them itself, do gradients that may have to be reduced first.
     """
     found: dict[torch.fx.Node, torch.fx.Node | None] = {}
     fixed, good = set[torch.fx.Node](), set[torch.fx.Node]()
-    last = None
+    last: dict[frozenset[str], torch.fx.Node] = {}  # by the calls that a node is in; the latest comes last
     for node in graph.nodes:
         if node.op == "call_function" and (node.target in SHAPE_ONLY or fixed.issuperset(node.all_input_nodes)):
             fixed.add(node)
         if _is_backward(node):
-            found[node] = next((x for x in node.all_input_nodes if x in good), last)
+            around = frozenset(_regions(node))
+            near = (x for x in node.all_input_nodes if x in good and around.issuperset(_regions(x)))
+            found[node] = next(near, None) or next((x for calls, x in reversed(last.items()) if calls <= around), None)
             value = node.meta.get("val")
-            floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-            if node not in fixed and floating and node.target is not prims.ALIGN:
+            if node not in fixed and isinstance(value, torch.Tensor) and value.is_floating_point():
                 good.add(node)
-                last = node
+                if node.target is not prims.ALIGN:
+                    last.pop(around, None)
+                    last[around] = node
     return found
 
 
@@ -234,9 +239,10 @@ class _Region:
 
     def about(self, node: torch.fx.Node, reader: torch.fx.Node) -> dict[str, Any]:
         """The meta of what is made from a node for a reader; it is where the reader is."""
-        regions, noted = _regions(node), _noted(node)
-        plain = {key: said for key, said in noted.items() if key not in regions and key not in ("names", "belongs_to")}
-        return {**node.meta, "phase": "backward", "custom": {**plain, **_regions(reader), "phase": "backward", "inside": self.around}}
+        noted = _noted(node)
+        plain = {key: said for key, said in noted.items() if key not in sources.place(noted) and key not in ("names", "belongs_to")}
+        there = sources.place(_noted(reader))
+        return {**node.meta, "phase": "backward", "custom": {**plain, **there, "phase": "backward", "inside": self.around}}
 
 
 def _is_early(node: torch.fx.Node) -> bool:

@@ -24,7 +24,7 @@ class Replay(torch.fx.Interpreter):
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
-            inside = sources.regions(node.meta["custom"])
+            inside = sources.place(node.meta["custom"])
             sources.follow_backward((x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside)
         if node.op == "call_function":
             self.extra_traceback = False  # our own error says all there is to say
@@ -34,7 +34,10 @@ class Replay(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
-            return Replay(_checkpointed(args[0])).run(*args[1:])
+            self.extra_traceback = False
+            called = _checkpointed(args[0])
+            self.extra_traceback = True
+            return Replay(called).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
 

@@ -20,6 +20,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__))
 _MODELS = os.path.join(_OURS, "demo")
 ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
 REGION = "checkpoint="  # with a number behind it: one call of a checkpointed function; its policy is the value
+OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
 _numbers = itertools.count()  # one for each such call, so that no two captures, one inside the other, share any
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -30,12 +31,12 @@ def is_ours(file: str) -> bool:
     return library or file.startswith(_TORCH) or (file.startswith(_OURS) and not file.startswith(_MODELS))
 
 
-def follow_backward(roots: Iterable[Any], inside: dict[str, str]) -> None:
+def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
     """Have every node that a backward makes note the autograd sequence number of the forward op it belongs to.
 
     Args:
         roots: the autograd nodes that the backward starts from.
-        inside: the checkpointed calls that the grad call itself is in.
+        inside: the place of the grad call itself.
     """
     seen, queue = set(), [fn for fn in roots if fn is not None]
     while queue:
@@ -47,13 +48,18 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, str]) -> None:
         queue += [after for after, _ in fn.next_functions if after is not None]
 
 
-def _note(number: int, inside: dict[str, str], gradients: Any) -> None:
+def _note(number: int, inside: dict[str, Any], gradients: Any) -> None:
     torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number, **inside}
 
 
 def regions(noted: dict[str, Any]) -> dict[str, str]:
     """The checkpointed calls that a node's notes put it in, with their policies."""
     return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
+
+
+def place(noted: dict[str, Any]) -> dict[str, Any]:
+    """Where a node's notes put it: in which checkpointed calls, and whether in the outermost backward."""
+    return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
 
 
 def is_checkpointed(noted: dict[str, Any]) -> bool:
@@ -67,8 +73,8 @@ def inside(region: str, policy: str) -> Any:
 
 
 def as_backward() -> Any:
-    """Have what is captured inside be of the backward."""
-    return torch.fx.traceback.annotate({"phase": "backward"})
+    """Have what is captured inside be of the backward, and not of one that is differentiated."""
+    return torch.fx.traceback.annotate({"phase": "backward", OUTERMOST: True})
 
 
 @_compat.constant_in_graph

@@ -52,6 +52,7 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
 
     Raises:
         ShardError: a policy that is none.
+        TreeError: no function.
 
     Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174.
 
@@ -67,7 +68,11 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
         text = problem("checkpoint, policy", f"a {type(text).__name__}", needed="a text", fix=fix)
         raise ShardError(text, fix=fix)
     policies.check("checkpoint, policy", text)
-    return functools.partial(checkpoint, policy=text) if fn is None else Checkpoint((fn,), text)
+    if fn is None:
+        return functools.partial(checkpoint, policy=text)
+    if not callable(fn):
+        raise TreeError(problem("checkpoint", f"a {type(fn).__name__}", needed="a function", fix="checkpoint(fn, policy=...)"))
+    return Checkpoint((fn,), text)
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

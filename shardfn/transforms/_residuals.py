@@ -106,8 +106,7 @@ class _Backward(Transformed):
         values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
         refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(values))
         with sources.as_backward():
-            cotangents = tuple([torch.ones_like(x) for x in values])
-        return pull(cotangents)
+            return pull(tuple([torch.ones_like(x) for x in values]))
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
