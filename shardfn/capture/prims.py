@@ -36,6 +36,7 @@ def prim_name(x: torch.Tensor, name: str) -> torch.Tensor:
 
 prim_name.register_fake(lambda x, name: torch.empty_like(x))
 NAME, ALIGN = torch.ops.shardfn.prim_name.default, torch.ops.shardfn.prim_align.default
+REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
 
 _own = torch.library.Library("shardfn", "FRAGMENT")
 _own.define("after(Tensor(a) x, Tensor token) -> Tensor(a)")

@@ -19,7 +19,7 @@ SHAPE_ONLY = {  # read a tensor for its shape alone
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.new_full.default,
     aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.new_empty_strided.default,
 }  # fmt: skip
-SAME_MEMORY = {aten._unsafe_view.default}  # and whatever torch calls a view
+SAME_MEMORY = {aten._unsafe_view.default, prims.ALIGN, prims.REDISTRIBUTE}  # and whatever torch calls a view
 
 
 def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -47,8 +47,9 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
         work = _Work(members, _tokens(graph))
         inner_first = sorted(members, key=lambda key: (len(members[key]), -int(key.removeprefix(sources.REGION))))
         policy = {key: policies.read(_regions(nodes[0])[key]) for key, nodes in members.items()}
-        for i, key in enumerate(inner_first):
-            around = tuple(other for other in _regions(members[key][0]) if other in inner_first[i + 1 :])
+        depth = {key: i for i, key in enumerate(inner_first)}
+        for key in inner_first:
+            around = tuple(other for other in _regions(members[key][0]) if depth[other] > depth[key])
             _Region(graph, work, key, policy[key], around).recompute()
         graph.eliminate_dead_code()
         graph.lint()

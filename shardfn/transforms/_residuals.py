@@ -101,10 +101,11 @@ class _Backward(Transformed):
             for i, x in zip(numbers, primals, strict=True):
                 filled[i] = x
             out = _tree.quick_leaves((self.fn(*_tree.refill(args, iter(filled)), **kwargs),))
-            return tuple([x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()])
+            floating = [x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(floating))
+            return tuple(floating)
 
         values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
-        refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(values))
         with sources.as_backward():
             return pull(tuple([torch.ones_like(x) for x in values]))
 
