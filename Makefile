@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages conformance gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages bench-remat conformance gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP,
 
 bench-stages: venv  ## what capture, partition and simulation of the demo's step cost
 	$(BIN)/python -m bench.stages
+
+bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
+	$(BIN)/python -m bench.remat
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from . import policies, prims, sources
+from .copying import copied
 from .drawing import draws
 
 aten = torch.ops.aten
@@ -36,7 +37,7 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
     Returns:
         A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are gone, and noted in `custom` as `names`.
     """
-    graph = _copied(graph)
+    graph = copied(graph)
     graph.eliminate_dead_code()
     _note_names(graph)
     members: dict[str, list[torch.fx.Node]] = {}
@@ -81,14 +82,6 @@ def owner_of(node: torch.fx.Node) -> torch.fx.Node:
 def names_of(node: torch.fx.Node) -> tuple[str, ...]:
     """The names that `checkpoint_name` gave to a value."""
     return _noted(node).get("names", ())
-
-
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-    for node in graph.nodes:
-        copy = env[node] = fresh.node_copy(node, env.__getitem__)
-        copy.name, copy.meta = node.name, dict(node.meta)
-    return fresh
 
 
 def _note_names(graph: torch.fx.Graph) -> None:

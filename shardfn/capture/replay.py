@@ -8,6 +8,7 @@ import torch
 
 from ..errors import CaptureError, problem
 from . import prims, sources
+from .copying import copied
 from .custom_ops import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -54,6 +55,7 @@ def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
         raise CaptureError(text, source=source, fix=fix)
     around = sources.regions(torch.fx.traceback.get_current_meta().get("custom") or {})
     noted = {**around, sources.fresh_region(): "nothing_saveable"}
-    for node in called.graph.nodes:
+    graph = copied(called.graph)
+    for node in graph.nodes:
         node.meta["custom"] = {**node.meta.get("custom", {}), **noted}
-    return called
+    return torch.fx.GraphModule(called, graph)

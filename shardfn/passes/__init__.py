@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 
 from .._compat import paused_gc
+from ..capture.copying import copied
 from ._bucket import bucket
 from ._check import check
-from ._copy import copied
 from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._copy import copied
+from ..capture.copying import copied
 from .agenda import Agenda
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default

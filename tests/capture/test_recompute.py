@@ -265,7 +265,7 @@ def test_a_tower_of_thousands_of_calls_computes_each_once_more() -> None:
 def test_a_call_of_thousands_of_ops_is_computed_again_as_one() -> None:
     j = Joint()
     values = [j.x]
-    for _ in range(5000):
+    for _ in range(2000):
         values.append(j.forward(aten.exp.default, values[-1], regions=(1,)))
     b = j.backward(aten.mul.Tensor, j.backward(aten.neg.default, j.g), values[-1], inside=(1,))
-    assert text(recompute(j.out(values[-1], b))).count("= exp(") == 10000
+    assert text(recompute(j.out(values[-1], b))).count("= exp(") == 4000

@@ -268,6 +268,7 @@ WORLDS: dict[str, tuple[dict[str, int], str, Any]] = {
     "fully sharded 3": ({"dp": 3}, "fully_sharded", P("dp")),
     "tensor parallel 3": ({"tp": 3}, "tensor_parallel", P()),
     "2 x 4": ({"dp": 2, "tp": 4}, "tensor_parallel", P("dp")),
+    "some ranks without rows": ({"dp": 5}, "fully_sharded", P("dp")),
     "2 x 4 mixed": ({"dp": 2, "tp": 4}, "mixed", P("dp")),
 }
 
@@ -376,6 +377,25 @@ def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
     assert matrices["backward"] == 7, "all but tok and pos, whose gradients do not need them"
 
 
+def test_the_barrier_is_nothing_that_is_computed_whole() -> None:
+    with sf.fake_world(2):
+        low = sf.shard(sf.grad(remat()), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), implicit_comm="error").lower(W_, X)
+    assert low.fallbacks == () and "after" in counts(low.program)
+    assert [(c.kind, c.implicit) for c in low.collectives] == [("all_reduce", False)] * 3
+
+
+def test_microbatches_of_checkpointed_calls_add_up() -> None:
+    rows = torch.cat([X, V])
+    step = sf.accumulate(sf.value_and_grad(remat()), microbatches=2)
+    close(step(W_, rows), torch.func.grad_and_value(plain)(W_, rows)[::-1])
+    assert counts(step.trace(W_, rows).program)["tanh"] == 12
+
+
+def test_it_composes() -> None:
+    both = sf.compose(sf.checkpoint(policy=checkpoint_policies.dots_saveable), sf.value_and_grad)
+    close(both(loss)(W_, X), torch.func.grad_and_value(plain)(W_, X)[::-1])
+
+
 def test_the_peak_of_a_deep_program_falls() -> None:
     w = tuple(W * 4)
     with sf.fake_world(2):
@@ -399,7 +419,7 @@ def test_a_second_call_captures_nothing() -> None:
 
 
 def on_ranks() -> Any:
-    """(results, products in the code, reads of after) of Inductor's step on this rank, and its collectives."""
+    """(results, products in the code, barriers in the code) of each backend's step on this rank; and a donated step's results."""
     params, (x, y) = models.gpt_params(1), models.tokens(8)
     found = {}
     for name, policy in {"nothing": None, "everything": checkpoint_policies.everything_saveable}.items():
@@ -407,19 +427,41 @@ def on_ranks() -> Any:
             step = place({"dp": 2}, "fully_sharded", P("dp"), gpt_step(policy), params, backend)
             code = step.compile(params, x, y).code
             found[name, backend] = (sf.full(step(params, x, y)), code.count(".mm(") + code.count(".addmm("), code.count("after.default("))
-    return found
+    return found, donated()
 
 
-def test_compiled_code_computes_again_on_real_ranks() -> None:
+def donated() -> Any:
+    """Two steps of a function of its donated argument, which the backward reads behind the barrier; with and without a mesh."""
+    fn = sf.checkpoint(lambda w: w.exp().sin())
+    step = lambda w: w - 0.1 * sf.grad(lambda w: (fn(w).sin() * V).sum())(w)
+    mesh = sf.make_mesh((2,), ("dp",))
+    made = sf.shard(step, mesh, (P("dp"),), donate_argnums=(0,))
+    w = sf.distribute(X.clone(), mesh, P("dp"))
+    assert "after.default(" in made.compile(w).code
+    return sf.full(made(made(w))), step(step(X))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Any]:
+    """What `on_ranks` found on each of two Gloo ranks."""
+    return run_ranks(2, on_ranks)
+
+
+def test_compiled_code_computes_again_on_real_ranks(ranks: list[Any]) -> None:
     params, (x, y) = models.gpt_params(1), models.tokens(8)
     wanted = models.oracle(models.gpt_loss, params, x, y)
-    for found in run_ranks(2, on_ranks):
+    for found, _ in ranks:
         for got, _, _ in found.values():
             for a, b in zip(leaves(got), leaves(wanted), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
         (_, again, barriers), (_, once, none) = found["nothing", "inductor"], found["everything", "inductor"]
         assert again == once + 5, "q, k, v, o and up; the result of down is not needed again"
         assert barriers > 0 == none
+
+
+def test_a_donated_argument_is_read_again_before_it_is_overwritten(ranks: list[Any]) -> None:
+    for _, (got, wanted) in ranks:
+        close(got, wanted)
 
 
 # torch.utils.checkpoint
