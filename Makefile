@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms conformance gpu-check sizes clean
+.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat conformance gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ bench-transforms: venv  ## scan over layers of any depth, and gradients of many 
 
 bench-stages: venv  ## what capture, partition and simulation of the demo's step cost
 	$(BIN)/python -m bench.stages
+
+bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
+	$(BIN)/python -m bench.remat
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

@@ -15,6 +15,7 @@ from . import decompositions, endings, prims, simplify, sources, substitutes
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
+from .recompute import recompute
 from .recording import functional, lifted_constants, recording
 from .replay import Replay
 
@@ -77,6 +78,8 @@ def capture(
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
     simplify.simplify(graph.graph)
+    graph = torch.fx.GraphModule(graph, recompute(graph.graph))
+    simplify.trim(graph.graph)
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
     program = Program(

@@ -80,7 +80,7 @@ def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outs = body(*filled(consts, floats))
-            sources.follow_backward(outs[k].grad_fn for k in given)
+            sources.follow_backward((outs[k].grad_fn for k in given), {})
             return tuple(outs[k] for k in given)
 
         with sources.kept():

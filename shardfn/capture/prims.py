@@ -28,6 +28,22 @@ prim_redistribute.register_fake(lambda x, placements: torch.empty_like(x))
 prim_align.register_fake(lambda x, like, wish: torch.empty_like(x))
 
 
+@torch.library.custom_op("shardfn::prim_name", mutates_args=())
+def prim_name(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x, under a name that policies of checkpointed calls know; no Program holds it in the end."""
+    return x.clone()
+
+
+prim_name.register_fake(lambda x, name: torch.empty_like(x))
+NAME, ALIGN = torch.ops.shardfn.prim_name.default, torch.ops.shardfn.prim_align.default
+REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
+
+_own = torch.library.Library("shardfn", "FRAGMENT")
+_own.define("after(Tensor(a) x, Tensor token) -> Tensor(a)")
+_own.impl("after", lambda x, token: torch.ops.aten.alias.default(x), "CompositeExplicitAutograd")
+AFTER = torch.ops.shardfn.after.default  # x itself, but not before the token is there
+
+
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(x: torch.Tensor, placements: str) -> torch.Tensor:
@@ -79,6 +95,34 @@ class _Align(torch.autograd.Function):
         return _Align.apply(x.movedim(x_dim, 0), like, wish), 0
 
 
+class _Name(torch.autograd.Function):
+    """Tangents and cotangents have no name."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, name: str) -> torch.Tensor:
+        return prim_name(x, name)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return cotangent, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
+        return tangent.view_as(tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, name: str) -> Any:
+        return _Name.apply(x, name), in_dims[0]
+
+
+def named(x: torch.Tensor, name: str) -> torch.Tensor:
+    """`prim_name`, right under every transform."""
+    return _Name.apply(x, name)
+
+
 def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
     """`prim_redistribute`, right under every transform."""
     return _Redistribute.apply(x, placements)
@@ -93,3 +137,4 @@ def install() -> None:
     """Have Dynamo leave the prims whole; capture calls this before it traces."""
     _compat.keep_in_graph(redistribute)
     _compat.keep_in_graph(align)
+    _compat.keep_in_graph(named)

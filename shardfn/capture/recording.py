@@ -18,6 +18,7 @@ from ..errors import CaptureError, problem
 from ..loops import Loop, shapes_of
 from . import simplify, sources
 from .explain import refuse_collectives, refuse_mutation
+from .recompute import recompute
 
 
 @attrs.frozen(eq=False)
@@ -75,9 +76,10 @@ def traced(fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str) 
         graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["a value that enters it"] * len(inputs))
         sources.attach(graph)
         constants = lifted_constants(graph, _recording.get().mode, name)
-        graph.graph.eliminate_dead_code()
         simplify.simplify(graph.graph)
-    return graph.graph, constants
+        body = recompute(graph.graph)
+        simplify.trim(body)
+    return body, constants
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

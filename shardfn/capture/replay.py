@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 import torch
 
-from ..errors import ShardError
+from ..errors import CaptureError, ShardError, problem
 from . import endings, nesting, prims, regions, sources
+from .copying import copied
 from .custom_ops import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
-NOT_RECOMPUTED = "torch.utils.checkpoint is computed and not recomputed: values are right, and no memory is saved"
+CONTEXTS = "_checkpoint_context_fn"  # where it keeps a context_fn
 
 
 class Replay(torch.fx.Interpreter):
@@ -30,7 +30,8 @@ class Replay(torch.fx.Interpreter):
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
-            sources.follow_backward(x.grad_fn for x in outputs if isinstance(x, torch.Tensor))
+            inside = sources.place(node.meta["custom"])
+            sources.follow_backward((x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside)
         try:
             if node.op == "call_function":
                 refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
@@ -41,8 +42,7 @@ class Replay(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
-            warnings.warn(NOT_RECOMPUTED, stacklevel=2)
-            return Replay(args[0], self.nesting.depth).run(*args[1:])
+            return Replay(_checkpointed(args[0]), self.nesting.depth).run(*args[1:])
         if getattr(target, "_name", None) == "wrap":
             return regions.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
         if (name := getattr(target, "__name__", "")) in nesting.NAMES:
@@ -50,3 +50,22 @@ class Replay(torch.fx.Interpreter):
         if target in endings.REPLAYED:
             return endings.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """What torch.utils.checkpoint calls, its nodes noted as those of one call that keeps nothing.
+
+    Raises:
+        CaptureError: it says with a context_fn what to keep.
+    """
+    if called.meta.get(CONTEXTS) is not None:
+        fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
+        source = next((line for n in called.graph.nodes if (line := sources.line_of(n.meta.get("stack_trace")))), None)
+        text = problem("torch.utils.checkpoint", "it has a context_fn", needed="none", fix=fix, source=source)
+        raise CaptureError(text, source=source, fix=fix)
+    around = sources.regions(torch.fx.traceback.get_current_meta().get("custom") or {})
+    noted = {**around, sources.fresh_region(): "nothing_saveable"}
+    graph = copied(called.graph)
+    for node in graph.nodes:
+        node.meta["custom"] = {**node.meta.get("custom", {}), **noted}
+    return torch.fx.GraphModule(called, graph)

@@ -90,7 +90,7 @@ def _pulled(scan: Scanned, tensors: Any, entered: Any, cotangents: Any) -> list[
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outs = scan.body(*filled(like, floats))
             wanted = [*floats_of(outs[: scan.carries]), *(outs[scan.carries + k] for k in given)]
-            sources.follow_backward(x.grad_fn for x in wanted)
+            sources.follow_backward((x.grad_fn for x in wanted), {})
             return tuple(wanted)
 
         with sources.kept():

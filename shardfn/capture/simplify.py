@@ -11,8 +11,6 @@ import torch
 
 from ..loops import Branch, Scan, results
 
-CHECKPOINT = "checkpoint="  # how a node is marked that is to be computed again
-
 
 def simplify(graph: torch.fx.Graph) -> None:
     """Trim the loops of a graph, have scans keep what their transposes read, and trim again."""
@@ -124,7 +122,8 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
     """Have each scan keep what its transpose would compute again, row by row; whether any does.
 
     The transpose's graph starts with the scan's own, on the carries that entered each run. What of it the rest reads becomes
-    another result of the scan and another row of the transpose: but not views, and not what a checkpoint wants computed again.
+    another result of the scan and another row of the transpose. Views do not, nor what a checkpoint has computed again, which
+    is of the backward.
     """
     found = False
     for node in list(graph.nodes):
@@ -165,7 +164,7 @@ def _keep(graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, sca
     mine = [*holders[:consts], *holders[start : start + carries + rows]]  # the scan's own inputs, in its order
     known = {h: i >= consts for i, h in enumerate(mine)}  # what the scan itself computes -> whether a row or a carry is in it
     for n in body.nodes:
-        if n.op == "call_function" and all(x in known for x in n.all_input_nodes):
+        if n.op == "call_function" and n.meta["phase"] == "forward" and all(x in known for x in n.all_input_nodes):
             known[n] = any(known[x] for x in n.all_input_nodes)
     residuals = [n for n in known if _is_kept(n, known)]
     if not residuals:
@@ -187,9 +186,7 @@ def _keep(graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, sca
 def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
     if n.op == "placeholder" or not known[n] or not isinstance(n.meta.get("val"), torch.Tensor):
         return False
-    if all(user in known and user.op != "output" for user in n.users) or _is_view_of_input(n):
-        return False
-    return not any(key.startswith(CHECKPOINT) for key in n.meta.get("custom") or {})
+    return not (all(user in known and user.op != "output" for user in n.users) or _is_view_of_input(n))
 
 
 def _is_view_of_input(n: torch.fx.Node) -> bool:

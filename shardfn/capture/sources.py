@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -12,10 +13,16 @@ from typing import Any
 
 import torch
 
+from .. import _compat
+from . import policies
+
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _MODELS = os.path.join(_OURS, "demo")
 ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
+REGION = "checkpoint="  # with a number behind it: one call of a checkpointed function; its policy is the value
+OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
+_numbers = itertools.count()  # one for each such call, so that no two captures, one inside the other, share any
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -25,20 +32,56 @@ def is_ours(file: str) -> bool:
     return library or file.startswith(_TORCH) or (file.startswith(_OURS) and not file.startswith(_MODELS))
 
 
-def follow_backward(roots: Iterable[Any]) -> None:
-    """Have every node that a backward makes note the autograd sequence number of the forward op it belongs to."""
+def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
+    """Have every node that a backward makes note the autograd sequence number of the forward op it belongs to.
+
+    Args:
+        roots: the autograd nodes that the backward starts from.
+        inside: the place of the grad call itself.
+    """
     seen, queue = set(), [fn for fn in roots if fn is not None]
     while queue:
         fn = queue.pop()
         if fn in seen:
             continue
         seen.add(fn)
-        fn.register_prehook(functools.partial(_note, fn._sequence_nr()))
+        fn.register_prehook(functools.partial(_note, fn._sequence_nr(), inside))
         queue += [after for after, _ in fn.next_functions if after is not None]
 
 
-def _note(number: int, gradients: Any) -> None:
-    torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number}
+def _note(number: int, inside: dict[str, Any], gradients: Any) -> None:
+    torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number, **inside}
+
+
+def regions(noted: dict[str, Any]) -> dict[str, str]:
+    """The checkpointed calls that a node's notes put it in, with their policies."""
+    return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
+
+
+def place(noted: dict[str, Any]) -> dict[str, Any]:
+    """Where a node's notes put it: in which checkpointed calls, and whether in the outermost backward."""
+    return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
+
+
+def is_checkpointed(noted: dict[str, Any]) -> bool:
+    """Whether a node's notes put it in a checkpointed call that does not keep everything."""
+    return any(policy != policies.EVERYTHING for policy in regions(noted).values())
+
+
+def inside(region: str, policy: str) -> Any:
+    """Have what is captured inside note that it is of a checkpointed call."""
+    return torch.fx.traceback.annotate({region: policy})
+
+
+def as_backward() -> Any:
+    """Have what is captured inside be of the backward, and not of one that is differentiated."""
+    return torch.fx.traceback.annotate({"phase": "backward", OUTERMOST: True})
+
+
+@_compat.constant_in_graph
+def fresh_region() -> str:
+    """The note of one more checkpointed call."""
+    return f"{REGION}{next(_numbers)}"
 
 
 @contextlib.contextmanager
@@ -61,7 +104,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
     torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
-    belong to.
+    belong to, and note as `inside` the checkpointed calls that this op is in.
     """
     numbers: list[int] = []  # of the ops so far, ascending, and those ops
     owners: list[torch.fx.Node] = []
@@ -74,6 +117,8 @@ def attach(graph: torch.fx.GraphModule) -> None:
         phase = noted.get("phase", "forward")
         asked = {key: True for key in (owner.meta["custom"] if owner else ()) if key.startswith(ASKS)}
         node.meta.update(phase=phase, source=line, custom={**noted, **asked, "phase": phase, "source": line})
+        if owner and phase == "backward" and "inside" not in noted:
+            node.meta["custom"]["inside"] = owner.meta["custom"].get("inside") or tuple(regions(owner.meta["custom"]))
         if line and node.meta.get("seq_nr", -1) > (numbers[-1] if numbers else -1):
             numbers.append(node.meta["seq_nr"])
             owners.append(node)

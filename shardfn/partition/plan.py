@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from ..buckets import Wish
+from ..capture import sources
 from ..errors import PlacementError, problem
 from ..loops import Loop
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
@@ -21,12 +22,15 @@ from .choice import Choice, OpCall
 from .nested import nest
 from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
+from .units import extended, in_units
 from .written_out import is_cut, written_out
 
 # A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
 EARLY = 0.25
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
+AFTER = "after"
+KEPT_TWICE = ("gather", "all_to_all", "halo")  # moves whose result would be kept beside what it is made of
 ADD = torch.ops.aten.add.Tensor
 
 
@@ -164,6 +168,8 @@ class Walk:
             self.constrain(node)
         elif op == ALIGN:
             self.align(node)
+        elif op == AFTER:
+            self.after(node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             like = self.values.get(node.args[0]) if node.target in rules.LIKE else None
             self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
@@ -224,6 +230,20 @@ class Walk:
         """A prim's result is its argument, at one placement."""
         self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
 
+    def after(self, node: torch.fx.Node) -> None:
+        """A value as it is, at every placement that it has, but not before another one is there."""
+        value, token = (self.values[x] for x in node.args)
+        there = next(iter(token.readable("backward")), None)
+        if value.fill is not None or there is None:
+            self.values[node] = value
+            return
+        slots: dict[Marks, tuple[steps.Slot, str | None]] = {}
+        for slot, only in value.slots.values():
+            if only in (None, "backward"):
+                slots[slot.marks] = (self.slot(value.fake, slot.marks), only)
+                self.steps.append(steps.Apply(node, (slot, there), (slots[slot.marks][0],)))
+        self.values[node] = attrs.evolve(value, slots=slots, users=len(node.users))
+
     def write_out(self, node: torch.fx.Node, call: OpCall, values: list[_Value]) -> None:
         """Place an op as the smaller ones that it is made of."""
         graph = written_out(call, node)
@@ -249,12 +269,24 @@ class Walk:
         unreduced = next((v.unreduced for v in values if v.unreduced), None)
         users = len(node.users)
         made = [_Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None) for o in outs]
+        if early and len(values) == len(outs) == 1:
+            self.rearrange(node, call, values[0], made[0])
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = made[0]
         elif result is not None:
             feed = iter(made)
             self.values[node] = [next(feed) if isinstance(r, torch.Tensor) else None for r in result]
+
+    def rearrange(self, node: torch.fx.Node, call: OpCall, value: _Value, made: _Value) -> None:
+        """Let a rearranged parameter be read off the parameter wherever that is, gathered or not, so that it is gathered once."""
+        choices = answered(rules.find(call.target), call, self.name, node)
+        for slot, only in list(value.slots.values()):
+            found = [next((out for (mine,), (out,) in choices if mine == mark), None) for mark in slot.marks]
+            marks = None if None in found else layout.canonical(call.outs[0].shape, found, self.axes.sizes)
+            if only in (None, node.meta["phase"]) and marks is not None and marks not in made.slots:
+                made.slots[marks] = (self.slot(call.outs[0], marks), only)
+                self.steps.append(steps.Apply(node, (slot,), (made.slots[marks][0],)))
 
     def call(self, node: torch.fx.Node) -> tuple[OpCall, list[_Value]]:
         nodes: list[torch.fx.Node] = []
@@ -273,7 +305,7 @@ class Walk:
         for axis in range(len(self.axes.sizes)):
             best, best_price = None, None
             for choice in choices:
-                for concrete in _in_units(choice, held, axis):
+                for concrete in in_units(choice, held, axis):
                     placed = self.fit(call, concrete, ins, outs)
                     if placed is None:
                         continue
@@ -288,8 +320,8 @@ class Walk:
     def fit(self, call: OpCall, choice: Choice, ins: list[Marks], outs: list[Marks]) -> tuple[list[Marks], list[Marks]] | None:
         """Extend the marks of the axes so far by one axis; None where a unit does not fit."""
         sizes = self.axes.sizes
-        new_ins = [_extend(x.shape, marks, m, sizes) for x, marks, m in zip(call.ins, ins, choice[0], strict=True)]
-        new_outs = [_extend(x.shape, marks, m, sizes) for x, marks, m in zip(call.outs, outs, choice[1], strict=True)]
+        new_ins = [extended(x.shape, marks, m, sizes) for x, marks, m in zip(call.ins, ins, choice[0], strict=True)]
+        new_outs = [extended(x.shape, marks, m, sizes) for x, marks, m in zip(call.outs, outs, choice[1], strict=True)]
         return None if None in new_ins or None in new_outs else (new_ins, new_outs)
 
     def price(self, call: OpCall, values: list[_Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
@@ -340,9 +372,10 @@ class Walk:
             raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
         self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
-        gathers = any(m.kind == "gather" for m in moves)
-        # a parameter that was gathered for the forward is gathered again for the backward, not kept in between
-        value.slots[marks] = (slot, phase if gathers and value.early else None)
+        again = KEPT_TWICE if sources.is_checkpointed(node.meta.get("custom") or {}) else ("gather",) if value.early else ()
+        # a parameter that was gathered for the forward is gathered again for the backward, not kept in between; nor is
+        # what a checkpointed call gathers
+        value.slots[marks] = (slot, phase if any(m.kind in again for m in moves) else None)
         return slot
 
 
@@ -374,31 +407,6 @@ class Inner(Walk):
         pairs = zip(self.output.args[0], outs, strict=True)
         slots = tuple(self.bring(self.values[x], marks, self.output, implicit=True) for x, marks in pairs)
         return steps.Plan(self.axes, _needed(self.steps, slots), self.ins, slots, tuple(self.gradients.values()))
-
-
-def _in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[Choice]:
-    """The choice for each unit in which some input is already cut on the dim that it wants cut."""
-    units = {1}
-    for mark, slots in zip(choice[0], held, strict=True):
-        wanted = layout.split(mark)
-        for slot in slots if wanted else ():
-            cut = layout.split(slot.marks[axis])
-            if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
-                units.add(cut[1] // wanted[1])
-    return [(_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)]  # in one order: all ranks break ties alike
-
-
-def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
-    return tuple(layout.scaled(m, unit) for m in marks)
-
-
-def _extend(shape: Sequence[int], marks: Marks, mark: Mark, sizes: Sequence[int]) -> Marks | None:
-    pending = {m for m in (*marks, mark) if m in PENDING}
-    if len(pending) > 1:
-        return None
-    if isinstance(mark, str):
-        return (*marks, mark)
-    return layout.canonical(shape, (*marks, mark), sizes[: len(marks) + 1])
 
 
 def _settled(value: _Value, axes: MeshAxes) -> Marks:

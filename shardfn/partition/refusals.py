@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..capture.drawing import draws
 from ..errors import PlacementError, RuleError, problem
 from ..types import PENDING, Marks, MeshAxes
 
@@ -42,18 +43,8 @@ RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded
 
 
 def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
-    if not RANDOM(node.target) or all(n == 1 for n in axes.sizes) or _draws_nothing(node):
+    if all(n == 1 for n in axes.sizes) or not draws(node):
         return
     source, fix = node.meta.get("source"), "pass random tensors in as arguments"
     text = problem(f"{name}, op {node.target}", "it draws random numbers, which ranks would draw differently", fix=fix, source=source)
     raise RuleError(text, source=source, fix=fix)
-
-
-def _draws_nothing(node: torch.fx.Node) -> bool:
-    """Attention is tagged random for its dropout, which is usually zero."""
-    schema = getattr(node.target, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema else []
-    if "dropout_p" not in names:
-        return False
-    position = names.index("dropout_p")
-    return not (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0))

@@ -11,10 +11,10 @@ import attrs
 import torch
 
 from .._compat import paused_gc
+from ..capture.copying import copied
 from ..loops import Loop
 from ._bucket import bucket
 from ._check import check
-from ._copy import copied
 from ._drop_dead import drop_dead
 from ._elide_size_one import elide_size_one
 from ._merge_equal import merge_equal

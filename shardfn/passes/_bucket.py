@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import torch
 
+from ..capture.copying import copied
 from ..types import Collective
-from ._copy import copied
 from ._order import ordered
 from ._pack import pack as _pack_op  # noqa: F401  registers the op
 from .agenda import Agenda

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from ..capture.copying import copied
 from ..loops import Loop, inner_nodes
-from ._copy import copied
 from .agenda import Agenda
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default

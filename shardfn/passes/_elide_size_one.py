@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._copy import copied
+from ..capture.copying import copied
 from .agenda import Agenda
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ._copy import copied
+from ..capture.copying import copied
 from .agenda import Agenda
 
 

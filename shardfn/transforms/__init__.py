@@ -1,8 +1,10 @@
 """The transforms: one family per file."""
 
+from . import checkpoint_policies
 from ._accumulate import accumulate
 from ._bucketed_grad import bucketed_grad
 from ._check import check
+from ._checkpoint import checkpoint, checkpoint_name
 from ._compose import compose
 from ._constrain import constrain
 from ._control import cond, map, scan, while_loop
@@ -10,15 +12,21 @@ from ._custom import custom_jvp, custom_vjp
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp
+from ._residuals import Residual, Residuals, saved_residuals
 from ._rule import rule
 from ._shard import shard
 from ._values import distribute, from_local, full
 from ._vmap import vmap
 
 __all__ = [
+    "Residual",
+    "Residuals",
     "accumulate",
     "bucketed_grad",
     "check",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "compose",
     "cond",
     "constrain",
@@ -35,6 +43,7 @@ __all__ = [
     "linearize",
     "map",
     "rule",
+    "saved_residuals",
     "scan",
     "shard",
     "value_and_grad",

@@ -8,6 +8,7 @@ from typing import Any
 import models
 import pytest
 import schemes
+import torch
 
 import shardfn as sf
 from shardfn import P
@@ -113,3 +114,13 @@ def test_backward_collectives_know_the_forward_line_they_belong_to() -> None:
     lines = {int(n.meta["collective"].source.rsplit(":", 1)[1]) for n in backward}
     first = models.gpt_loss.__code__.co_firstlineno
     assert all(first - 6 <= line <= first + 12 for line in lines), "in gpt_loss or its norm, not at the call of grad"
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_parameter_that_is_read_as_it_is_and_turned_around_is_gathered_once(n: int) -> None:
+    w, x = torch.ones(6, 6, dtype=torch.float64), torch.arange(42.0, dtype=torch.float64).reshape(7, 6)
+    fn = lambda w, x: (x @ w) @ w.t()
+    with sf.fake_world(n):
+        made = sf.shard(fn, sf.make_mesh((n,), ("dp",)), (P("dp"), P("dp")), P("dp"), backend="aten")
+        assert [(c.kind, c.nbytes) for c in made.lower(w, x).collectives] == [("all_gather", 6 * 6 * 8)]
+        torch.testing.assert_close(sf.full(made(w, x)), fn(w, x), rtol=1e-12, atol=1e-12)

@@ -356,3 +356,25 @@ def test_what_is_refused_is_said(name: str) -> None:
     with pytest.raises(kind) as error:
         call()
     assert str(error.value) == text
+
+
+def products(wrap: Any) -> list[tuple[int, int]]:
+    """How many matrix products and tanh the two scans of a gradient over layers compute in each run; its value is checked."""
+
+    def loss(p: Tensor, x: Tensor, scan: Any = sf.scan, wrap: Any = wrap) -> Tensor:
+        layer = wrap(lambda h, w: h + torch.tanh(torch.tanh(h @ w) @ w.T))
+        return (scan(lambda h, w: (layer(h, w), h[0]), x, p)[0] ** 2).sum()
+
+    p, x = stacked(3)["w"], torch.ones(6, 4, dtype=F64)
+    fn = sf.grad(loss)
+    close(fn(p, x), torch.func.grad(lambda p: loss(p, x, written_out, lambda f: f))(p))
+    scans = [n.target.graphs[0] for n in fn.trace(p, x).program.graph.graph.nodes if isinstance(n.target, Scan)]
+    ops = [[getattr(n.target, "_opname", "") for n in graph.nodes] for graph in scans]
+    return [(names.count("mm"), names.count("tanh")) for names in ops]
+
+
+def test_a_checkpointed_layer_of_a_scan_is_computed_again_in_the_backward() -> None:
+    assert products(lambda f: f) == [(2, 2), (4, 0)]
+    assert products(sf.checkpoint) == [(2, 2), (6, 2)]
+    policy = sf.checkpoint_policies.dots_saveable
+    assert products(lambda f: sf.checkpoint(f, policy=policy)) == [(2, 2), (4, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...capture.prims import AFTER
 from .. import registered
 from ..choice import Rule
 from . import attention, batch, conv, factory, index, matmul, norm, pointwise, pool, reduction, view
@@ -15,9 +16,9 @@ RULES: dict[object, Rule] = {
 SIZES = view.SIZES  # op -> which argument is the shape of the result
 # op -> what a rank passes instead of the global arguments
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
-DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST}  # ops that a rank runs if it has some of their first input
+DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST, AFTER}  # ops that a rank runs if it has some of their first input
 LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER}  # op -> how a rank computes it, where that is not the op itself
-REARRANGES = view.REARRANGES
+REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 
 PUBLIC = {  # what torch writes for itself -> the op of the same arguments that a user knows, whose registered rule it takes
