@@ -18,6 +18,7 @@ from .dynamo import (
     is_tracing,
     keep_in_graph,
     python_results,
+    reading,
     substitute,
 )
 from .inductor import (
@@ -25,6 +26,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
+from .modules import hooked_by, plain_modules
 from .tracing import (
     DATA_DEPENDENT,
     DYNAMIC_SHAPE,
@@ -36,6 +38,7 @@ from .tracing import (
     inside_transform,
     is_fake,
     kernels,
+    level,
     paused_gc,
     quiet,
     trace_aten,
@@ -59,6 +62,7 @@ __all__ = [
     "fake_store",
     "generated_code",
     "gone_spec",
+    "hooked_by",
     "inductor",
     "inside_transform",
     "is_fake",
@@ -66,10 +70,13 @@ __all__ = [
     "is_unreduced",
     "keep_in_graph",
     "kernels",
+    "level",
     "named_group",
     "paused_gc",
+    "plain_modules",
     "python_results",
     "quiet",
+    "reading",
     "register_group",
     "substitute",
     "trace_artifact",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,23 @@ import torch.distributed as dist
 
 from .tracing import inside_transform, is_fake
 
-is_tracing = torch.compiler.is_dynamo_compiling
+_READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
+
+
+def is_tracing() -> bool:
+    """Whether this call is being captured: read by Dynamo, or run by a module that Dynamo has left whole."""
+    return torch.compiler.is_dynamo_compiling() or _READING.get()
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """What runs inside is being captured, though Dynamo does not read it."""
+    token = _READING.set(True)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,6 +66,12 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def level() -> int | None:
+    """The number of the innermost torch.func transform at work, if there is one."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return None if innermost is None else innermost.level()
+
+
 def under_grad() -> bool:
     """Whether the innermost torch.func transform at work is grad."""
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad

@@ -44,6 +44,14 @@ def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Se
     return CaptureError(text, source=source, fix=fix)
 
 
+def raised(error: BaseException, name: str) -> CaptureError:
+    """The CaptureError for what a module raised that runs as it is."""
+    said, source = str(error), _line(error)
+    known = next(((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None) or data_dependent.cause(error, said)
+    got, fix = known or (f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}", "a call that works on plain tensors")
+    return CaptureError(problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source), source=source, fix=fix)
+
+
 def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, str]:
     for sign, got, fix in CAUSES:
         if sign in said:

@@ -1,0 +1,147 @@
+"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the graph is flattened."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .. import _compat, _tree
+from ..errors import CaptureError, ShardError, problem
+from ..types import CONSTANTS
+from . import explain, module_copy, sources, substitutes
+from .custom_ops import refuse_dropped_call
+from .module_hooks import HookedCall
+
+UNBATCHED = ("inplace arithmetic", "updated in place, were not batched")  # how torch.func says that a buffer has no batch yet
+
+
+class PureModule:
+    """A module without its values, to be called with values of its parameters and buffers.
+
+    Args:
+        name: how errors call it.
+        shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
+    """
+
+    def __init__(self, name: str, shadow: torch.nn.Module) -> None:
+        self.name, self.shadow = name, shadow
+        self.known: list[dict[str, Any]] = []  # for each call in a traced function: what Dynamo's run of it found
+        self.number, self.flat, self.tree = self._steps()
+
+    def _steps(self) -> tuple[Any, Any, Any]:
+        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and the tree of what it returned."""
+
+        def number() -> int:
+            self.known.append({})
+            return len(self.known) - 1
+
+        def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+            found = self.known[call]
+            with _compat.reading(), _compat.plain_modules(_refuse_rank), Traced():
+                try:
+                    out = self.batched_if_needed(found, params, buffers, args, kwargs)
+                except ShardError:
+                    raise
+                except Exception as error:
+                    raise explain.raised(error, self.name) from error
+            tensors: list[torch.Tensor] = []
+            found["tree"] = _shape(out, tensors, self.name)
+            return tuple(tensors)
+
+        def tree(call: int) -> Any:
+            return self.known[call]["tree"]
+
+        return _compat.constant_in_graph(number), _compat.keep_in_graph(flat), _compat.constant_in_graph(tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "shadow": self.shadow}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def batched_if_needed(self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+        """Under vmap a buffer that all samples share becomes one for each if the module writes to it."""
+        if "batched" not in found:
+            try:
+                found["out"] = None
+                out = self.run(params, buffers, args, kwargs)
+                found["batched"] = False
+                return out
+            except RuntimeError as error:
+                if not any(sign in str(error) for sign in UNBATCHED):
+                    raise
+                found["batched"] = True
+        if found["batched"]:
+            buffers = _spread(buffers, (params, buffers, args, kwargs))
+        return self.run(params, buffers, args, kwargs)
+
+    def run(self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """(what the module returns, its buffers afterwards)."""
+        held = {name: x.clone() for name, x in buffers.items()}
+        memo: dict[int, Any] = {id(p): params[name] for name, p in self.shadow.named_parameters()}
+        memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
+        module = module_copy.copied(self.shadow, memo)
+        before = module_copy.snapshot(module)
+        with _compat.hooked_by(HookedCall):
+            out = module(*args, **kwargs)
+        wrong = module_copy.changes(before, module_copy.snapshot(module), module)
+        if wrong:
+            fix = "self.register_buffer(...) for what changes, which is returned, or return the new value"
+            text = problem(self.name, f"it changes something outside of itself: {', '.join(wrong)}", fix=fix)
+            raise CaptureError(text, fix=fix)
+        return out, {name: _held(module, name) for name in buffers}
+
+
+def _shape(x: Any, tensors: list[torch.Tensor], name: str) -> tuple[str, Any, tuple[Any, ...]]:
+    """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
+    if isinstance(x, torch.Tensor):
+        tensors.append(x)
+        return "tensor", len(tensors) - 1, ()
+    if isinstance(x, CONSTANTS):
+        return "constant", x, ()
+    kind = "named" if hasattr(x, "_fields") else type(x).__name__
+    if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
+        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+        raise CaptureError(problem(name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix), fix=fix)
+    children = tuple(_shape(child, tensors, name) for child in (x.values() if isinstance(x, dict) else x))
+    return kind, type(x) if kind == "named" else tuple(x) if isinstance(x, dict) else None, children
+
+
+def _held(module: torch.nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner)._buffers[name]
+
+
+def _spread(buffers: dict[str, torch.Tensor], values: Any) -> dict[str, torch.Tensor]:
+    """The buffers with every batch dim that any of the values has."""
+    zero = sum(x.new_zeros(()) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    return {name: x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype) for name, x in buffers.items()}
+
+
+def _refuse_rank(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(_compat.ASKS_RANK)
+
+
+class Traced(TorchFunctionMode):
+    """While a module runs under make_fx: each op gets its source line, and what capture takes for something else is taken here too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = _line(PureModule.run.__code__)
+        if line:
+            torch.fx.traceback.set_stack_trace([line])
+        refuse_dropped_call(func, args, line)
+        return substitutes.TABLE.get(func, func)(*args, **(kwargs or {}))
+
+
+def _line(until: CodeType) -> str | None:
+    """The innermost frame of user code, of those that the module runs in, as a stack trace shows it."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not until:
+        if not sources.is_ours(frame.f_code.co_filename):
+            return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
+        frame = frame.f_back
+    return None
