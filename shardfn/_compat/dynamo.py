@@ -23,14 +23,18 @@ def is_tracing() -> bool:
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """What runs inside is being captured, though Dynamo does not read it."""
-    token = _READING.set(True)
+def reading() -> Iterator[Any]:
+    """What runs inside is being captured, though Dynamo does not read it.
+
+    Gives Dynamo's fake mode where Dynamo runs it: that mode takes no tensor that Dynamo has not seen.
+    """
+    from torch._guards import active_fake_mode
+
+    token, mode = _READING.set(True), active_fake_mode()
     try:
-        yield
+        yield None if mode is None or mode.allow_non_fake_inputs else mode
     finally:
         _READING.reset(token)
-
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,6 +71,8 @@ def capture(
     except ShardError:
         raise
     except Exception as error:
+        if own := _own(error):
+            raise own from None
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
@@ -86,6 +88,13 @@ def capture(
         show=program_text,
     )
     return Captured(program, tuple(closed_over))
+
+
+def _own(error: BaseException | None) -> ShardError | None:
+    """The error of ours behind one that Dynamo made of it."""
+    while error is not None and not isinstance(error, ShardError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -41,7 +41,7 @@ class PureModule:
 
         def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
             found = self.known[call]
-            with _compat.reading(), _compat.plain_modules(_refuse_rank), Traced():
+            with _compat.reading() as mode, _compat.plain_modules(_refuse_rank), Traced(mode):
                 try:
                     out = self.batched_if_needed(found, params, buffers, args, kwargs)
                 except ShardError:
@@ -127,14 +127,27 @@ def _refuse_rank(*_: Any, **__: Any) -> Any:
 
 
 class Traced(TorchFunctionMode):
-    """While a module runs under make_fx: each op gets its source line, and what capture takes for something else is taken here too."""
+    """While a module is captured: each op gets its source line, and what Dynamo takes for something else is taken here too.
+
+    Args:
+        mode: makes fakes of tensors that the module holds or closes over and that are no parameters or buffers; None leaves them.
+    """
+
+    def __init__(self, mode: _compat.FakeTensorMode | None) -> None:
+        super().__init__()
+        self.mode = mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = _line(PureModule.run.__code__)
         if line:
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, args, line)
+        if self.mode is not None:
+            args, kwargs = _tree.tree_map(self.fake, (args, kwargs or {}))
         return substitutes.TABLE.get(func, func)(*args, **(kwargs or {}))
+
+    def fake(self, x: Any) -> Any:
+        return self.mode.from_tensor(x) if isinstance(x, torch.Tensor) and not _compat.is_fake(x) else x
 
 
 def _line(until: CodeType) -> str | None:

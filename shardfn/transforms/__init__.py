@@ -5,6 +5,7 @@ from ._bucketed_grad import bucketed_grad
 from ._check import check
 from ._compose import compose
 from ._constrain import constrain
+from ._functionalize import functionalize
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp
@@ -22,6 +23,7 @@ __all__ = [
     "distribute",
     "from_local",
     "full",
+    "functionalize",
     "grad",
     "hessian",
     "jacfwd",
