@@ -26,7 +26,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
-from .modules import hooked_by, plain_modules
+from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
 from .tracing import (
     DATA_DEPENDENT,
     DYNAMIC_SHAPE,
@@ -50,6 +50,7 @@ __all__ = [
     "ASKS_RANK",
     "DATA_DEPENDENT",
     "DYNAMIC_SHAPE",
+    "MODULE_OPS",
     "FakeTensorMode",
     "OpOverload",
     "capture_python",
@@ -77,6 +78,7 @@ __all__ = [
     "python_results",
     "quiet",
     "reading",
+    "recurrent",
     "register_group",
     "substitute",
     "trace_artifact",

@@ -12,7 +12,7 @@ from .. import _compat
 from ..errors import CaptureError, problem
 from . import sources
 
-TORCHS = ("aten", "prims", "shardfn")  # and ours
+TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
 KEY = "FuncTorchDynamicLayerFrontMode"  # where torch.func meets an op, whatever its transform
 
 

@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
 }
 SAME = {"_unique2": "unique", "unique_dim": "unique", "_local_scalar_dense": "item", "boolean mask": "getitem"}  # torch's own words
+READERS = {"__bool__": "branch", "__int__": "number", "__float__": "number", "__index__": "number", "item": "item", "tolist": "tolist"}
 BRANCH = ("it branches on a tensor's value", "torch.where(condition, a, b)")
 NUMBER = (
     "it takes a tensor's value for a number: an index, a size or a count",
@@ -61,6 +62,13 @@ NAMED = (
     r"`(tolist)\(\)`",
     r"calling \.(item)\(\)",
 )
+
+
+def read_by(method: str) -> tuple[str, str] | None:
+    """What is wrong and what to try, if a method of tensors reads a value; None for any other."""
+    kind = READERS.get(method)
+    row = FUNCTIONS.get(kind or "")
+    return (row[0].format(what=row[1]), row[2]) if row else {"branch": BRANCH, "number": NUMBER}.get(kind or "")
 
 
 def cause(error: BaseException, said: str) -> tuple[str, str] | None:

@@ -13,6 +13,8 @@ from .. import _compat
 from ..errors import CaptureError, problem
 from . import data_dependent, sources
 
+HELD = ("it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes")
+
 # What torch says -> what it means for the user, and what to try.
 CAUSES = (
     (
@@ -32,6 +34,8 @@ CAUSES = (
     ("with non-contiguous `out=`", "out= is a view with gaps", "assign the result: y[:, 1:] = torch.add(a, b)"),
     ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
     ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
+    ("mutate a captured Tensor", *HELD),
+    ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
 
@@ -46,7 +50,9 @@ def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Se
 
 def raised(error: BaseException, name: str) -> CaptureError:
     """The CaptureError for what a module raised that runs as it is."""
-    said, source = str(error), _line(error)
+    said = str(error)
+    frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not sources.is_ours(f.filename)]
+    source = frames[-1] if frames else None
     known = next(((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None) or data_dependent.cause(error, said)
     got, fix = known or (f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}", "a call that works on plain tensors")
     return CaptureError(problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source), source=source, fix=fix)

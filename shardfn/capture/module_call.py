@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -12,11 +15,12 @@ from torch.overrides import TorchFunctionMode
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS
-from . import explain, module_copy, sources, substitutes
+from . import data_dependent, explain, module_copy, sources, substitutes
 from .custom_ops import refuse_dropped_call
 from .module_hooks import HookedCall
+from .replay import NOT_RECOMPUTED
 
-UNBATCHED = ("inplace arithmetic", "updated in place, were not batched")  # how torch.func says that a buffer has no batch yet
+UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")  # how torch.func says that a buffer has no batch yet
 
 
 class PureModule:
@@ -41,15 +45,16 @@ class PureModule:
 
         def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
             found = self.known[call]
-            with _compat.reading() as mode, _compat.plain_modules(_refuse_rank), Traced(mode):
+            with _compat.reading() as mode, _compat.plain_modules(_refuse_rank, _checkpointed), Traced(mode, self.name) as traced:
                 try:
                     out = self.batched_if_needed(found, params, buffers, args, kwargs)
                 except ShardError:
                     raise
                 except Exception as error:
                     raise explain.raised(error, self.name) from error
+            traced.refuse_written()
             tensors: list[torch.Tensor] = []
-            found["tree"] = _shape(out, tensors, self.name)
+            found["tree"] = self.shape(out, tensors)
             return tuple(tensors)
 
         def tree(call: int) -> Any:
@@ -96,19 +101,22 @@ class PureModule:
         return out, {name: _held(module, name) for name in buffers}
 
 
-def _shape(x: Any, tensors: list[torch.Tensor], name: str) -> tuple[str, Any, tuple[Any, ...]]:
-    """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
-    if isinstance(x, torch.Tensor):
-        tensors.append(x)
-        return "tensor", len(tensors) - 1, ()
-    if isinstance(x, CONSTANTS):
-        return "constant", x, ()
-    kind = "named" if hasattr(x, "_fields") else type(x).__name__
-    if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
-        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-        raise CaptureError(problem(name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix), fix=fix)
-    children = tuple(_shape(child, tensors, name) for child in (x.values() if isinstance(x, dict) else x))
-    return kind, type(x) if kind == "named" else tuple(x) if isinstance(x, dict) else None, children
+    def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
+        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
+        if isinstance(x, torch.Tensor):
+            tensors.append(x)
+            return "tensor", len(tensors) - 1, ()
+        if isinstance(x, CONSTANTS):
+            return "constant", x, ()
+        kind = "named" if hasattr(x, "_fields") else type(x).__name__
+        if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
+            fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+            raise CaptureError(problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix), fix=fix)
+        children = tuple(self.shape(child, tensors) for child in (x.values() if isinstance(x, dict) else x))
+        if kind == "named":  # Dynamo finds a class where an attribute holds it
+            self.__dict__[f"class_{id(type(x))}"] = type(x)
+            return kind, f"class_{id(type(x))}", children
+        return kind, tuple(x) if isinstance(x, dict) else None, children
 
 
 def _held(module: torch.nn.Module, path: str) -> Any:
@@ -126,28 +134,64 @@ def _refuse_rank(*_: Any, **__: Any) -> Any:
     raise RuntimeError(_compat.ASKS_RANK)
 
 
+@contextlib.contextmanager
+def _checkpointed() -> Iterator[None]:
+    """What a call of torch.utils.checkpoint runs in."""
+    warnings.warn(NOT_RECOMPUTED, stacklevel=2)
+    yield
+
+
 class Traced(TorchFunctionMode):
     """While a module is captured: each op gets its source line, and what Dynamo takes for something else is taken here too.
 
     Args:
         mode: makes fakes of tensors that the module holds or closes over and that are no parameters or buffers; None leaves them.
+        name: how errors call the module.
     """
 
-    def __init__(self, mode: _compat.FakeTensorMode | None) -> None:
+    def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
         super().__init__()
-        self.mode = mode
+        self.mode, self.name = mode, name
+        self.fakes: dict[int, tuple[Any, Any]] = {}  # of the tensors that are held, by id
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line = _line(PureModule.run.__code__)
+        line, kwargs = _line(PureModule.run.__code__), kwargs or {}
         if line:
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, args, line)
+        if (reads := data_dependent.read_by(getattr(func, "__name__", ""))) and isinstance(args[0], torch.Tensor):
+            if not _compat.is_fake(args[0]):
+                return func(*args, **kwargs)  # a value that is there
+            source = sources.line_of(line)
+            text = problem(self.name, reads[0], needed="one pure graph of tensor ops", fix=reads[1], source=source)
+            raise CaptureError(text, source=source, fix=reads[1])
         if self.mode is not None:
-            args, kwargs = _tree.tree_map(self.fake, (args, kwargs or {}))
-        return substitutes.TABLE.get(func, func)(*args, **(kwargs or {}))
+            args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
+        return _written_out(func)(*args, **kwargs)
 
     def fake(self, x: Any) -> Any:
-        return self.mode.from_tensor(x) if isinstance(x, torch.Tensor) and not _compat.is_fake(x) else x
+        """A fake in place of a tensor that has values."""
+        if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
+            return x
+        if id(x) not in self.fakes:
+            self.fakes[id(x)] = (x, self.mode.from_tensor(x))
+        return self.fakes[id(x)][1]
+
+    def refuse_written(self) -> None:
+        """Refuse what wrote in place to a tensor that has values: they would change while the module is captured.
+
+        Raises:
+            CaptureError: saying what to do.
+        """
+        if any(fake._version for _, fake in self.fakes.values()):
+            got, fix = explain.HELD
+            raise CaptureError(problem(self.name, got, needed="one pure graph of tensor ops", fix=fix), fix=fix)
+
+
+def _written_out(func: Any) -> Any:
+    """The function that is called in place of one."""
+    found = substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
+    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
 
 
 def _line(until: CodeType) -> str | None:

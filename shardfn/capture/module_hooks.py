@@ -97,6 +97,10 @@ def _batched(function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any) 
     return function.apply(call.batched(info.batch_size), *moved), (0,) * len(moved)
 
 
+def _tangents(ctx: Any, tangents: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros_like(x) if t is None else t.clone() for x, t in zip(ctx.saved_tensors, tangents, strict=True))
+
+
 class _Entering(torch.autograd.Function):
     """What goes into the module; its gradient is the last that the backward of the module makes."""
 
@@ -108,9 +112,11 @@ class _Entering(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, ctx.level = inputs[0], _compat.level()
         ctx.call.tracked[ctx.level] = any(ctx.needs_input_grad)
+        ctx.save_for_forward(*inputs[1:])
+        ctx.set_materialize_grads(False)  # hooks get None for what has no gradient, as torch's do
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call = ctx.call
         arriving = call.arriving.pop(ctx.level, None)
         if arriving is None:  # the gradient came past the module's result, as in the backward of a backward
@@ -120,7 +126,7 @@ class _Entering(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor) -> Any:
-        return tuple(t if t is None else t.clone() for t in tangents)
+        return _tangents(ctx, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: HookedCall, *xs: torch.Tensor) -> Any:
@@ -137,9 +143,11 @@ class _Leaving(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.call, ctx.level = inputs[0], _compat.level()
+        ctx.save_for_forward(*inputs[1:])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call = ctx.call
         arriving = call.asked(call.before, call.packed("out", cotangents))
         if call.tracked.get(ctx.level, False):
@@ -150,7 +158,7 @@ class _Leaving(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor) -> Any:
-        return tuple(t if t is None else t.clone() for t in tangents)
+        return _tangents(ctx, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: HookedCall, *xs: torch.Tensor) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -192,3 +193,272 @@ def test_gradients_and_new_buffers_equal_autograds(name: str, training: bool) ->
     loss, grads, new = judged(name, training)
     (value, after), found = sf.value_and_grad(loss_of(fn), has_aux=True)(params, buffers, x)
     close((value, found, after), (loss, grads, new))
+
+
+WORLDS = {"2": ((2,), P("a")), "2 x 4": ((2, 4), P(("a", "b")))}
+SHARDED = ["MLP", "tied", "trees", "BatchNorm", "Conv and BatchNorm", "Ema", "LSTM", "MultiheadAttention", "TransformerEncoderLayer", "weight_norm"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharding_over_the_batch_changes_nothing(name: str, world: str) -> None:
+    module, x = made(name), MODULES[name][1]
+    fn, params, buffers = sf.functionalize(module)
+    shape, spec = WORLDS[world]
+    loss, grads, new = judged(name, True)
+    with sf.fake_world(len(range(torch.Size(shape).numel()))):
+        mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
+        plain = sf.value_and_grad(loss_of(fn), has_aux=True)
+        bucketed = sf.bucketed_grad(loss_of(fn), has_aux=True)
+        for transform in (plain, bucketed):
+            step = sf.shard(transform, mesh, (None, None, spec), backend="aten")
+            (value, after), found = step(params, buffers, x)
+            close(sf.full((value, found, after)), (loss, grads, new))
+
+
+@pytest.mark.parametrize("name", ["MLP", "tied", "BatchNorm", "Ema", "LSTM", "TransformerEncoderLayer", "weight_norm", "old weight_norm"])
+def test_vmap_over_parameters_is_an_ensemble(name: str) -> None:
+    x = MODULES[name][1]
+    fn, params, buffers = sf.functionalize(made(name))
+    scaled = [sf.tree_map(lambda p, k=k: p * k if p.is_floating_point() else p, (params, buffers)) for k in (1.0, 0.75, 0.5)]
+    stacked = sf.tree_map(lambda *ps: torch.stack(ps), *scaled)
+    got = sf.vmap(fn, in_axes=(0, 0, None))(*stacked, x)
+    close(got, sf.tree_map(lambda *outs: torch.stack(outs), *[fn(*ps, x) for ps in scaled]))
+    grads = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(0, 0, None))(*stacked, x)
+    wanted = [sf.grad(loss_of(fn), has_aux=True)(*ps, x) for ps in scaled]
+    close(grads, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
+
+
+@pytest.mark.parametrize("name", ["MLP", "BatchNorm", "Ema"])
+def test_vmap_over_inputs_gives_each_sample_its_own_new_buffers(name: str) -> None:
+    xs = torch.stack([MODULES[name][1], MODULES[name][1].flip(0) * 2])
+    fn, params, buffers = sf.functionalize(made(name))
+    got = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, xs)
+    wanted = [fn(params, buffers, x) for x in xs]
+    close(got, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
+    found = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(None, None, 0))(params, buffers, xs)
+    wanted = [sf.grad(loss_of(fn), has_aux=True)(params, buffers, x) for x in xs]
+    close(found, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
+
+
+@pytest.mark.parametrize("name", ["MLP", "tied", "BatchNorm", "Conv and BatchNorm", "weight_norm", "GRUCell", "LSTM"])
+def test_jvp_and_grad_agree(name: str) -> None:
+    x = MODULES[name][1]
+    fn, params, buffers = sf.functionalize(made(name))
+    loss = lambda p: loss_of(fn)(p, buffers, x)[0]
+    direction = sf.tree_map(torch.cos, params)
+    _, tangent = sf.jvp(loss, (params,), (direction,))
+    wanted = sum((g * direction[k]).sum() for k, g in judged(name, True)[1].items())
+    torch.testing.assert_close(tangent, wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_second_derivatives_and_jacobians_pass_through() -> None:
+    module, x = made("MLP"), MODULES["MLP"][1]
+    fn, params, buffers = sf.functionalize(module)
+    loss = lambda w: loss_of(fn)({**params, "second.weight": w}, buffers, x)[0]
+    plain = lambda w: torch.func.functional_call(module, {"second.weight": w}, x).square().sum()
+    w = params["second.weight"]
+    close(sf.hessian(loss)(w), torch.func.hessian(plain)(w))
+    close(sf.jacrev(loss)(w), torch.func.jacrev(plain)(w))
+
+
+def test_torch_func_takes_it_too() -> None:
+    fn, params, buffers = sf.functionalize(made("BatchNorm"))
+    _, grads, new = judged("BatchNorm", True)
+    close(torch.func.grad(loss_of(fn), has_aux=True)(params, buffers, MODULES["BatchNorm"][1]), (grads, new))
+
+
+def test_trees_of_arguments_and_results_keep_their_kind() -> None:
+    torch.manual_seed(3)
+    module, x = Trees().double(), rand(8, 3)
+    fn, params, buffers = sf.functionalize(module)
+    got, _ = fn(params, buffers, x, k=0.5)
+    wanted = module(x, k=0.5)
+    assert type(got) is Trees.Out and type(got.rest["o"]) is OrderedDict and type(got.rest["list"]) is list
+    assert (got.rest["n"], got.rest["none"]) == (3, None)
+    close((got.y, got.rest["list"], got.rest["o"]["z"]), sf.tree_map(torch.detach, (wanted.y, wanted.rest["list"], wanted.rest["o"]["z"])))
+
+
+def test_a_tied_weight_is_there_once() -> None:
+    _, params, _ = sf.functionalize(Tied())
+    assert list(params) == ["embed.weight"]
+
+
+def test_parameters_and_buffers_are_values_of_their_own() -> None:
+    module = made("BatchNorm")
+    _, params, buffers = sf.functionalize(module)
+    assert not any(x.requires_grad for x in params.values())
+    kept = state(module)
+    for x in (*params.values(), *buffers.values()):
+        x.zero_()
+    close(state(module), kept)
+
+
+def test_the_mode_and_the_hooks_are_those_of_when_it_was_made() -> None:
+    module, x = made("BatchNorm", training=False), MODULES["BatchNorm"][1]
+    fn, params, buffers = sf.functionalize(module)
+    wanted = module(x).detach()
+    module.train()
+    module.register_forward_hook(lambda m, args, out: out * 2)
+    out, new = fn(params, buffers, x)
+    close((out, new), (wanted, buffers))
+
+
+def test_two_calls_capture_once() -> None:
+    fn, params, buffers = sf.functionalize(made("MLP"))
+    x = MODULES["MLP"][1]
+    before = cache.counts["captures"]
+    for k in range(3):
+        fn(params, buffers, x + k)
+    assert cache.counts["captures"] == before + 1
+    step = sf.grad(loss_of(fn), has_aux=True)
+    for _ in range(3):
+        step(params, buffers, x)
+    assert cache.counts["captures"] == before + 2
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda fn: pickle.loads(pickle.dumps(fn))], ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize("name", ["MLP", "BatchNorm", "LSTM", "tied"])
+def test_it_survives_copies_and_pickle(name: str, again: Callable[[Any], Any]) -> None:
+    fn, params, buffers = sf.functionalize(made(name))
+    x = MODULES[name][1]
+    wanted = fn(params, buffers, x)
+    other = again(fn)
+    assert repr(other) == repr(fn)
+    close(other(params, buffers, x), wanted)
+
+
+def test_it_prints_and_shows_its_parameters() -> None:
+    fn, _, _ = sf.functionalize(MLP())
+    assert repr(fn) == "functionalize(MLP)"
+    parameters = inspect.signature(fn).parameters
+    assert list(parameters) == ["params", "buffers", "x"]
+
+
+class Affine(nn.Module):
+    """Two inputs, of which one may need no gradient, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(rand(3, seed=2))
+
+    def forward(self, x: Tensor, k: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        return x * self.w * k, x.sin() * n
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Affine()
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        a, b = self.inner(x * 2, k, 3)
+        return (a * b).cos()
+
+
+def tripled(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    return tuple(None if g is None else g * 3 + outputs[0].mean() for g in inputs)
+
+
+def clipped(module: nn.Module, outputs: Any) -> Any:
+    return tuple(None if g is None else g / (1 + g.norm()) for g in outputs)
+
+
+def scaled(module: nn.Module, args: Any) -> Any:
+    return (args[0] * 2, *args[1:])
+
+
+def shifted(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+    return out[0] + module.w, out[1]
+
+
+def only_seen(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    assert len(inputs) == 3 and inputs[2] is None and len(outputs) == 2
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "pre": lambda m: m.register_forward_pre_hook(scaled),
+    "forward": lambda m: m.register_forward_hook(shifted, with_kwargs=True),
+    "full backward": lambda m: m.register_full_backward_hook(tripled),
+    "full backward pre": lambda m: m.register_full_backward_pre_hook(clipped),
+    "seen": lambda m: m.register_full_backward_hook(only_seen),
+    "all": lambda m: [hook(m) for name, hook in HOOKS.items() if name != "all"],
+}
+POINT = rand(5, 3, seed=7), rand(3, seed=8)
+
+
+@pytest.fixture(params=HOOKS)
+def hooked(request: pytest.FixtureRequest) -> tuple[nn.Module, Any, Any]:
+    """A module with hooks, its loss by its pure function, and its parameters."""
+    module = Around().double()
+    HOOKS[request.param](module.inner)
+    fn, params, buffers = sf.functionalize(module)
+    return module, lambda p, x, k: fn(p, buffers, x, k)[0].sum(), params
+
+
+def eager(module: nn.Module, x: Tensor, k: Tensor, *wanted: int) -> Any:
+    """The gradients of plain autograd by the parameter, and by some of the inputs."""
+    inputs = [v.clone().requires_grad_(i in wanted) for i, v in enumerate((x, k))]
+    module.zero_grad()
+    module(*inputs).sum().backward()
+    return {"inner.w": module.inner.w.grad}, *[inputs[i].grad for i in wanted]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_hooks_fire_and_replace_gradients(hooked: Any) -> None:
+    module, loss, params = hooked
+    for argnums in ((0,), (0, 1), (0, 1, 2)):
+        close(sf.grad(loss, argnums=argnums)(params, *POINT), eager(module, *POINT, *(n - 1 for n in argnums[1:])))
+
+
+def test_hooks_see_one_sample_under_vmap(hooked: Any) -> None:
+    module, loss, params = hooked
+    xs = rand(4, 5, 3, seed=9)
+    wanted = [eager(module, x, POINT[1], 0, 1) for x in xs]
+    stacked = sf.tree_map(lambda *gs: torch.stack(gs), *wanted)
+    each = sf.grad(loss, argnums=(0, 1, 2))
+    close(sf.vmap(each, in_axes=(None, 0, None))(params, xs, POINT[1]), stacked)
+    total = lambda p, x, k: sf.vmap(loss, in_axes=(None, 0, None))(p, x, k).sum()
+    summed = (sf.tree_map(lambda g: g.sum(0), stacked[0]), stacked[1], stacked[2].sum(0))
+    close(sf.grad(total, argnums=(0, 1, 2))(params, xs, POINT[1]), summed)
+
+
+def test_hooks_hold_under_shard_and_in_buckets(hooked: Any) -> None:
+    module, loss, params = hooked
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (None, P("a"), None), backend="aten")
+        close(sf.full(step(params, *POINT)[1]), eager(module, *POINT, 0)[0])
+
+
+def test_hooks_let_second_derivatives_and_jvp_through() -> None:
+    module = Around().double()
+    for name in ("forward", "full backward", "full backward pre"):
+        HOOKS[name](module.inner)
+    fn, params, buffers = sf.functionalize(module)
+    x, k = POINT
+    inner = lambda x: sf.grad(lambda x: fn(params, buffers, x, k)[0].sum())(x).square().sum()
+
+    def judge(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(module(x, k).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), x)[0]
+
+    close(sf.grad(inner)(x), judge(x))
+    value = lambda x: fn(params, buffers, x, k)[0].sum()
+    tangent = sf.jvp(value, (x,), (x.cos(),))[1]
+    bare = Around().double()
+    bare.inner.register_forward_hook(shifted, with_kwargs=True)
+    wanted = torch.func.jvp(lambda x: torch.func.functional_call(bare, params, (x, k)).sum(), (x,), (x.cos(),))[1]
+    close(tangent, wanted)
+
+
+def test_a_hook_on_a_tensor_inside_fires() -> None:
+    class Inside(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.sin()
+            y.register_hook(lambda g: g * 3) if y.requires_grad else None
+            return y
+
+    fn, params, buffers = sf.functionalize(Inside())
+    close(sf.grad(lambda x: fn(params, buffers, x)[0].sum())(POINT[0]), 3 * POINT[0].cos())
