@@ -57,6 +57,7 @@ def capture(
     prims.install()
     substitutes.install()
     mode = _compat.fake_mode()
+    user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     fakes = _fakes(mode, leaves, device, paths, name)
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
@@ -73,7 +74,7 @@ def capture(
     except Exception as error:
         if own := _own(error):
             raise own from None
-        raise explained(error, signature_of or fn, name, paths) from error
+        raise explained(error, signature_of or user_fn, name, paths) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
     out_leaves, out_tree = _tree.flatten(out)
@@ -88,6 +89,24 @@ def capture(
         show=program_text,
     )
     return Captured(program, tuple(closed_over))
+
+
+def _holding(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any, Any]:
+    """A function that holds those of its arguments that are objects, which Dynamo takes only where they are closed over."""
+    odd = [i for i, x in enumerate(args) if _is_object(x)]
+    named = {key: x for key, x in kwargs.items() if _is_object(x)}
+    if not odd and not named:
+        return fn, args, kwargs
+
+    def held(*given: Any, **others: Any) -> Any:
+        return fn(*[args[i] if i in odd else x for i, x in enumerate(given)], **{**others, **named})
+
+    return held, tuple(None if i in odd else x for i, x in enumerate(args)), {**kwargs, **dict.fromkeys(named)}
+
+
+def _is_object(x: Any) -> bool:
+    (leaf, *more), _ = _tree.flatten((x, None))
+    return leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
 
 
 def _own(error: BaseException | None) -> ShardError | None:

@@ -8,6 +8,7 @@ from ._constrain import constrain
 from ._functionalize import functionalize
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
+from ._jit import jit
 from ._linear import jvp, linearize, vjp
 from ._rule import rule
 from ._shard import shard
@@ -28,6 +29,7 @@ __all__ = [
     "hessian",
     "jacfwd",
     "jacrev",
+    "jit",
     "jvp",
     "linearize",
     "rule",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import OrderedDict
 from typing import Any, ClassVar
@@ -57,6 +58,10 @@ class Functional(Transformed):
 
     def options(self) -> Any:
         return ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Functional:
+        shadow = copy.deepcopy(self.fn, memo)
+        return Functional((shadow,), PureModule(self.pure.name, shadow), self.names)
 
 
 def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
