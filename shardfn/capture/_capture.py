@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, prims, sources, substitutes
+from . import decompositions, leaks, prims, sources, substitutes
 from .custom_ops import Derivatives
 from .explain import explained, refuse_collectives, refuse_mutation
 from .printing import program_text
@@ -66,8 +66,9 @@ def capture(
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound():
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), leaks.swept() as watched, _compat.unwound():
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
+            watched.rewind()
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths), decompositions.table(whole))
     except ShardError:
         raise
@@ -131,6 +132,8 @@ def _untold(x: Any) -> bool:
 
 
 def _refuse_closed_over(closed_over: list[torch.Tensor], name: str) -> None:
+    if any(isinstance(x, leaks.LeakedTensor) for x in closed_over):
+        raise leaks.leaked(f"{name}, a tensor that it closes over")
     wrong = [x for x in closed_over if type(x) not in (torch.Tensor, torch.nn.Parameter)]
     if wrong:
         fix = "pass it as an argument, which carries its placement"

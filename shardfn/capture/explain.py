@@ -34,6 +34,7 @@ CAUSES = (
     ("with non-contiguous `out=`", "out= is a view with gaps", "assign the result: y[:, 1:] = torch.add(a, b)"),
     ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
     ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
+    ("of class `LeakedTensor`", "it uses a traced value that an earlier call has stored", "return the value from what computes it"),
     ("mutate a captured Tensor", *HELD),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS
-from . import data_dependent, explain, module_copy, sources, substitutes
+from . import data_dependent, explain, leaks, module_copy, sources, substitutes
 from .custom_ops import refuse_dropped_call
 from .module_hooks import HookedCall
 from .replay import NOT_RECOMPUTED
@@ -91,6 +91,8 @@ class PureModule:
         memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
         module = module_copy.copied(self.shadow, memo)
         before = module_copy.snapshot(module)
+        for fn in module_copy.code(module):
+            leaks.watch(self.name, fn)
         with _compat.hooked_by(HookedCall):
             out = module(*args, **kwargs)
         wrong = module_copy.changes(before, module_copy.snapshot(module), module)

@@ -76,6 +76,15 @@ def _identity(x: Any) -> Any:
     return id(x())if type(x) is weakref.ReferenceType else id(x)
 
 
+def code(module: torch.nn.Module) -> list[Any]:
+    """The user's functions that a module runs: forwards and hooks."""
+    found: list[Any] = []
+    for part in module.modules():
+        hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
+        found += [part.__dict__.get("forward") or type(part).forward, *(hook for table in hooks for hook in table.values())]
+    return found
+
+
 def changes(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module) -> list[str]:
     """The attributes that a call changed, but for weights that hooks of torch compute anew each time: old weight_norm, pruning."""
     computed = set()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture.leaks import LeakedTensor, leaked
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
@@ -152,6 +153,8 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
         if isinstance(x, DonatedTensor) or (isinstance(x, DTensor) and isinstance(x._local_tensor, DonatedTensor)):
             raise used_after_donation(getattr(x, "call", None) or x._local_tensor.call)
         if isinstance(x, torch.Tensor):
+            if isinstance(x, LeakedTensor) or _compat.is_fake(x):
+                raise leaked(where)
             if x.requires_grad and torch.is_grad_enabled():
                 fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
                 got = "it requires grad, and autograd would not see through the call"
