@@ -75,7 +75,7 @@ def capture(
     except Exception as error:
         if own := _own(error):
             raise own from None
-        raise explained(error, signature_of or user_fn, name, paths) from error
+        raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
     out_leaves, out_tree = _tree.flatten(out)
