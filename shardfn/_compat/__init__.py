@@ -44,6 +44,7 @@ from .tracing import (
     trace_aten,
     under_grad,
     unwound,
+    values,
 )
 
 __all__ = [
@@ -86,5 +87,6 @@ __all__ = [
     "under_grad",
     "unreduced_spec",
     "unwound",
+    "values",
     "wait_later",
 ]

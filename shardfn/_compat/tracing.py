@@ -61,6 +61,13 @@ def unwound() -> Iterator[None]:
         raise
 
 
+def values() -> Any:
+    """A context in which tensors that have values are computed with, as if nothing were traced."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def inside_transform() -> bool:
     """Whether a torch.func transform is at work around this call."""
     return torch._C._functorch.peek_interpreter_stack() is not None

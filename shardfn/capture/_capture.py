@@ -78,18 +78,22 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
+    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
+    return Captured(_program(name, graph, in_paths, out), tuple(closed_over))
+
+
+def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
-    program = Program(
+    return Program(
         name=name,
         graph=graph,
-        in_paths=(*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))),
+        in_paths=in_paths,
         out_paths=tuple("result" + p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR),
         out_leaves=tuple(out_leaves),
         out_tree=out_tree,
         show=program_text,
     )
-    return Captured(program, tuple(closed_over))
 
 
 def _holding(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any, Any]:

@@ -67,8 +67,13 @@ NAMED = (
 def read_by(method: str) -> tuple[str, str] | None:
     """What is wrong and what to try, if a method of tensors reads a value; None for any other."""
     kind = READERS.get(method)
-    row = FUNCTIONS.get(kind or "")
-    return (row[0].format(what=row[1]), row[2]) if row else {"branch": BRANCH, "number": NUMBER}.get(kind or "")
+    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(kind or "")
+
+
+def needed_by(function: str) -> tuple[str, str] | None:
+    """What is wrong and what to try, if a function needs values to know its result's shape, or reads one."""
+    row = FUNCTIONS.get(function) or FUNCTIONS.get(function.strip("_"))
+    return (row[0].format(what=row[1]), row[2]) if row else None
 
 
 def cause(error: BaseException, said: str) -> tuple[str, str] | None:
@@ -83,8 +88,8 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
     if not (reads or grows or sign):
         return None
     name = _name(said) or _name(f"Operator `{getattr(error, 'func', '')}")
-    if row := FUNCTIONS.get(name):
-        return row[0].format(what=row[1]), row[2]
+    if row := needed_by(name):
+        return row
     if sign and sign[1]:
         return sign[1]
     return (NUMBER[0].replace("it takes", f"{name or 'it'} takes"), NUMBER[1]) if reads else (SHAPE.format(what=name or "an op"), FIXED)

@@ -29,10 +29,10 @@ class Watched:
             return
         self.functions[id(fn)] = owner, fn
         self.before += [(cell, cell.cell_contents) for cell in _cells(fn)]
+        seen: list[Any] = []
         for place in _places(fn):
-            held = _held(place)
-            if held is not None:
-                self.before.append((held, held.copy()))
+            _gather(place, seen)
+        self.before += [(held, held.copy()) for held in seen]
 
     def rewind(self) -> None:
         """Have everything hold what it held before: Dynamo's run of a function is no call of it."""
@@ -45,12 +45,17 @@ class Watched:
 
     def sweep(self) -> None:
         """Put a `LeakedTensor` where a traced value was stored."""
-        seen: set[int] = set()
         for owner, fn in self.functions.values():
             for cell in _cells(fn):
                 cell.cell_contents = _replaced(cell.cell_contents, owner)
+            found: list[Any] = []
             for place in _places(fn):
-                _sweep(place, owner, seen)
+                _gather(place, found)
+            for held in found:
+                for key, x in list(enumerate(held) if isinstance(held, list) else held.items()):
+                    changed = _replaced(x, owner)
+                    if changed is not x:
+                        held[key] = changed
 
 
 KNOWN = ("__get__", "size", "dim", "stride", "numel", "is_floating_point", "is_complex")  # what is asked of a tensor without its values
@@ -146,18 +151,15 @@ def _held(place: Any) -> Any:
     return held if isinstance(held, (list, dict)) else None
 
 
-def _sweep(place: Any, owner: str, seen: set[int]) -> None:
-    """Replace traced tensors in a list, a dict or the attributes of an object, and in such inside of it."""
+def _gather(place: Any, found: list[Any]) -> None:
+    """The list or dict that something stores in, and those inside of it."""
     held = _held(place)
-    if held is None or id(held) in seen:
+    if held is None or any(held is other for other in found):
         return
-    seen.add(id(held))
-    for key, x in list(enumerate(held) if isinstance(held, list) else held.items()):
-        changed = _replaced(x, owner)
-        if changed is not x:
-            held[key] = changed
-        elif isinstance(x, (list, dict)):
-            _sweep(x, owner, seen)
+    found.append(held)
+    for x in held if isinstance(held, list) else held.values():
+        if isinstance(x, (list, dict)):
+            _gather(x, found)
 
 
 def _replaced(x: Any, owner: str) -> Any:

@@ -20,7 +20,8 @@ from .custom_ops import refuse_dropped_call
 from .module_hooks import HookedCall
 from .replay import NOT_RECOMPUTED
 
-UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")  # how torch.func says that a buffer has no batch yet
+# How torch.func says that a buffer has no batch yet.
+UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")
 
 
 class PureModule:
@@ -102,7 +103,6 @@ class PureModule:
             raise CaptureError(text, fix=fix)
         return out, {name: _held(module, name) for name in buffers}
 
-
     def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
         """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
         if isinstance(x, torch.Tensor):
@@ -113,7 +113,8 @@ class PureModule:
         kind = "named" if hasattr(x, "_fields") else type(x).__name__
         if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
             fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-            raise CaptureError(problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix), fix=fix)
+            text = problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix)
+            raise CaptureError(text, fix=fix)
         children = tuple(self.shape(child, tensors) for child in (x.values() if isinstance(x, dict) else x))
         if kind == "named":  # Dynamo finds a class where an attribute holds it
             self.__dict__[f"class_{id(type(x))}"] = type(x)
@@ -161,15 +162,24 @@ class Traced(TorchFunctionMode):
         if line:
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, args, line)
-        if (reads := data_dependent.read_by(getattr(func, "__name__", ""))) and isinstance(args[0], torch.Tensor):
-            if not _compat.is_fake(args[0]):
-                return func(*args, **kwargs)  # a value that is there
-            source = sources.line_of(line)
-            text = problem(self.name, reads[0], needed="one pure graph of tensor ops", fix=reads[1], source=source)
-            raise CaptureError(text, source=source, fix=reads[1])
+        name = getattr(func, "__name__", "")
+        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
+            if _compat.is_fake(args[0]):
+                raise self.refused(reads, line)
+            with _compat.values():
+                return func(*args, **kwargs)
         if self.mode is not None:
             args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
-        return _written_out(func)(*args, **kwargs)
+        try:
+            return _written_out(func)(*args, **kwargs)
+        except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
+            raise self.refused(data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line) from error
+
+    def refused(self, found: Any, line: str | None) -> CaptureError:
+        """The error of a call that needs a value."""
+        (got, fix), source = found, sources.line_of(line)
+        text = problem(self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+        return CaptureError(text, source=source, fix=fix)
 
     def fake(self, x: Any) -> Any:
         """A fake in place of a tensor that has values."""

@@ -73,7 +73,7 @@ def _identity(x: Any) -> Any:
         return tuple((key if isinstance(key, (str, int)) else id(key), _identity(child)) for key, child in x.items())
     if type(x) in CONTAINERS:
         return tuple(map(_identity, x))
-    return id(x())if type(x) is weakref.ReferenceType else id(x)
+    return id(x()) if type(x) is weakref.ReferenceType else id(x)
 
 
 def code(module: torch.nn.Module) -> list[Any]:

@@ -109,13 +109,14 @@ def aval_of(x: Any, mesh: Any) -> Aval:
 
 
 def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Missing, unknown or too many arguments, as Python would say it."""
+    """Missing, unknown or too many arguments, as Python would say it; tensors among the constants."""
     try:
         signature = inspect.signature(request.signature_of)
     except (TypeError, ValueError):
-        return
+        signature = None  # of a builtin
     try:
-        signature.bind(*args, **kwargs)
+        if signature is not None:
+            signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
         raise TreeError(problem(request.name, str(error), fix=fix, source=source), source=source, fix=fix) from None
@@ -160,8 +161,9 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
                 got = "it requires grad, and autograd would not see through the call"
                 raise ShardError(problem(where, got, fix=fix, source=call_site()), arg_path=path, source=call_site(), fix=fix)
         elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static:
-            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=(fix := _instead(x, path)), source=call_site())
-            raise TreeError(text, arg_path=path, source=call_site(), fix=fix)
+            fix, source = _instead(x, path), call_site()
+            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=source)
+            raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
 def _is_function(x: Any) -> bool:
@@ -176,7 +178,8 @@ def _instead(x: Any, path: str) -> str:
     if isinstance(x, torch.nn.Module):
         return "fn, params, buffers = sf.functionalize(module), and its params and buffers as arguments"
     if path == "self":
-        return f"the transform of the bound method, which is read when it is captured; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
+        bound = "the transform of the bound method, which is read when it is captured"
+        return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
     return "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
 
 

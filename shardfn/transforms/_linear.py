@@ -43,7 +43,7 @@ class Forward(Evaluated):
     def inline(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         flat = Flattened(self.fn, primals, tuple(range(len(primals))), {}, self.has_aux)
         matched(name_of(self.fn), "tangents", shapes(tangents), "primals", shapes(primals))
-        found = torch.func.jvp(flat, flat.primals, tuple(_tree.quick_leaves(tangents)), has_aux=self.has_aux)
+        found: Any = torch.func.jvp(flat, flat.primals, tuple(_tree.quick_leaves(tangents)), has_aux=self.has_aux)
         out = flat.value(found[0]), flat.value(found[1])
         return (*out, flat.aux(found[2])) if self.has_aux else out
 
