@@ -23,6 +23,11 @@ def is_tracing() -> bool:
     return torch.compiler.is_dynamo_compiling() or _READING.get()
 
 
+def is_reading() -> bool:
+    """Whether this call is of a module that Dynamo has left whole, in this thread."""
+    return _READING.get()
+
+
 @contextlib.contextmanager
 def reading() -> Iterator[Any]:
     """What runs inside is being captured, though Dynamo does not read it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,7 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 from torch.distributed.device_mesh import DeviceMesh
 
-from .dynamo import RANK
+from .dynamo import RANK, is_reading
 
 
 @contextlib.contextmanager
@@ -25,30 +26,47 @@ def hooked_by(cls: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_modules(refuse_rank: Callable[..., Any], checkpointed: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def plain_modules(asked: Callable[[str], None], checkpointed: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
     """Modules as they are written: attention without its fused kernel for inference, and two things done otherwise.
 
+    Other threads, which are not `reading`, notice nothing.
+
     Args:
-        refuse_rank: what is called in place of a question for the rank.
+        asked: is given the file of whoever asks for the rank, before there is an answer.
         checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails under torch.func (2.11 to 2.15).
     """
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    generator, reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator, torch.utils.checkpoint.CheckpointFunction.apply
 
-    def around(*_: Any, **__: Any) -> Iterator[None]:
+    def around(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if not is_reading():
+            return (yield from generator(*args, **kwargs))
         with checkpointed():
             yield
 
     def called(fn: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not is_reading():
+            return reentrant(fn, preserve, *args)
         with checkpointed():
             return fn(*args)
 
+    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if is_reading():
+                asked(sys._getframe(1).f_code.co_filename)
+            return original(*args, **kwargs)
+
+        return ask
+
+    owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
+    changes: list[tuple[Any, str, Any]] = [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
+    changes += [(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around)]
+    changes += [(torch.utils.checkpoint.CheckpointFunction, "apply", called)]
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with contextlib.ExitStack() as stack:
-            owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
-            changes = [(owner, name, refuse_rank) for owner, name in owned]
-            changes += [(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around)]
-            changes += [(torch.utils.checkpoint.CheckpointFunction, "apply", called)]
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled inside is part of the module
+            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
             for owner, name, new in changes:
                 stack.enter_context(mock.patch.object(owner, name, new))
             yield

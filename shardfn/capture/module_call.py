@@ -73,7 +73,6 @@ class PureModule:
         """Under vmap a buffer that all samples share becomes one for each if the module writes to it."""
         if "batched" not in found:
             try:
-                found["out"] = None
                 out = self.run(params, buffers, args, kwargs)
                 found["batched"] = False
                 return out
@@ -92,7 +91,7 @@ class PureModule:
         memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
         module = module_copy.copied(self.shadow, memo)
         before = module_copy.snapshot(module)
-        for fn in module_copy.code(module):
+        for fn in (module, *module_copy.code(module)):  # the module too: torch's old hooks on the backward want it alive
             leaks.watch(self.name, fn)
         with _compat.hooked_by(HookedCall):
             out = module(*args, **kwargs)
@@ -129,12 +128,14 @@ def _held(module: torch.nn.Module, path: str) -> Any:
 
 def _spread(buffers: dict[str, torch.Tensor], values: Any) -> dict[str, torch.Tensor]:
     """The buffers with every batch dim that any of the values has."""
-    zero = sum(x.new_zeros(()) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    zero = sum(x.new_zeros((), dtype=torch.int8) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor))
     return {name: x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype) for name, x in buffers.items()}
 
 
-def _refuse_rank(*_: Any, **__: Any) -> Any:
-    raise RuntimeError(_compat.ASKS_RANK)
+def _refuse_rank(file: str) -> None:
+    """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
+    if not sources.is_ours(file):
+        raise RuntimeError(_compat.ASKS_RANK)
 
 
 @contextlib.contextmanager
@@ -155,7 +156,7 @@ class Traced(TorchFunctionMode):
     def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
         super().__init__()
         self.mode, self.name = mode, name
-        self.fakes: dict[int, tuple[Any, Any]] = {}  # of the tensors that are held, by id
+        self.fakes: dict[int, tuple[Any, Any, int]] = {}  # of the tensors that are held, by id, and how often they were written to
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line, kwargs = _line(PureModule.run.__code__), kwargs or {}
@@ -186,7 +187,8 @@ class Traced(TorchFunctionMode):
         if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
             return x
         if id(x) not in self.fakes:
-            self.fakes[id(x)] = (x, self.mode.from_tensor(x))
+            made = self.mode.from_tensor(x)
+            self.fakes[id(x)] = (x, made, made._version)
         return self.fakes[id(x)][1]
 
     def refuse_written(self) -> None:
@@ -195,7 +197,7 @@ class Traced(TorchFunctionMode):
         Raises:
             CaptureError: saying what to do.
         """
-        if any(fake._version for _, fake in self.fakes.values()):
+        if any(fake._version > version for _, fake, version in self.fakes.values()):
             got, fix = explain.HELD
             raise CaptureError(problem(self.name, got, needed="one pure graph of tensor ops", fix=fix), fix=fix)
 

@@ -35,6 +35,9 @@ def copied(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    if "_orig_mod" in module._modules:  # what torch.compile makes of a module
+        made = memo[id(module)] = copied(module._modules["_orig_mod"], memo)
+        return made
     made = memo[id(module)] = object.__new__(type(module))
     state = {name: copied(x, memo) for name, x in module.__dict__.items()}
     made.__dict__.update(state, _compiled_call_impl=None)  # what module.compile() made belongs to the original

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ShardError
 from . import prims, sources
 from .custom_ops import refuse_dropped
 
@@ -29,7 +30,11 @@ class Replay(torch.fx.Interpreter):
             self.extra_traceback = False  # our own error says all there is to say
             refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
             self.extra_traceback = True
-        return super().run_node(node)
+        try:
+            return super().run_node(node)
+        except ShardError:
+            self.extra_traceback = False
+            raise
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:

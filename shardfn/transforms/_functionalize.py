@@ -125,11 +125,12 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
         {'weight': tensor([[1., 2.]])}
     """
     _refuse(module)
-    values = (*module.parameters(), *module.buffers())
-    params = {name: x.detach().clone() for name, x in module.named_parameters()}
-    buffers = {name: x.detach().clone() for name, x in module.named_buffers()}
-    shadow = module_copy.copied(module, {id(x): _stand_in(x) for x in values})
-    name = f"functionalize({type(module).__name__})"
+    stand_ins = {id(x): _stand_in(x) for x in (*module.parameters(), *module.buffers())}
+    shadow = module_copy.copied(module, dict(stand_ins))
+    own = {id(stand_ins[id(x)]): x.detach().clone() for x in (*module.parameters(), *module.buffers())}
+    params = {name: own[id(x)] for name, x in shadow.named_parameters()}
+    buffers = {name: own[id(x)] for name, x in shadow.named_buffers()}
+    name = f"functionalize({type(shadow).__name__})"
     return Functional((shadow,), PureModule(name, shadow), (tuple(params), tuple(buffers))), params, buffers
 
 
