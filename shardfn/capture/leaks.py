@@ -29,10 +29,10 @@ class Watched:
             return
         self.functions[id(fn)] = owner, fn
         self.before += [(cell, cell.cell_contents) for cell in _cells(fn)]
-        seen: list[Any] = []
+        seen: dict[int, Any] = {}
         for place in _places(fn):
             _gather(place, seen)
-        self.before += [(held, held.copy()) for held in seen]
+        self.before += [(held, held.copy()) for held in seen.values()]
 
     def rewind(self) -> None:
         """Have everything hold what it held before: Dynamo's run of a function is no call of it."""
@@ -48,16 +48,17 @@ class Watched:
         for owner, fn in self.functions.values():
             for cell in _cells(fn):
                 cell.cell_contents = _replaced(cell.cell_contents, owner)
-            found: list[Any] = []
+            found: dict[int, Any] = {}
             for place in _places(fn):
                 _gather(place, found)
-            for held in found:
+            for held in found.values():
                 for key, x in list(enumerate(held) if isinstance(held, list) else held.items()):
                     changed = _replaced(x, owner)
                     if changed is not x:
                         held[key] = changed
 
 
+LARGE = 10_000
 KNOWN = ("__get__", "size", "dim", "stride", "numel", "is_floating_point", "is_complex")  # what is asked of a tensor without its values
 
 
@@ -151,15 +152,15 @@ def _held(place: Any) -> Any:
     return held if isinstance(held, (list, dict)) else None
 
 
-def _gather(place: Any, found: list[Any]) -> None:
-    """The list or dict that something stores in, and those inside of it."""
+def _gather(place: Any, found: dict[int, Any], depth: int = 3) -> None:
+    """The list or dict that something stores in, and those inside of it; not large ones, which are data."""
     held = _held(place)
-    if held is None or any(held is other for other in found):
+    if held is None or id(held) in found or len(held) > LARGE:
         return
-    found.append(held)
-    for x in held if isinstance(held, list) else held.values():
+    found[id(held)] = held
+    for x in (held if isinstance(held, list) else held.values()) if depth else ():
         if isinstance(x, (list, dict)):
-            _gather(x, found)
+            _gather(x, found, depth - 1)
 
 
 def _replaced(x: Any, owner: str) -> Any:

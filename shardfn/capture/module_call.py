@@ -165,16 +165,21 @@ class Traced(TorchFunctionMode):
         refuse_dropped_call(func, args, line)
         name = getattr(func, "__name__", "")
         if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
-            if _compat.is_fake(args[0]):
-                raise self.refused(reads, line)
-            with _compat.values():
-                return func(*args, **kwargs)
+            return self.read(func, args, reads, line)
         if self.mode is not None:
             args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
         try:
             return _written_out(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
             raise self.refused(data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line) from error
+
+    def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
+        """A value, if the tensor has one: it is held, or made of numbers on the way."""
+        try:
+            with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
+                return method(*args)
+        except (RuntimeError, _compat.DATA_DEPENDENT) as error:
+            raise self.refused(reads, line) from error
 
     def refused(self, found: Any, line: str | None) -> CaptureError:
         """The error of a call that needs a value."""

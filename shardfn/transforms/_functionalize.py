@@ -25,7 +25,7 @@ class Shown:
         if instance is None:
             raise AttributeError("__signature__")  # of the class it is that of its constructor
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        mine = [inspect.Parameter(name, positional, annotation="dict[str, Tensor]") for name in ("params", "buffers")]
+        mine = [inspect.Parameter(name, positional, annotation="dict[str, Tensor]") for name in instance.leading]
         try:
             forward = inspect.signature(instance.fn.forward)
             return forward.replace(parameters=[*mine, *forward.parameters.values()], return_annotation="tuple[Any, dict[str, Tensor]]")
@@ -38,6 +38,7 @@ class Functional(Transformed):
     """(params, buffers, *args, **kwargs) -> (what the module returns, its buffers afterwards)."""
 
     verb: ClassVar[str] = "functionalize"
+    leading: ClassVar[tuple[str, ...]] = ("params", "buffers")
     held: tuple[torch.nn.Module]
     pure: PureModule
     names: tuple[tuple[str, ...], tuple[str, ...]]  # of the parameters, of the buffers

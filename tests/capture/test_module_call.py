@@ -301,61 +301,6 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
     assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (0, [0], False)
 
 
-class Saver:
-    """A hook that keeps what it sees, in every way."""
-
-    last: Any = None
-
-    def __init__(self) -> None:
-        self.outs: list[Any] = []
-        self.by_name: dict[str, Any] = {}
-
-    def hook(self, module: nn.Module, args: Any, out: Tensor) -> None:
-        self.last = out
-        self.outs.append((out, 3))
-        self.by_name["out"] = out
-
-
-def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
-    saver, fired, count = Saver(), [], 0
-
-    def counts(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        nonlocal count
-        count += 1
-        fired.append(outputs[0])
-
-    module = nn.Linear(3, 2).double()
-    module.register_forward_hook(saver.hook)
-    module.register_full_backward_hook(counts)
-    loss, params = loss_of(module)
-    step = sf.grad(loss)
-    for _ in range(2):
-        step(params, X)
-    assert (len(saver.outs), len(fired), count) == (1, 1, 1)  # once for each capture
-    said = "a traced value that was stored, and stands for no value once the trace is over\n  needed: a tensor with a value"
-    fix = "return the value from the function that computes it"
-    stored = saver.last, saver.outs[0][0], saver.by_name["out"], fired[0]
-    uses = [lambda x: x + 1, lambda x: x.sum(), lambda x: x.tolist(), bool, torch.func.grad(torch.sum)]
-    for x in stored:
-        assert repr(x) == "LeakedTensor(from functionalize(Linear))" and x.shape in ((4, 2),)
-        for use in uses:
-            assert refusal(lambda x=x, use=use: use(x)) == f"functionalize(Linear): {said}\n  try: {fix}"
-        assert refusal(lambda x=x: sf.grad(torch.sum)(x)).splitlines()[0].endswith(f"argument args[0]: {said.splitlines()[0]}")
-        text = refusal(lambda x=x: sf.grad(lambda w: (w * x.sum()).sum())(X))
-        assert text.splitlines()[0] == "grad(<lambda>): it uses a traced value that an earlier call has stored"
-
-
-def test_what_hooks_tell_each_other_in_a_call_reaches_them() -> None:
-    said: list[Any] = []
-    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
-    module[0].register_forward_hook(lambda m, a, out: said.append(out))
-    module[1].register_forward_hook(lambda m, a, out: out * said.pop())
-    fn, params, buffers = sf.functionalize(module)
-    got = fn(params, buffers, X)[0]
-    close(got, module(X).detach())
-    assert not said
-
-
 def test_names_that_do_not_fit_are_all_listed() -> None:
     fn, params, buffers = sf.functionalize(nn.BatchNorm1d(3).double())
     fix = "the params that functionalize returned, or others under the same names"
@@ -391,3 +336,40 @@ def test_what_is_no_module_with_values_is_refused() -> None:
         "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in Python\n"
         "  try: the Python module that it was made from"
     )
+
+
+def test_what_is_compiled_already_is_read_as_written() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.wave = torch.compile(nn.Linear(3, 2).double()), torch.compile(torch.sin)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.wave(self.line(x))
+
+    loss, params = loss_of(Compiled())
+    assert list(params) == ["line.weight", "line.bias"]
+    judge = lambda p: (X @ p["line.weight"].T + p["line.bias"]).sin().sum()
+    close(sf.grad(loss)(params, X), torch.func.grad(judge)(params))
+    alone = nn.Linear(3, 2).double()
+    alone.compile()
+    fn, params, buffers = sf.functionalize(alone)
+    close(fn(params, buffers, X)[0], X @ params["weight"].T + params["bias"])
+
+
+def test_counts_of_integers_get_a_batch_of_their_own() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(5, dtype=torch.int64))
+            self.register_buffer("seen", torch.zeros(5, dtype=torch.bool))
+
+        def forward(self, i: Tensor) -> Tensor:
+            self.n.add_(nn.functional.one_hot(i, 5))
+            self.seen.logical_or_(self.n > 0)
+            return self.n.sum()
+
+    fn, params, buffers = sf.functionalize(Counts())
+    out, new = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, torch.tensor([3, 0]))
+    eye = torch.eye(5, dtype=torch.int64)[[3, 0]]
+    close((out, new["n"], new["seen"]), (torch.ones(2, dtype=torch.int64), eye, eye.bool()))

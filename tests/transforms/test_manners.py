@@ -31,7 +31,7 @@ def loss(w: Tensor, x: Any = 2.0, *, k: Any = 2.0, b: float = 1.0) -> Tensor:
 
 
 def twice(w: Tensor, x: Any = 2.0, *, k: Any = 2.0, b: float = 1.0) -> Tensor:
-    """The same of each half, or of each sample."""
+    """Of one sample."""
     return (w * x).sum() * k + b
 
 
@@ -41,6 +41,10 @@ def judge_accumulate(fn: Callable[..., Any]) -> Callable[..., Any]:
         return sum(fn(w, half, **kwargs) for half in halves) / 2
 
     return run
+
+
+def value_first(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: torch.func.grad_and_value(fn)(*args, **kwargs)[::-1]
 
 
 def with_keywords(transform: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,8 +63,8 @@ halved = functools.partial(sf.accumulate, microbatches=2)
 TABLE: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
     # name: the transform, a function for it, the judge, how it prints
     "grad": (sf.grad, loss, torch.func.grad, "grad"),
-    "value_and_grad": (sf.value_and_grad, loss, lambda f: lambda *a, **k: torch.func.grad_and_value(f)(*a, **k)[::-1], "value_and_grad"),
-    "bucketed_grad": (sf.bucketed_grad, loss, lambda f: lambda *a, **k: torch.func.grad_and_value(f)(*a, **k)[::-1], "bucketed_grad"),
+    "value_and_grad": (sf.value_and_grad, loss, value_first, "value_and_grad"),
+    "bucketed_grad": (sf.bucketed_grad, loss, value_first, "bucketed_grad"),
     "vmap": (functools.partial(sf.vmap, in_axes=(0, None)), twice, lambda f: torch.func.vmap(f, in_dims=(0, None)), "vmap"),
     "jacrev": (sf.jacrev, loss, with_keywords(torch.func.jacrev), "jacrev"),
     "jacfwd": (sf.jacfwd, loss, with_keywords(torch.func.jacrev), "jacfwd"),
@@ -240,6 +244,15 @@ def test_methods_of_trees_take_self_as_their_first_argument() -> None:
     assert repr(point.value).startswith("jit(value) of Point(")
     assert point.value.trace(X).program.in_paths == ("self.w", "x")
     assert str(inspect.signature(point.value)) == "(x: 'Tensor') -> 'Tensor'"
+
+
+def test_methods_inside_another_transform_are_bound_too() -> None:
+    plain, point = Plain(3.0), Point(W, 0.5)
+    fn = sf.jit(lambda x: plain.of_x(x) + point.value(x) + plain.value(x) + Holder.inside(x), backend="aten")
+    close(fn(X), 6 * X + W * X * 0.5 + W * X * 3 + 3 * X**2)
+    compiled = point.value.compile(X)
+    close(compiled(point, X), W * X * 0.5)
+    assert point.value.lower(X).program.name == "jit(value)"
 
 
 def test_a_gradient_by_self_needs_a_tree_of_floating_tensors_only() -> None:
