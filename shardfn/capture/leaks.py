@@ -103,13 +103,16 @@ def watch(owner: str, fn: Any) -> None:
 
 @contextlib.contextmanager
 def swept() -> Iterator[Watched]:
-    """A capture: at its end the traced values that watched functions have stored become `LeakedTensor`s."""
+    """A capture: at its end the traced values that watched functions have stored become `LeakedTensor`s; if it fails, they are gone."""
     watched = Watched()
     token = _WATCHED.set(watched)
     try:
         yield watched
-    finally:
         watched.sweep()
+    except BaseException:
+        watched.rewind()
+        raise
+    finally:
         _WATCHED.reset(token)
 
 

@@ -23,9 +23,8 @@ class HookedCall:
 
     def __init__(self, module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]) -> None:
         self.module, self.after, self.before = module, list(after), list(before)
-        self.inputs: list[Any] = []  # None for each, and which of them are floating tensors
-        self.floating: dict[str, list[int]] = {}
-        self.count: dict[str, int] = {}
+        self.floating: dict[str, list[int]] = {}  # "in" and "out": which of the values are floating tensors
+        self.count: dict[str, int] = {}  # how many values there are
         self.tracked: dict[Any, bool] = {}  # by level of torch.func: whether an input has a gradient
         self.arriving: dict[Any, tuple[Any, ...]] = {}  # by level: the gradients of the results
         self.below: HookedCall | None = None
@@ -62,7 +61,7 @@ class HookedCall:
             gradients = gradients if found is None else tuple(found)
         return gradients
 
-    def batched(self, size: int) -> HookedCall:
+    def batched(self) -> HookedCall:
         """The same call one level of vmap below: each hook sees one sample."""
         if self.below is None:
             self.below = HookedCall(self.module, [_each(h) for h in self.after], [_each(h) for h in self.before])
@@ -94,7 +93,7 @@ def _each(hook: Hook) -> Hook:
 def _batched(function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any) -> Any:
     pairs = zip(xs, in_dims[1:], strict=True)
     moved = [x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs]
-    return function.apply(call.batched(info.batch_size), *moved), (0,) * len(moved)
+    return function.apply(call.batched(), *moved), (0,) * len(moved)
 
 
 def _tangents(ctx: Any, tangents: Any) -> tuple[torch.Tensor, ...]:

@@ -76,6 +76,15 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
         assert text.splitlines()[0] == "grad(<lambda>): it uses a traced value that an earlier call has stored"
 
 
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    seen: list[Any] = [0]
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(2, 2)).double()
+    module[0].register_forward_hook(lambda m, a, out: seen.append(out))
+    loss, params = loss_of(module)
+    refusal(lambda: sf.grad(loss)(params, X))
+    assert seen == [0]
+
+
 def test_what_hooks_tell_each_other_in_a_call_reaches_them() -> None:
     said: list[Any] = []
     module = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
