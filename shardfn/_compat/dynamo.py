@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +15,43 @@ import torch.distributed as dist
 
 from .tracing import inside_transform, is_fake
 
-is_tracing = torch.compiler.is_dynamo_compiling
+_READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
+
+
+def is_tracing() -> bool:
+    """Whether this call is being captured: read by Dynamo, or run by a module that Dynamo has left whole."""
+    return torch.compiler.is_dynamo_compiling() or _READING.get()
+
+
+is_in_dynamo = torch.compiler.is_dynamo_compiling  # whether Dynamo itself reads this call
+
+
+def is_reading() -> bool:
+    """Whether this call is of a module that Dynamo has left whole, in this thread."""
+    return _READING.get()
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[Any]:
+    """What runs inside is being captured, though Dynamo does not read it.
+
+    Gives Dynamo's fake mode where Dynamo runs it. That mode takes no tensor that Dynamo has not seen, and would make a
+    symbol of a size that depends on values, or of a value itself; inside it refuses them, as capture's own does.
+    """
+    from torch._guards import active_fake_mode
+
+    token, mode = _READING.set(True), active_fake_mode()
+    mode = None if mode is None or mode.allow_non_fake_inputs else mode
+    symbols = mode and mode.shape_env
+    was = symbols and symbols.settings
+    try:
+        if symbols:
+            symbols.settings = dataclasses.replace(was, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        yield mode
+    finally:
+        _READING.reset(token)
+        if symbols:
+            symbols.settings = was
 
 
 def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

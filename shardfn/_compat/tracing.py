@@ -90,6 +90,13 @@ def open_dual() -> Callable[[], None]:
     return functools.partial(torch._C._exit_dual_level, level=level)
 
 
+def values() -> Any:
+    """A context in which tensors that have values are computed with, as if nothing were traced."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def inside_transform() -> bool:
     """Whether a torch.func transform is at work around this call."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -99,6 +106,12 @@ def derivative_levels() -> int:
     """How many of the torch.func transforms at work around this call take derivatives."""
     kinds = torch._C._functorch.TransformType
     return sum(level.key() in (kinds.Grad, kinds.Jvp) for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def level() -> int | None:
+    """The number of the innermost torch.func transform at work, if there is one."""
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return None if innermost is None else innermost.level()
 
 
 def under_grad() -> bool:

@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, endings, prims, simplify, sources, substitutes
+from . import decompositions, endings, leaks, prims, simplify, sources, substitutes
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
@@ -60,6 +60,7 @@ def capture(
     endings.install()
     substitutes.install()
     mode = _compat.fake_mode()
+    user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     fakes = _fakes(mode, leaves, device, paths, name)
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
@@ -68,30 +69,62 @@ def capture(
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        tracing = recording(name, decompositions.table(whole), mode)
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound(), tracing:
+        tracing, watching = recording(name, decompositions.table(whole), mode), leaks.swept()
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), watching as watched, _compat.unwound(), tracing:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
+            watched.rewind()
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
-        raise explained(error, signature_of or fn, name, paths) from error
+        if own := _own(error):
+            raise own from None
+        raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     simplify.simplify(graph.graph)
     graph = torch.fx.GraphModule(graph, recompute(graph.graph))
     simplify.trim(graph.graph)
+    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
+    return Captured(_program(name, graph, in_paths, out), tuple(closed_over))
+
+
+def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
-    program = Program(
+    return Program(
         name=name,
         graph=graph,
-        in_paths=(*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))),
+        in_paths=in_paths,
         out_paths=tuple("result" + p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR),
         out_leaves=tuple(out_leaves),
         out_tree=out_tree,
         show=program_text,
     )
-    return Captured(program, tuple(closed_over))
+
+
+def _holding(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], Any, Any]:
+    """A function that holds those of its arguments that are objects, which Dynamo takes only where they are closed over."""
+    odd = [i for i, x in enumerate(args) if _is_object(x)]
+    named = {key: x for key, x in kwargs.items() if _is_object(x)}
+    if not odd and not named:
+        return fn, args, kwargs
+
+    def held(*given: Any, **others: Any) -> Any:
+        return fn(*[args[i] if i in odd else x for i, x in enumerate(given)], **{**others, **named})
+
+    return held, tuple(None if i in odd else x for i, x in enumerate(args)), {**kwargs, **dict.fromkeys(named)}
+
+
+def _is_object(x: Any) -> bool:
+    (leaf, *more), _ = _tree.flatten((x, None))
+    return leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
+
+
+def _own(error: BaseException | None) -> ShardError | None:
+    """The error of ours behind one that Dynamo made of it."""
+    while error is not None and not isinstance(error, ShardError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
@@ -109,6 +142,8 @@ def _untold(x: Any) -> bool:
 
 
 def _refuse_closed_over(closed_over: list[torch.Tensor], name: str) -> None:
+    if any(isinstance(x, leaks.LeakedTensor) for x in closed_over):
+        raise leaks.leaked(f"{name}, a tensor that it closes over")
     wrong = [x for x in closed_over if type(x) not in (torch.Tensor, torch.nn.Parameter)]
     if wrong:
         fix = "pass it as an argument, which carries its placement"

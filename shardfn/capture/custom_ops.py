@@ -12,7 +12,7 @@ from .. import _compat
 from ..errors import CaptureError, problem
 from . import sources
 
-TORCHS = ("aten", "prims", "shardfn")  # and ours
+TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
 KEY = "FuncTorchDynamicLayerFrontMode"  # where torch.func meets an op, whatever its transform
 
 
@@ -38,11 +38,16 @@ def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
     Raises:
         CaptureError: naming the op and the line.
     """
-    op = getattr(node.target, "default", node.target)
+    refuse_dropped_call(node.target, args, node.meta.get("stack_trace"))
+
+
+def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -> None:
+    """The same of one call, and the stack trace that its line is read from."""
+    op = getattr(target, "default", target)
     if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS or _compat.kernels(op) & {"Autograd", "CompositeImplicitAutograd"}:
         return
     if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
-        source, fix = sources.line_of(node.meta.get("stack_trace")), "torch.library.custom_op with register_autograd, or x.detach()"
+        source, fix = sources.line_of(stack), "torch.library.custom_op with register_autograd, or x.detach()"
         text = problem(f"op {op}", "it has no derivative, and one is asked for", fix=fix, source=source)
         raise CaptureError(text, source=source, fix=fix)
 

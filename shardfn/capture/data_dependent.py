@@ -31,6 +31,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
 }
 SAME = {"_unique2": "unique", "unique_dim": "unique", "_local_scalar_dense": "item", "boolean mask": "getitem"}  # torch's own words
+READERS = {"__bool__": "branch", "__int__": "number", "__float__": "number", "__index__": "number", "item": "item", "tolist": "tolist"}
 BRANCH = ("it branches on a tensor's value", "torch.where(condition, a, b)")
 NUMBER = (
     "it takes a tensor's value for a number: an index, a size or a count",
@@ -63,6 +64,18 @@ NAMED = (
 )
 
 
+def read_by(method: str) -> tuple[str, str] | None:
+    """What is wrong and what to try, if a method of tensors reads a value; None for any other."""
+    kind = READERS.get(method)
+    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(kind or "")
+
+
+def needed_by(function: str) -> tuple[str, str] | None:
+    """What is wrong and what to try, if a function needs values to know its result's shape, or reads one."""
+    row = FUNCTIONS.get(function) or FUNCTIONS.get(function.strip("_"))
+    return (row[0].format(what=row[1]), row[2]) if row else None
+
+
 def cause(error: BaseException, said: str) -> tuple[str, str] | None:
     """What is wrong and what to try, if an error is about a value that no rank has while it traces; None for any other error.
 
@@ -75,8 +88,8 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
     if not (reads or grows or sign):
         return None
     name = _name(said) or _name(f"Operator `{getattr(error, 'func', '')}")
-    if row := FUNCTIONS.get(name):
-        return row[0].format(what=row[1]), row[2]
+    if row := needed_by(name):
+        return row
     if sign and sign[1]:
         return sign[1]
     return (NUMBER[0].replace("it takes", f"{name or 'it'} takes"), NUMBER[1]) if reads else (SHAPE.format(what=name or "an op"), FIXED)

@@ -13,6 +13,8 @@ from .. import _compat
 from ..errors import CaptureError, problem
 from . import data_dependent, sources
 
+HELD = ("it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes")
+
 # What torch says -> what it means for the user, and what to try.
 CAUSES = (
     (
@@ -27,27 +29,41 @@ CAUSES = (
     ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
     ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "torch.where, or a Python loop"),
     ("floating point dtype can require", "it differentiates an argument that is not floating", "argnums of floating arguments"),
+    ("Thing passed to transform API must be Tensor", "it differentiates what is no tensor", "argnums of trees of floating tensors only"),
     ("an inplace view on a graph input", "it changes the shape of an argument in place", "a new view: x = x.squeeze(0)"),
     ("Shape mismatch with out=", "out= has another shape than the result", "out= of the result's shape, or the result itself"),
     ("with non-contiguous `out=`", "out= is a view with gaps", "assign the result: y[:, 1:] = torch.add(a, b)"),
     ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
     ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
+    ("of class `LeakedTensor`", "it uses a traced value that an earlier call has stored", "return the value from what computes it"),
+    ("mutate a captured Tensor", *HELD),
+    ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
 
 
-def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str]) -> CaptureError:
-    """The CaptureError for what Dynamo or make_fx raised."""
+def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str], read: Any = None) -> CaptureError:
+    """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have read another around it."""
     said, source = str(error), _line(error) or _definition(fn)
-    got, fix = _cause(error, said, paths)
+    got, fix = _cause(error, said, paths, read or fn)
     text = problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
     return CaptureError(text, source=source, fix=fix)
 
 
-def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, str]:
+def raised(error: BaseException, name: str) -> CaptureError:
+    """The CaptureError for what a module raised that runs as it is."""
+    said = str(error)
+    frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not sources.is_ours(f.filename)]
+    source = frames[-1] if frames else None
+    known = next(((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None) or data_dependent.cause(error, said)
+    got, fix = known or (f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}", "a call that works on plain tensors")
+    return CaptureError(problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source), source=source, fix=fix)
+
+
+def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> tuple[str, str]:
     for sign, got, fix in CAUSES:
         if sign in said:
-            return got.format(places=_places(said, paths)), fix
+            return got.format(places=_places(said, paths, read)), fix
     if found := data_dependent.cause(error, said):
         return found
     raised = re.search(r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)", said)
@@ -58,17 +74,31 @@ def _cause(error: BaseException, said: str, paths: Sequence[str]) -> tuple[str, 
     return f"it cannot be read as one graph: {first}. {why}".rstrip(), "a pure function of tensors"
 
 
-def _places(said: str, paths: Sequence[str]) -> str:
+def _places(said: str, paths: Sequence[str], read: Any) -> str:
     """Dynamo's names for what was changed, as the user's."""
-    found = re.findall(r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)", said)
+    found = re.findall(r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said)
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))
     places = []
-    for whole, name, position, attribute in found:
+    for whole, name, position, attribute, rest in found:
         if name == "args" and position:
             places.append(f"argument {roots[int(position)]}" if int(position) < len(roots) else f"argument {position}")
+        elif name == "fn":  # the function itself, and what hangs on it
+            places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
         else:
             places.append(attribute or (name if not name.startswith("__import") else whole))
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
+
+
+def _reached(x: Any, way: str) -> str:
+    """How the user calls what is reached from a function: a variable that it closes over, or an attribute of an object."""
+    try:
+        for attribute, position in re.findall(r"\.(\w+)|\[(\d+)\]", way):
+            if attribute == "__closure__":
+                return x.__code__.co_freevars[int(way.partition("__closure__[")[2].partition("]")[0])]
+            x = getattr(x, attribute) if attribute else x[int(position)]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return "something that it closes over"
+    return f"an attribute of {type(x).__name__}"
 
 
 def _line(error: BaseException) -> str | None:

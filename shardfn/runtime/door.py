@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture.leaks import LeakedTensor, leaked
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
@@ -65,7 +68,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
     world, mesh = current_world(), _mesh(request, leaves)
-    _check_leaves(request, leaves, paths)
+    _check_leaves(request, leaves, paths, _static(request, treedef))
     axes = axes_of(mesh)
     specs = _specs(request, args, kwargs, leaves)
     tensors = [i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))]
@@ -106,13 +109,14 @@ def aval_of(x: Any, mesh: Any) -> Aval:
 
 
 def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Missing, unknown or too many arguments, as Python would say it."""
+    """Missing, unknown or too many arguments, as Python would say it; tensors among the constants."""
     try:
         signature = inspect.signature(request.signature_of)
     except (TypeError, ValueError):
-        return
+        signature = None  # of a builtin
     try:
-        signature.bind(*args, **kwargs)
+        if signature is not None:
+            signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
         raise TreeError(problem(request.name, str(error), fix=fix, source=source), source=source, fix=fix) from None
@@ -138,20 +142,45 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     return mesh
 
 
-def _check_leaves(request: Request, leaves: list[Any], paths: list[str]) -> None:
-    for x, path in zip(leaves, paths, strict=True):
+def _static(request: Request, treedef: Any) -> set[int]:
+    """The leaves of the arguments that are constants by declaration."""
+    counts = [child.num_leaves for child in treedef.children()[0].children()]
+    return {i for n in request.static_argnums if n < len(counts) for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
+
+
+def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static: set[int]) -> None:
+    for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
         where = f"{request.name}, argument {path}"
         if isinstance(x, DonatedTensor) or (isinstance(x, DTensor) and isinstance(x._local_tensor, DonatedTensor)):
             raise used_after_donation(getattr(x, "call", None) or x._local_tensor.call)
         if isinstance(x, torch.Tensor):
+            if isinstance(x, LeakedTensor) or _compat.is_fake(x):
+                raise leaked(where)
             if x.requires_grad and torch.is_grad_enabled():
                 fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
                 got = "it requires grad, and autograd would not see through the call"
                 raise ShardError(problem(where, got, fix=fix, source=call_site()), arg_path=path, source=call_site(), fix=fix)
-        elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not callable(x):
-            fix = "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
-            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=call_site())
-            raise TreeError(text, arg_path=path, source=call_site(), fix=fix)
+        elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static:
+            fix, source = _instead(x, path), call_site()
+            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=source)
+            raise TreeError(text, arg_path=path, source=source, fix=fix)
+
+
+def _is_function(x: Any) -> bool:
+    """Whether x is code, and no object of a class with `__call__`, which may change between calls."""
+    known = isinstance(x, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type))
+    return known or (callable(x) and (hasattr(x, "__wrapped__") or (type(x).__module__ or "").startswith("torch._ops")))
+
+
+def _instead(x: Any, path: str) -> str:
+    """What to pass instead of an object."""
+    kind = type(x).__name__
+    if isinstance(x, torch.nn.Module):
+        return "fn, params, buffers = sf.functionalize(module), and its params and buffers as arguments"
+    if path == "self":
+        bound = "the transform of the bound method, which is read when it is captured"
+        return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
+    return "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
 
 
 def _specs(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[Any]:

@@ -9,8 +9,10 @@ from ._compose import compose
 from ._constrain import constrain
 from ._control import cond, map, scan, while_loop
 from ._custom import custom_jvp, custom_vjp
+from ._functionalize import functionalize
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
+from ._jit import jit
 from ._linear import jvp, linearize, vjp
 from ._residuals import Residual, Residuals, saved_residuals
 from ._rule import rule
@@ -35,10 +37,12 @@ __all__ = [
     "distribute",
     "from_local",
     "full",
+    "functionalize",
     "grad",
     "hessian",
     "jacfwd",
     "jacrev",
+    "jit",
     "jvp",
     "linearize",
     "map",

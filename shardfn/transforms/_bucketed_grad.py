@@ -70,7 +70,7 @@ def _parameters(fn: Any, count: int) -> tuple[str, ...]:
         inner = innermost(inner.func)
     code = getattr(inner, "__code__", None)
     if code is None:
-        return ()
+        return getattr(inner, "leading", ())[:count]
     skip += 1 if hasattr(inner, "__self__") else 0
     return code.co_varnames[skip : min(skip + count, code.co_argcount)]
 

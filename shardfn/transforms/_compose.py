@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+
+from ._transformed import name_of
+
 Transform = Callable[[Callable[..., Any]], Any]
 
 
-def compose(*transforms: Transform) -> Transform:
+@attrs.define(repr=False, slots=False, hash=True)
+class Composed:
+    """Several transforms as one; it prints, compares and pickles as they do. Not frozen: Dynamo may read its constructor."""
+
+    transforms: tuple[Transform, ...]
+
+    def __call__(self, fn: Callable[..., Any]) -> Any:
+        for transform in reversed(self.transforms):
+            fn = transform(fn)
+        return fn
+
+    def __repr__(self) -> str:
+        names = [repr(t) if isinstance(t, Composed) else name_of(t) for t in self.transforms]
+        return f"compose({', '.join(names)})"
+
+
+def compose(*transforms: Transform) -> Composed:
     """One transform that applies several; the first is the outermost, as decorators are read.
 
     Args:
@@ -23,11 +43,7 @@ def compose(*transforms: Transform) -> Transform:
         >>> import torch, shardfn as sf
         >>> sf.compose(sf.grad, sf.grad)(lambda x: x**3)(torch.tensor(2.0))
         tensor(12.)
+        >>> sf.compose(sf.shard, sf.grad)
+        compose(shard, grad)
     """
-
-    def composed(fn: Callable[..., Any]) -> Any:
-        for transform in reversed(transforms):
-            fn = transform(fn)
-        return fn
-
-    return composed
+    return Composed(transforms)

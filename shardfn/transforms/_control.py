@@ -64,9 +64,9 @@ def scan(
         >>> sf.scan(lambda total, x: (total + x, total * x), torch.tensor(0.0), torch.tensor([1.0, 2.0, 3.0]))
         (tensor(6.), tensor([0., 2., 9.]))
     """
-    if _compat.is_tracing():
+    if _compat.is_in_dynamo():
         return _scan(f, (length, reverse), init, xs)
-    if _compat.inside_transform():
+    if _compat.is_tracing() or _compat.inside_transform():
         return _scan_eagerly(f, init, xs, length, reverse)
     return Controlled((f,), _scan, (length, reverse))(init, xs)
 
@@ -95,7 +95,7 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
 
 
 def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool) -> Any:
-    """Under a torch.func transform that is not captured: run by run."""
+    """Where Dynamo does not read, under a torch.func transform or in a module that is kept whole: run by run."""
     columns = [] if xs is None else _tree.leaves(xs)
     count = columns[0].shape[0] if columns else length
     carry, results = init, []
@@ -126,9 +126,9 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
         >>> sf.map(lambda x: x @ x, torch.eye(2))
         tensor([1., 1.])
     """
-    if _compat.is_tracing():
+    if _compat.is_in_dynamo():
         return _map(f, (), xs)
-    if _compat.inside_transform():
+    if _compat.is_tracing() or _compat.inside_transform():
         return _scan_eagerly(lambda carry, x: (carry, f(x)), (), xs, None, False)[1]
     return Controlled((f,), _map, ())(xs)
 
@@ -161,11 +161,11 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
     """
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
-    if _compat.is_tracing():
+    if _compat.is_in_dynamo():
         return _cond(true_fn, (false_fn,), pred, *operands)
-    if _compat.inside_transform():
-        yes, no = true_fn(*operands), false_fn(*operands)
-        return _tree.tree_map(lambda a, b: torch.where(pred, a, b), yes, no)
+    if _compat.is_tracing() or _compat.inside_transform():
+        truth = pred.reshape(()).to(torch.bool)
+        return _tree.tree_map(lambda a, b: torch.where(truth, a, b), true_fn(*operands), false_fn(*operands))
     return Controlled((true_fn,), _cond, (false_fn,))(pred, *operands)
 
 
@@ -205,9 +205,9 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
         >>> sf.while_loop(lambda x: x < 10, lambda x: x * 2, torch.tensor(1))
         tensor(16)
     """
-    if _compat.is_tracing():
+    if _compat.is_in_dynamo():
         return _while_loop(body_fun, (cond_fun,), init_val)
-    if _compat.inside_transform():
+    if _compat.is_tracing() or _compat.inside_transform():
         carry = init_val
         while cond_fun(carry):
             carry = body_fun(carry)

@@ -35,7 +35,7 @@ class Custom(Transformed):
     def inline(self, *args: Any) -> Any:
         check_rules(self.__name__, len(self.rules), self.needs)
         still, moving = self.split(args)
-        if not _compat.is_tracing():
+        if not _compat.is_in_dynamo():
             return self.eagerly(still, moving)
         if not recording.begin_rule(id(self)):
             return self.fn(*args)
@@ -48,7 +48,7 @@ class Custom(Transformed):
         raise NotImplementedError
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
-        """The result, under a torch.func transform that is not captured."""
+        """The result, where Dynamo does not read: under a torch.func transform, in a module that is kept whole."""
         raise NotImplementedError
 
     def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -10,9 +10,9 @@ import torch
 
 from .. import _compat, _tree
 from ..capture import prims
-from ..errors import CaptureError, call_site, problem
+from ..errors import CaptureError, problem
 from ..runtime import Request
-from ._transformed import Transformed, innermost
+from ._transformed import Transformed, innermost, name_of
 
 Argnums = int | tuple[int, ...]
 
@@ -81,11 +81,12 @@ def differentiate(
         filled = list(args)
         for n, arg in zip(numbers, _tree.refill(chosen, iter(primals)), strict=True):
             filled[n] = arg
+        out = fn(*filled, **kwargs)
         if not has_aux:
-            return _loss(fn(*filled, **kwargs)), ()
-        value, aux = fn(*filled, **kwargs)
-        value = _loss(value)
-        aux = (aux,)
+            return _loss(out, fn), ()
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            refuse_loss(name_of(fn), "no pair (scalar, aux), and has_aux=True")
+        value, aux = _loss(out[0], fn), (out[1],)
         constants.append(aux)
         return value, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))
 
@@ -93,23 +94,24 @@ def differentiate(
     return value, _rebuilt(constants[0], tensors) if has_aux else None, list(gradients)
 
 
-def _loss(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        refuse_loss(value.dtype)
+def _loss(value: Any, fn: Callable[..., Any]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        refuse_loss(name_of(fn), f"a {type(value).__name__}")
+    elif not value.dtype.is_floating_point:
+        refuse_loss(name_of(fn), f"of {value.dtype}")
     return value
 
 
 @_compat.constant_in_graph
-def refuse_loss(dtype: torch.dtype) -> None:
-    """Check that a loss can be differentiated.
+def refuse_loss(name: str, what: str) -> None:
+    """Say that a function cannot be differentiated.
 
     Raises:
-        CaptureError: it is not floating.
+        CaptureError: always.
     """
-    if not dtype.is_floating_point:
-        fix, source = "return loss.sum() or loss.mean() of floating values", call_site()
-        text = problem("the function to differentiate", f"its value is {dtype}", needed="a floating scalar", fix=fix, source=source)
-        raise CaptureError(text, source=source, fix=fix)
+    fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
+    text = problem(f"the gradient of {name}", f"its value is {what}", needed="a floating scalar", fix=fix)
+    raise CaptureError(text, fix=fix)
 
 
 def _rebuilt(aux: tuple[Any], tensors: tuple[torch.Tensor, ...]) -> Any:

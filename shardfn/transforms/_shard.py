@@ -107,7 +107,7 @@ def shard(
         "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
         "backend": backend,
     }
-    return functools.partial(_sharded, arguments=options) if fn is None else _sharded(fn, options)
+    return functools.partial(shard, **options) if fn is None else _sharded(fn, options)
 
 
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:

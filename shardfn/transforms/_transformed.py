@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,6 +20,10 @@ class Transformed:
 
     verb: ClassVar[str]
     held: tuple[Callable[..., Any]]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
+
+    def __attrs_post_init__(self) -> None:
+        if not _compat.is_tracing():  # who reads it in a trace asks for no names
+            self.__dict__.update(_named_as(self.fn))
 
     @property
     def fn(self) -> Callable[..., Any]:
@@ -72,7 +78,54 @@ class Transformed:
         return self.__name__
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        if instance is None:
+            return self
+        return functools.partial(self, instance) if _compat.is_tracing() else Bound(self, instance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: not what is staged."""
+        return {name: x for name, x in self.__dict__.items() if name != "_request"}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A function that stands where its own name leads, as under a decorator, is pickled by that name, as functions are."""
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy over a copy of the function; the transform's arguments are values, and shared."""
+        made = copy.copy(self)
+        if made is not self:
+            made.held = (copy.deepcopy(self.fn, memo),)
+        return made
+
+
+class Bound(functools.partial):
+    """A transformed function as a method: its first argument is the instance."""
+
+    def __repr__(self) -> str:
+        return f"{self.func} of {self.args[0]!r}"
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Stage 1, with the instance as the first argument."""
+        return self.func.trace(*self.args, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Stages 1 to 3."""
+        return self.func.lower(*self.args, *args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Compiled:
+        """Stages 1 to 4."""
+        return self.func.compile(*self.args, *args, **kwargs)
+
+
+def _named_as(fn: Any) -> dict[str, Any]:
+    """The names that a transformed function takes over."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    qualname = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return {"__doc__": fn.__doc__, "__module__": getattr(fn, "__module__", None) or __name__, "__qualname__": qualname}
 
 
 def name_of(fn: Any) -> str:
@@ -84,6 +137,6 @@ def name_of(fn: Any) -> str:
 
 def innermost(fn: Any) -> Callable[..., Any]:
     """The user's own function, whose parameter names errors use."""
-    while isinstance(fn, Transformed):
+    while isinstance(fn, Transformed) and not hasattr(fn, "__signature__"):
         fn = fn.fn
     return fn

@@ -1,0 +1,221 @@
+"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the graph is flattened."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .. import _compat, _tree
+from ..errors import CaptureError, ShardError, problem
+from ..types import CONSTANTS
+from . import data_dependent, explain, leaks, module_copy, sources, substitutes
+from .custom_ops import refuse_dropped_call
+from .module_hooks import HookedCall
+
+# How torch.func says that a buffer has no batch yet.
+UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")
+
+
+class PureModule:
+    """A module without its values, to be called with values of its parameters and buffers.
+
+    Args:
+        name: how errors call it.
+        shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
+    """
+
+    def __init__(self, name: str, shadow: torch.nn.Module) -> None:
+        self.name, self.shadow = name, shadow
+        self.known: list[dict[str, Any]] = []  # for each call in a traced function: what Dynamo's run of it found
+        self.number, self.flat, self.tree = self._steps()
+
+    def _steps(self) -> tuple[Any, Any, Any]:
+        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and the tree of what it returned."""
+
+        def number() -> int:
+            self.known.append({})
+            return len(self.known) - 1
+
+        def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+            found = self.known[call]
+            with _compat.reading() as mode, _compat.plain_modules(_refuse_rank, _checkpointed), Traced(mode, self.name) as traced:
+                try:
+                    out = self.batched_if_needed(found, params, buffers, args, kwargs)
+                except ShardError:
+                    raise
+                except Exception as error:
+                    raise explain.raised(error, self.name) from error
+            traced.refuse_written()
+            tensors: list[torch.Tensor] = []
+            found["tree"] = self.shape(out, tensors)
+            return tuple(tensors)
+
+        def tree(call: int) -> Any:
+            return self.known[call]["tree"]
+
+        return _compat.constant_in_graph(number), _compat.keep_in_graph(flat), _compat.constant_in_graph(tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "shadow": self.shadow}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def batched_if_needed(self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+        """Under vmap a buffer that all samples share becomes one for each if the module writes to it."""
+        if "batched" not in found:
+            try:
+                out = self.run(params, buffers, args, kwargs)
+                found["batched"] = False
+                return out
+            except RuntimeError as error:
+                if not any(sign in str(error) for sign in UNBATCHED):
+                    raise
+                found["batched"] = True
+        if found["batched"]:
+            buffers = _spread(buffers, (params, buffers, args, kwargs))
+        return self.run(params, buffers, args, kwargs)
+
+    def run(self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """(what the module returns, its buffers afterwards)."""
+        held = {name: x.clone() for name, x in buffers.items()}
+        memo: dict[int, Any] = {id(p): params[name] for name, p in self.shadow.named_parameters()}
+        memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
+        module = module_copy.copied(self.shadow, memo)
+        before = module_copy.snapshot(module)
+        for fn in (module, *module_copy.code(module)):  # the module too: torch's old hooks on the backward want it alive
+            leaks.watch(self.name, fn)
+        with _compat.hooked_by(HookedCall):
+            out = module(*args, **kwargs)
+        wrong = module_copy.changes(before, module_copy.snapshot(module), module)
+        if wrong:
+            fix = "self.register_buffer(...) for what changes, which is returned, or return the new value"
+            text = problem(self.name, f"it changes something outside of itself: {', '.join(wrong)}", fix=fix)
+            raise CaptureError(text, fix=fix)
+        return out, {name: _held(module, name) for name in buffers}
+
+    def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
+        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
+        if isinstance(x, torch.Tensor):
+            tensors.append(x)
+            return "tensor", len(tensors) - 1, ()
+        if isinstance(x, CONSTANTS):
+            return "constant", x, ()
+        kind = "named" if hasattr(x, "_fields") else type(x).__name__
+        if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
+            fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+            text = problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix)
+            raise CaptureError(text, fix=fix)
+        children = tuple(self.shape(child, tensors) for child in (x.values() if isinstance(x, dict) else x))
+        if kind == "named":  # Dynamo finds a class where an attribute holds it
+            self.__dict__[f"class_{id(type(x))}"] = type(x)
+            return kind, f"class_{id(type(x))}", children
+        return kind, tuple(x) if isinstance(x, dict) else None, children
+
+
+def _held(module: torch.nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return module.get_submodule(owner)._buffers[name]
+
+
+def _spread(buffers: dict[str, torch.Tensor], values: Any) -> dict[str, torch.Tensor]:
+    """The buffers with every batch dim that any of the values has."""
+    zero = sum(x.new_zeros((), dtype=torch.int8) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor))
+    return {name: x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype) for name, x in buffers.items()}
+
+
+def _refuse_rank(file: str) -> None:
+    """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
+    if not sources.is_ours(file):
+        raise RuntimeError(_compat.ASKS_RANK)
+
+
+@contextlib.contextmanager
+def _checkpointed() -> Iterator[None]:
+    """What a call of torch.utils.checkpoint runs in."""
+    with sources.inside(sources.fresh_region(), "nothing_saveable"):
+        yield
+
+
+class Traced(TorchFunctionMode):
+    """While a module is captured: each op gets its source line, and what Dynamo takes for something else is taken here too.
+
+    Args:
+        mode: makes fakes of tensors that the module holds or closes over and that are no parameters or buffers; None leaves them.
+        name: how errors call the module.
+    """
+
+    def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
+        super().__init__()
+        self.mode, self.name = mode, name
+        self.fakes: dict[int, tuple[Any, Any, int]] = {}  # of the tensors that are held, by id, and how often they were written to
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line, kwargs = _line(PureModule.run.__code__), kwargs or {}
+        if line:
+            torch.fx.traceback.set_stack_trace([line])
+        refuse_dropped_call(func, args, line)
+        name = getattr(func, "__name__", "")
+        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
+            return self.read(func, args, reads, line)
+        if self.mode is not None:
+            args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
+        try:
+            return _written_out(func)(*args, **kwargs)
+        except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
+            raise self.refused(data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line) from error
+
+    def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
+        """A value, if the tensor has one: it is held, or made of numbers on the way."""
+        try:
+            with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
+                return method(*args)
+        except (RuntimeError, _compat.DATA_DEPENDENT) as error:
+            raise self.refused(reads, line) from error
+
+    def refused(self, found: Any, line: str | None) -> CaptureError:
+        """The error of a call that needs a value."""
+        (got, fix), source = found, sources.line_of(line)
+        text = problem(self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+        return CaptureError(text, source=source, fix=fix)
+
+    def fake(self, x: Any) -> Any:
+        """A fake in place of a tensor that has values."""
+        if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
+            return x
+        if id(x) not in self.fakes:
+            made = self.mode.from_tensor(x)
+            self.fakes[id(x)] = (x, made, made._version)
+        return self.fakes[id(x)][1]
+
+    def refuse_written(self) -> None:
+        """Refuse what wrote in place to a tensor that has values: they would change while the module is captured.
+
+        Raises:
+            CaptureError: saying what to do.
+        """
+        if any(fake._version > version for _, fake, version in self.fakes.values()):
+            got, fix = explain.HELD
+            raise CaptureError(problem(self.name, got, needed="one pure graph of tensor ops", fix=fix), fix=fix)
+
+
+def _written_out(func: Any) -> Any:
+    """The function that is called in place of one."""
+    found = substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
+    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
+
+
+def _line(until: CodeType) -> str | None:
+    """The innermost frame of user code, of those that the module runs in, as a stack trace shows it."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not until:
+        if not sources.is_ours(frame.f_code.co_filename):
+            return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
+        frame = frame.f_back
+    return None

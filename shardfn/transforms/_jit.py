@@ -1,0 +1,80 @@
+"""jit: a function staged and compiled whole, without a partition of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+
+from .. import _compat
+from ..errors import TreeError, problem
+from ..runtime import Request
+from ._linear import Evaluated
+from ._transformed import innermost
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Jitted(Evaluated):
+    """A function under `jit`."""
+
+    verb: ClassVar[str] = "jit"
+    held: tuple[Callable[..., Any]]
+    arguments: dict[str, Any]
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.fn, innermost(self.fn), **self.arguments)
+
+    def options(self) -> Any:
+        return self.arguments
+
+
+def jit(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backend: str = "inductor",
+    static_argnums: int | tuple[int, ...] = (),
+    donate_argnums: int | tuple[int, ...] = (),
+) -> Any:
+    """Compile a function whole, on one device; never another value than the function's.
+
+    DTensors among the arguments keep their placements: the program is then cut around them, over their mesh, and results are
+    DTensors where they fall. Inside another transform it is the function itself.
+
+    Args:
+        fn: a pure function of pytrees. Without it, a decorator is returned. What it closes over is read when it is captured:
+            tensors by reference, everything else by value.
+        backend: "inductor", or "aten", which runs op by op and starts at once.
+        static_argnums: positional arguments that are constants, and may be any hashable object: for each that is not equal to one
+            before, the function is captured anew, and what changes in one that stays equal is not seen. A tensor there is an error.
+        donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
+
+    Returns:
+        A function of the same arguments, with `.trace`, `.lower` and `.compile`.
+
+    Raises:
+        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and the argument.
+        ShardError: a backend that is none.
+
+    Source: jax.jit; torch.compile(fullgraph=True).
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> double = sf.jit(lambda x: x * 2, backend="aten")
+        >>> double(torch.ones(2)), double
+        (tensor([2., 2.]), jit(<lambda>))
+    """
+    options = {
+        "backend": backend,
+        "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
+        "donate_argnums": (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
+    }
+    if fn is None:
+        return functools.partial(jit, **options)
+    if not callable(fn):
+        raise TreeError(problem("jit", f"a {type(fn).__name__}", needed="a function", fix="jit(fn)"))
+    made = Jitted((fn,), options)
+    if not _compat.is_tracing():
+        made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    return made

@@ -1,0 +1,374 @@
+"""A module inside a capture: where its ops come from, what it may use, what is refused and in which words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardfn as sf
+from shardfn import P
+
+F64 = torch.float64
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(6), dtype=F64)
+HERE = re.compile(re.escape(__file__) + r":\d+")
+PURE = "  needed: one pure graph of tensor ops"
+MASK = torch.tensor([1.0, 0.0, 2.0], dtype=F64)
+
+
+def close(got: Any, wanted: Any) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def loss_of(module: nn.Module) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """(params, x) -> the sum of what the module returns."""
+    fn, params, buffers = sf.functionalize(module)
+    return lambda p, x: fn(p, buffers, x)[0].sum(), params
+
+
+def refusal(call: Callable[[], Any], kind: type[sf.ShardError] = sf.CaptureError) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    return HERE.sub("HERE", str(caught.value))
+
+
+class Lines(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        return self.inner(y).exp()
+
+
+def test_ops_and_their_backward_know_their_line_in_the_module() -> None:
+    loss, params = loss_of(Lines().double())
+    first = Lines.forward.__code__.co_firstlineno
+    graph = sf.grad(loss).trace(params, X).program.graph.graph
+    found = {(n.target.__name__.split(".")[0], n.meta["phase"]): n.meta["source"] for n in graph.nodes if n.op == "call_function"}
+    line = lambda k: f"{__file__}:{first + k}"
+    assert found["sin", "forward"] == line(1)
+    for op, phase in (("mm", "forward"), ("tanh", "forward"), ("mm", "backward"), ("exp", "forward")):
+        assert found[op, phase] == line(2), (op, phase)
+
+
+def test_placements_asked_for_inside_a_module_are_kept() -> None:
+    class Pinned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return sf.constrain(x * 2, P(None, "a")) + 1
+
+    fn, params, buffers = sf.functionalize(Pinned())
+    with sf.fake_world(2):
+        step = sf.shard(lambda x: fn(params, buffers, x)[0], sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        out = step(X)
+        assert [c.kind for c in step.lower(X).collectives] == ["all_to_all"] and str(out.placements) == "(Shard(dim=1),)"
+        close(sf.full(out), X * 2 + 1)
+
+
+def test_transforms_inside_a_module_are_part_of_it() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            energy = lambda row: self.line(row.sin()).sum()
+            return sf.vmap(sf.grad(energy))(x) + sf.jvp(torch.cos, (x,), (x,))[1]
+
+    module = Inner().double()
+    loss, params = loss_of(module)
+    judge = lambda p: (p["line.weight"] * X.cos() - X.sin() * X).sum()
+    close(loss(params, X), judge(params))
+    close(sf.grad(loss)(params, X)["line.weight"], torch.func.grad(judge)(params)["line.weight"])
+
+
+def test_a_pure_function_inside_a_module_is_part_of_it() -> None:
+    fn, params, buffers = sf.functionalize(nn.Linear(3, 2).double())
+
+    class Outer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return fn(params, buffers, x)[0].sin()
+
+    loss, none = loss_of(Outer())
+    judge = lambda x: (x @ params["weight"].T + params["bias"]).sin().sum()
+    close(sf.grad(loss, argnums=1)(none, X), torch.func.grad(judge)(X))
+
+
+class Held(nn.Module):
+    """Tensors that are no buffers: behind an attribute, in a closure, global, made on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.w = torch.tensor(2.0, dtype=F64), nn.Parameter(torch.ones(3, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale * MASK * self.w + torch.tensor([1.0, 2.0, 3.0], dtype=F64) * int(self.scale.item())
+
+
+def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
+    module = Held()
+    fn, params, buffers = sf.functionalize(module)
+    plain = lambda: (module(X).detach(), torch.func.grad(lambda p: torch.func.functional_call(module, p, X).sum())(params))
+    call = lambda: (fn(params, buffers, X)[0], grad(params))
+    grad = sf.grad(lambda p: fn(p, buffers, X)[0].sum())
+    close(call(), plain())
+    MASK.mul_(2)
+    try:
+        close(call(), plain())
+    finally:
+        MASK.div_(2)
+
+
+def test_functions_that_capture_writes_otherwise_are_so_in_modules() -> None:
+    class Checks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
+
+    loss, _ = loss_of(Checks())
+    judge = lambda x: (torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)).sum()
+    x = X.clone().requires_grad_()
+    judge(x).backward()
+    close(sf.grad(loss, argnums=1)({}, X), x.grad)
+
+
+class Five(torch.autograd.Function):
+    """A derivative of its own."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 5 * ctx.saved_tensors[0]
+
+
+@torch.library.custom_op("test_module_call::half", mutates_args=())
+def half(x: Tensor) -> Tensor:
+    return x / 2
+
+
+half.register_fake(torch.empty_like)
+half.register_autograd(lambda ctx, g: g * 7)
+
+
+def module_of(fn: Callable[[Tensor], Any]) -> nn.Module:
+    class Wrapped(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return fn(x)
+
+    return Wrapped()
+
+
+def test_derivatives_of_the_users_own_count() -> None:
+    loss, _ = loss_of(module_of(lambda x: Five.apply(x) + half(x)))
+    close(loss({}, X), (X * 2.5).sum())
+    close(sf.grad(loss, argnums=1)({}, X), 5 * X + 7)
+
+
+def test_a_custom_op_without_a_derivative_is_refused_in_a_module() -> None:
+    library = torch.library.Library("test_module_call_plain", "DEF")
+    library.define("third(Tensor x) -> Tensor")
+    for key in ("CPU", "Meta"):
+        library.impl("third", lambda x: x / 3, key)
+    loss, _ = loss_of(module_of(torch.ops.test_module_call_plain.third))
+    close(loss({}, X), (X / 3).sum())
+    fix = "torch.library.custom_op with register_autograd, or x.detach()"
+    said = f"op test_module_call_plain.third.default: it has no derivative, and one is asked for\n  at: HERE\n  try: {fix}"
+    assert refusal(lambda: sf.grad(loss, argnums=1)({}, X)) == said
+
+
+def test_checkpoint_inside_a_module_is_right() -> None:
+    for reentrant in (True, False):
+        loss, _ = loss_of(module_of(lambda x, r=reentrant: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=r)))
+        close(sf.grad(loss, argnums=1)({}, X), X.cos())
+
+
+def test_dropout_is_random_in_training_and_nothing_in_eval() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        fn, params, buffers = sf.functionalize(nn.Dropout(0.5).eval())
+        close(sf.full(sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(params, buffers, X))[0], X)
+        fn, params, buffers = sf.functionalize(nn.Dropout(0.5))
+        with pytest.raises(sf.RuleError, match="draws random numbers"):
+            sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(params, buffers, X)
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls, self.last = self.calls + 1, x.sin()
+        self.seen.append(1)
+        return self.last
+
+
+class Raw(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros((), dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+def branches(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+HELD = "it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes"
+BUFFER = "self.register_buffer(...) for what changes, which is returned, or return the new value"
+FIXED = "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a size that you choose"
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "branch": (
+        lambda: module_of(branches),
+        f"functionalize(Wrapped): it branches on a tensor's value\n  at: HERE\n{PURE}\n  try: torch.where(condition, a, b)",
+    ),
+    "item": (
+        lambda: module_of(lambda x: x * x.sum().item()),
+        f"functionalize(Wrapped): .item() reads a tensor's value while the function is traced\n  at: HERE\n{PURE}\n"
+        "  try: keep the value a tensor: no .item(), bool() or int()",
+    ),
+    "mask": (
+        lambda: module_of(lambda x: x[x > 0]),
+        f"functionalize(Wrapped): the shape of x[mask]'s result depends on values\n  at: HERE\n{PURE}\n  try: {FIXED}",
+    ),
+    "shapes": (
+        lambda: nn.Sequential(module_of(lambda x: x @ x)),
+        "functionalize(Sequential): it raises RuntimeError: a and b must have same reduction dim, but got [4, 3] X [4, 3].\n"
+        f"  at: HERE\n{PURE}\n  try: a call that works on plain tensors",
+    ),
+    "attributes": (
+        lambda: nn.Sequential(Keeps()),
+        f"functionalize(Sequential): it changes something outside of itself: 0.calls, 0.last, 0.seen\n  try: {BUFFER}",
+    ),
+    "no buffer": (Raw, f"functionalize(Raw): {HELD[0]}\n{PURE}\n  try: {HELD[1]}"),
+    "argument": (
+        lambda: module_of(lambda x: x.mul_(2)),
+        "functionalize(Wrapped), argument x: the function writes to it in place\n  at: HERE\n"
+        "  needed: a function that only returns\n  try: return the new value, or write to a copy: x.clone()",
+    ),
+    "rank": (
+        lambda: module_of(lambda x: x * torch.distributed.get_rank()),
+        "functionalize(Wrapped): it asks which rank it runs on, and it is a function of whole tensors\n"
+        f"  at: HERE\n{PURE}\n  try: sizes, such as mesh.size()",
+    ),
+    "result": (
+        lambda: module_of(lambda x: {x}),
+        "functionalize(Wrapped): the module returns a set\n  needed: a tree of tensors and constants\n"
+        "  try: return tensors and constants; make a class of yours a NamedTuple or a dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_module_that_is_no_pure_graph_is_refused_by_name(kind: str) -> None:
+    make, said = REFUSED[kind]
+    fn, params, buffers = sf.functionalize(make())
+    assert refusal(lambda: fn(params, buffers, X)) == said
+
+
+@pytest.mark.parametrize("kind", [k for k in REFUSED if k != "result"])
+def test_it_is_refused_under_a_gradient_too(kind: str) -> None:
+    make, said = REFUSED[kind]
+    fn, params, buffers = sf.functionalize(make())
+    text = refusal(lambda: sf.grad(lambda x: fn(params, buffers, x)[0].sum())(X))
+    same = said.replace("functionalize(Wrapped), argument x: the function writes to it in place", f"functionalize(Wrapped): {HELD[0]}")
+    assert text.splitlines()[0] == same.splitlines()[0]
+
+
+def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
+    module = Raw()
+    fn, params, buffers = sf.functionalize(module)
+    refusal(lambda: fn(params, buffers, X))
+    kept = Keeps()
+    fn, params, buffers = sf.functionalize(kept)
+    refusal(lambda: fn(params, buffers, X))
+    assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (0, [0], False)
+
+
+def test_names_that_do_not_fit_are_all_listed() -> None:
+    fn, params, buffers = sf.functionalize(nn.BatchNorm1d(3).double())
+    fix = "the params that functionalize returned, or others under the same names"
+    said = "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  needed: the params of the module"
+    wrong = {"bias": params["bias"], "w": X, "v": X}
+    assert refusal(lambda: fn(wrong, buffers, X), sf.TreeError) == f"{said}\n  try: {fix}"
+    assert refusal(lambda: sf.grad(lambda p: fn(p, {}, X)[0].sum())(params), sf.TreeError).splitlines()[0] == (
+        "functionalize(BatchNorm1d), argument buffers: it lacks running_mean, running_var, num_batches_tracked"
+    )
+
+
+def test_what_is_no_module_with_values_is_refused() -> None:
+    assert refusal(lambda: sf.functionalize(torch.sin), sf.TreeError) == (
+        "functionalize: a builtin_function_or_method\n  needed: an nn.Module\n  try: functionalize(model); a function is one already"
+    )
+    lazy = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
+    names = "0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean, 1.running_var"
+    assert refusal(lambda: sf.functionalize(lazy), sf.TreeError) == (
+        f"functionalize(Sequential): {names} has no shape yet\n  needed: parameters with values\n"
+        "  try: call the module once on an example, which gives them shapes"
+    )
+    with sf.fake_world(2):
+        placed = nn.Linear(3, 2)
+        weight = sf.distribute(placed.weight, sf.make_mesh((2,), ("a",)), P("a"))
+        placed.weight = nn.Parameter(weight)
+        assert refusal(lambda: sf.functionalize(placed), sf.TreeError) == (
+            "functionalize(Linear): weight is a DTensor\n  needed: whole tensors\n"
+            "  try: functionalize first, then sf.distribute(params, mesh, placements)"
+        )
+    with pytest.warns(DeprecationWarning):
+        script = torch.jit.script(nn.Linear(3, 2))
+    assert refusal(lambda: sf.functionalize(script), sf.TreeError) == (
+        "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in Python\n"
+        "  try: the Python module that it was made from"
+    )
+
+
+def test_what_is_compiled_already_is_read_as_written() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.wave = torch.compile(nn.Linear(3, 2).double()), torch.compile(torch.sin)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.wave(self.line(x))
+
+    loss, params = loss_of(Compiled())
+    assert list(params) == ["line.weight", "line.bias"]
+    judge = lambda p: (X @ p["line.weight"].T + p["line.bias"]).sin().sum()
+    close(sf.grad(loss)(params, X), torch.func.grad(judge)(params))
+    alone = nn.Linear(3, 2).double()
+    alone.compile()
+    fn, params, buffers = sf.functionalize(alone)
+    close(fn(params, buffers, X)[0], X @ params["weight"].T + params["bias"])
+
+
+def test_counts_of_integers_get_a_batch_of_their_own() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(5, dtype=torch.int64))
+            self.register_buffer("seen", torch.zeros(5, dtype=torch.bool))
+
+        def forward(self, i: Tensor) -> Tensor:
+            self.n.add_(nn.functional.one_hot(i, 5))
+            self.seen.logical_or_(self.n > 0)
+            return self.n.sum()
+
+    fn, params, buffers = sf.functionalize(Counts())
+    out, new = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, torch.tensor([3, 0]))
+    eye = torch.eye(5, dtype=torch.int64)[[3, 0]]
+    close((out, new["n"], new["seen"]), (torch.ones(2, dtype=torch.int64), eye, eye.bool()))

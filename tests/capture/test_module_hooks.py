@@ -1,0 +1,160 @@
+"""Hooks of modules fire, see and may replace gradients, under every transform; plain autograd is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardfn as sf
+from shardfn import P
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(got: Any, wanted: Any) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+class Affine(nn.Module):
+    """Two inputs, of which one may need no gradient, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(rand(3, seed=2))
+
+    def forward(self, x: Tensor, k: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        return x * self.w * k, x.sin() * n
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Affine()
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        a, b = self.inner(x * 2, k, 3)
+        return (a * b).cos()
+
+
+def tripled(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    return tuple(None if g is None else g * 3 + outputs[0].mean() for g in inputs)
+
+
+def clipped(module: nn.Module, outputs: Any) -> Any:
+    return tuple(None if g is None else g / (1 + g.norm()) for g in outputs)
+
+
+def scaled(module: nn.Module, args: Any) -> Any:
+    return (args[0] * 2, *args[1:])
+
+
+def shifted(module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+    return out[0] + module.w, out[1]
+
+
+def only_seen(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    assert len(inputs) == 3 and inputs[2] is None and len(outputs) == 2
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "pre": lambda m: m.register_forward_pre_hook(scaled),
+    "forward": lambda m: m.register_forward_hook(shifted, with_kwargs=True),
+    "full backward": lambda m: m.register_full_backward_hook(tripled),
+    "full backward pre": lambda m: m.register_full_backward_pre_hook(clipped),
+    "seen": lambda m: m.register_full_backward_hook(only_seen),
+    "all": lambda m: [hook(m) for name, hook in HOOKS.items() if name != "all"],
+}
+POINT = rand(5, 3, seed=7), rand(3, seed=8)
+
+
+@pytest.fixture(params=HOOKS)
+def hooked(request: pytest.FixtureRequest) -> tuple[nn.Module, Any, Any]:
+    """A module with hooks, its loss by its pure function, and its parameters."""
+    module = Around().double()
+    HOOKS[request.param](module.inner)
+    fn, params, buffers = sf.functionalize(module)
+    return module, lambda p, x, k: fn(p, buffers, x, k)[0].sum(), params
+
+
+def eager(module: nn.Module, x: Tensor, k: Tensor, *wanted: int) -> Any:
+    """The gradients of plain autograd by the parameter, and by some of the inputs."""
+    inputs = [v.clone().requires_grad_(i in wanted) for i, v in enumerate((x, k))]
+    module.zero_grad()
+    module(*inputs).sum().backward()
+    return {"inner.w": module.inner.w.grad}, *[inputs[i].grad for i in wanted]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_hooks_fire_and_replace_gradients(hooked: Any) -> None:
+    module, loss, params = hooked
+    for argnums in ((0,), (0, 1), (0, 1, 2)):
+        close(sf.grad(loss, argnums=argnums)(params, *POINT), eager(module, *POINT, *(n - 1 for n in argnums[1:])))
+
+
+def test_hooks_see_one_sample_under_vmap(hooked: Any) -> None:
+    module, loss, params = hooked
+    xs = rand(4, 5, 3, seed=9)
+    wanted = [eager(module, x, POINT[1], 0, 1) for x in xs]
+    stacked = sf.tree_map(lambda *gs: torch.stack(gs), *wanted)
+    each = sf.grad(loss, argnums=(0, 1, 2))
+    close(sf.vmap(each, in_axes=(None, 0, None))(params, xs, POINT[1]), stacked)
+    total = lambda p, x, k: sf.vmap(loss, in_axes=(None, 0, None))(p, x, k).sum()
+    summed = (sf.tree_map(lambda g: g.sum(0), stacked[0]), stacked[1], stacked[2].sum(0))
+    close(sf.grad(total, argnums=(0, 1, 2))(params, xs, POINT[1]), summed)
+
+
+def test_hooks_hold_under_shard_and_in_buckets(hooked: Any) -> None:
+    module, loss, params = hooked
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (None, P("a"), None), backend="aten")
+        close(sf.full(step(params, *POINT)[1]), eager(module, *POINT, 0)[0])
+
+
+def test_hooks_let_second_derivatives_and_jvp_through() -> None:
+    module = Around().double()
+    for name in ("forward", "full backward", "full backward pre"):
+        HOOKS[name](module.inner)
+    fn, params, buffers = sf.functionalize(module)
+    x, k = POINT
+    inner = lambda x: sf.grad(lambda x: fn(params, buffers, x, k)[0].sum())(x).square().sum()
+
+    def judge(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(module(x, k).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), x)[0]
+
+    close(sf.grad(inner)(x), judge(x))
+    value = lambda x: fn(params, buffers, x, k)[0].sum()
+    tangent = sf.jvp(value, (x,), (x.cos(),))[1]
+    bare = Around().double()
+    bare.inner.register_forward_hook(shifted, with_kwargs=True)
+    wanted = torch.func.jvp(lambda x: torch.func.functional_call(bare, params, (x, k)).sum(), (x,), (x.cos(),))[1]
+    close(tangent, wanted)
+
+
+def test_a_hook_on_a_tensor_inside_fires() -> None:
+    class Inside(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.sin()
+            y.register_hook(lambda g: g * 3) if y.requires_grad else None
+            return y
+
+    fn, params, buffers = sf.functionalize(Inside())
+    close(sf.grad(lambda x: fn(params, buffers, x)[0].sum())(POINT[0]), 3 * POINT[0].cos())
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_old_hooks_on_the_backward_fire_too() -> None:
+    module = nn.Linear(3, 2).double()
+    module.register_backward_hook(lambda m, inputs, outputs: tuple(None if g is None else g * 2 for g in inputs))
+    fn, params, buffers = sf.functionalize(module)
+    x = rand(4, 3)
+    module(x).sum().backward()
+    close(sf.grad(lambda p: fn(p, buffers, x)[0].sum())(params), {k: p.grad for k, p in module.named_parameters()})
