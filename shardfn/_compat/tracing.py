@@ -71,6 +71,16 @@ def under_grad() -> bool:
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad
 
 
+def innermost_level() -> int:
+    """The number of the innermost torch.func transform at work."""
+    return torch._C._functorch.peek_interpreter_stack().level()
+
+
+def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
+    """Which sample of the vmap at this level it is: a scalar for each."""
+    return torch._C._functorch._add_batch_dim(torch.arange(size, device=device), 0, level)
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on values stay refused."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

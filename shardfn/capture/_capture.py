@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, prims, sources, substitutes
+from . import decompositions, manual, named, prims, sources, substitutes, varying
 from .custom_ops import Derivatives
 from .explain import explained, refuse_collectives, refuse_mutation
 from .printing import program_text
@@ -24,6 +24,7 @@ class Captured:
 
     program: Program
     closed_over: tuple[torch.Tensor, ...]
+    mesh: Any = None  # whose names and sizes the Program depends on; None for most
 
 
 def capture(
@@ -35,6 +36,7 @@ def capture(
     signature_of: Callable[..., Any] | None = None,
     device: str = "cpu",
     whole: frozenset[Any] = frozenset(),
+    mesh: Any = None,
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -47,6 +49,7 @@ def capture(
         signature_of: the user's own function, whose line errors fall back on.
         device: where `ShapeDtype`s live.
         whole: ops that are not taken apart.
+        mesh: of the call, which a shard_map inside may ask for.
 
     Returns:
         The Program and the closed-over tensors.
@@ -55,6 +58,7 @@ def capture(
         CaptureError: the function is not one pure graph; says where and what to do.
     """
     prims.install()
+    manual.install()
     substitutes.install()
     mode = _compat.fake_mode()
     leaves, treedef = _tree.flatten((args, kwargs))
@@ -62,11 +66,13 @@ def capture(
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
 
     def call(args: Any, kwargs: Any) -> Any:
+        named.begin()
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound():
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), _compat.unwound(), named.scope(mesh, device) as names:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
+            varying.settle(python, name)
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths), decompositions.table(whole))
     except ShardError:
         raise
@@ -85,7 +91,7 @@ def capture(
         out_tree=out_tree,
         show=program_text,
     )
-    return Captured(program, tuple(closed_over))
+    return Captured(program, tuple(closed_over), names.mesh if names.uses_mesh else None)
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

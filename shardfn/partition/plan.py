@@ -14,11 +14,12 @@ import torch
 from ..buckets import Wish
 from ..errors import PlacementError, problem
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
-from . import layout, refusals, rules, steps
+from . import layout, manual, refusals, rules, steps
 from .asking import answered, failed
-from .choice import Choice, OpCall
+from .choice import Choice, OpCall, replicated
 from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
+from .values import Value
 from .written_out import is_cut, written_out
 
 # A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
@@ -81,33 +82,11 @@ def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[st
     return tuple(reversed(kept))
 
 
-@attrs.define(eq=False)
-class _Value:
-    """A global value: its slots by placement, and in which phase each may be read."""
-
-    fake: torch.Tensor
-    early: bool  # an input, or only a rearrangement of inputs
-    fill: tuple[torch.fx.Node, Any] | None = None
-    slots: dict[Marks, tuple[steps.Slot, str | None]] = attrs.field(factory=dict)
-    users: int = 1
-    unreduced: str | None = None  # the argument that is an unreduced gradient, if this is it or a linear function of it
-    like: _Value | None = None  # of a constant: the value whose shape it takes
-
-    def readable(self, phase: str) -> list[steps.Slot]:
-        return [slot for slot, only in self.slots.values() if only in (None, phase)]
-
-    def held(self, phase: str) -> list[steps.Slot]:
-        """The slots that a choice may look at: a constant that is made like a value belongs where that is."""
-        if self.slots or self.like is None:
-            return self.readable(phase)
-        return [slot for slot in self.like.readable(phase) if not _is_pending(slot.marks)]
-
-
 @attrs.frozen(eq=False)
 class _Unaligned:
     """A gradient before it is brought to the placement of its parameter."""
 
-    value: _Value
+    value: Value
     like: torch.fx.Node  # the parameter
     wish: str
 
@@ -131,7 +110,7 @@ class Walk:
     def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> steps.Slot:
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
-        self.values[node] = _Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
+        self.values[node] = Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
         return slot
 
     def leave(self, node: torch.fx.Node, marks: Marks | None, path: str, output: torch.fx.Node) -> steps.Slot:
@@ -147,7 +126,7 @@ class Walk:
             self.unreduced.append((slot, node))
         return slot
 
-    def reaches(self, value: _Value, marks: Marks) -> bool:
+    def reaches(self, value: Value, marks: Marks) -> bool:
         shape, size = tuple(value.fake.shape), value.fake.element_size()
         return value.fill is not None or any(route(shape, size, s.marks, marks, self.axes) for s in value.readable("forward"))
 
@@ -160,9 +139,11 @@ class Walk:
             self.constrain(node)
         elif op == ALIGN:
             self.align(node)
+        elif getattr(node.target, "namespace", "") == "shardfn" and op in manual.PRIMS:
+            manual.visit(self, node, op)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             like = self.values.get(node.args[0]) if node.target in rules.LIKE else None
-            self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
+            self.values[node] = Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
         elif not self.add_unreduced(node):
             self.apply(node)
 
@@ -180,7 +161,7 @@ class Walk:
     def align(self, node: torch.fx.Node) -> None:
         self.settle(node, self.values[node.args[0]], node.args[1], node.args[2])
 
-    def settle(self, node: torch.fx.Node, value: _Value, like_node: torch.fx.Node, wish: str) -> None:
+    def settle(self, node: torch.fx.Node, value: Value, like_node: torch.fx.Node, wish: str) -> None:
         """Bring a gradient to the placement of its parameter."""
         like = self.values[like_node]
         wanted = next(iter(like.slots), None) or ("R",) * len(self.axes.sizes)
@@ -208,11 +189,12 @@ class Walk:
         self.settle(node, self.values[node], parts[0].like, parts[0].wish)
         return True
 
-    def same(self, node: torch.fx.Node, value: _Value, slot: steps.Slot) -> None:
+    def same(self, node: torch.fx.Node, value: Value, slot: steps.Slot) -> None:
         """A prim's result is its argument, at one placement."""
-        self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
+        slots = {slot.marks: (slot, None)}
+        self.values[node] = Value(value.fake, early=False, slots=slots, users=len(node.users), varies=value.varies)
 
-    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[_Value]) -> None:
+    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[Value]) -> None:
         """Place an op as the smaller ones that it is made of."""
         graph = written_out(call, node)
         self.values.update(zip(graph.find_nodes(op="placeholder"), values, strict=True))
@@ -236,7 +218,11 @@ class Walk:
         self.steps.append(steps.Apply(node, ins, tuple(outs)))
         unreduced = next((v.unreduced for v in values if v.unreduced), None)
         users = len(node.users)
-        made = [_Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None) for o in outs]
+        varies = frozenset().union(*(v.varies for v in values))
+        made = [
+            Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None, varies=varies)
+            for o in outs
+        ]
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = made[0]
@@ -244,7 +230,7 @@ class Walk:
             feed = iter(made)
             self.values[node] = [next(feed) if isinstance(r, torch.Tensor) else None for r in result]
 
-    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[_Value]]:
+    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
@@ -252,15 +238,16 @@ class Walk:
         outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result or () if isinstance(r, torch.Tensor))
         return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
 
-    def choose(self, call: OpCall, values: list[_Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
+    def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
         """Per axis, in mesh order, the choice that moves the fewest bytes."""
         choices = answered(rules.find(call.target), call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         ins: list[Marks] = [()] * len(call.ins)
         outs: list[Marks] = [()] * len(call.outs)
-        for axis in range(len(self.axes.sizes)):
+        own = frozenset().union(*(v.varies for v in values))
+        for axis, name in enumerate(self.axes.names):
             best, best_price = None, None
-            for choice in choices:
+            for choice in choices if name not in own else [replicated(call)]:
                 for concrete in _in_units(choice, held, axis):
                     placed = self.fit(call, concrete, ins, outs)
                     if placed is None:
@@ -280,7 +267,7 @@ class Walk:
         new_outs = [_extend(x.shape, marks, m, sizes) for x, marks, m in zip(call.outs, outs, choice[1], strict=True)]
         return None if None in new_ins or None in new_outs else (new_ins, new_outs)
 
-    def price(self, call: OpCall, values: list[_Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
+    def price(self, call: OpCall, values: list[Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
         """What a choice costs on one axis; at equal cost, what keeps the most cut of what came in cut."""
         ins, outs = placed
         total, passes, busy, placed_already = 0.0, False, False, False
@@ -296,7 +283,7 @@ class Walk:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
         return total, float(busy), float(whole)
 
-    def input_price(self, value: _Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
+    def input_price(self, value: Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else float("inf")
         n = self.axes.sizes[axis]
@@ -310,7 +297,7 @@ class Walk:
         nbytes = local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis)
         return mark_price(marks[axis], "R", nbytes, self.axes.sizes[axis], x.shape)
 
-    def bring(self, value: _Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
+    def bring(self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
         """The value at a placement: a slot that has it, or the cheapest moves from one that has another."""
         phase = node.meta.get("phase", "forward")
         slots = value.readable(phase)
@@ -359,7 +346,7 @@ def _extend(shape: Sequence[int], marks: Marks, mark: Mark, sizes: Sequence[int]
     return layout.canonical(shape, (*marks, mark), sizes[: len(marks) + 1])
 
 
-def _settled(value: _Value, axes: MeshAxes) -> Marks:
+def _settled(value: Value, axes: MeshAxes) -> Marks:
     """Where a value stays if nothing is asked: as it is, pending sums reduced, in plain chunks."""
     if value.fill is not None and not value.slots:
         return ("R",) * len(axes.sizes)

@@ -74,7 +74,24 @@ class Fill:
         return (self.out,)
 
 
-Step = Redistribute | Apply | Fill
+@attrs.frozen(eq=False)
+class Relabel:
+    """Call what a rank holds something else: the whole of which it is a piece, or its own piece, or a term of a sum."""
+
+    node: torch.fx.Node
+    source: Slot
+    target: Slot
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return (self.source,)
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return (self.target,)
+
+
+Step = Redistribute | Apply | Fill | Relabel
 
 
 @attrs.frozen(eq=False)

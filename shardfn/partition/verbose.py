@@ -60,4 +60,8 @@ def _line(text: str, step: steps.Step) -> str:
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-SAID = {steps.Apply: _applied, steps.Fill: _filled, steps.Redistribute: _moved}
+def _relabelled(step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    return [_line(f"{_placed(step.source, axes, coordinates)} is {_placed(step.target, axes, coordinates)}", step)]
+
+
+SAID = {steps.Apply: _applied, steps.Fill: _filled, steps.Redistribute: _moved, steps.Relabel: _relabelled}

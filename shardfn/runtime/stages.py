@@ -16,7 +16,7 @@ from ..compile.backends import Runner, donate
 from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
-from ..mesh import all_coordinates, group_names
+from ..mesh import all_coordinates, axes_of, group_names
 from ..partition import Plan, emit, local_sizes, registered
 from ..partition import plan as place
 from ..partition.considered import considered
@@ -45,14 +45,25 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     avals = [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves]
     signature = (treedef, avals, whole)
     known = cache.programs(request)
-    captured = next((c for s, c in known if s == signature), None)
+    captured = next((c for s, c in known if s == signature and _is_for(c, placed)), None)
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
         paths = list(placed.paths)
-        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole))
+        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole), placed.mesh)
         known.append((signature, captured))
+    if placed.mesh is None and captured.mesh is not None:  # a shard_map inside has brought it along
+        placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
+
+
+def _is_for(captured: Captured, placed: Placed) -> bool:
+    """Whether what was captured holds on this mesh: with a shard_map inside it depends on names and sizes."""
+    if captured.mesh is None:
+        return True
+    if placed.mesh is None:
+        return captured.mesh.size() == placed.world.size
+    return axes_of(captured.mesh) == placed.axes
 
 
 @attrs.frozen(eq=False, repr=False)
