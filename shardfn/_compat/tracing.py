@@ -78,7 +78,11 @@ def innermost_level() -> int:
 
 def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
     """Which sample of the vmap at this level it is: a scalar for each."""
-    return torch._C._functorch._add_batch_dim(torch.arange(size, device=device), 0, level)
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():  # else the transforms inside of that vmap take it for theirs
+        numbers = torch.arange(size, device=device)
+    return torch._C._functorch._add_batch_dim(numbers, 0, level)
 
 
 def fake_mode() -> FakeTensorMode:

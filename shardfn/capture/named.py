@@ -105,7 +105,8 @@ def enter_mesh(where: str, key: int | None, names: tuple[str, ...], sizes: tuple
     taken = here.manual
     for name in wanted or ():
         if name not in axes.names:
-            raise PlacementError(problem(f"{where}, axis_names", f"there is no axis {name!r}; the mesh has {axes}", fix=_near(name, axes.names)))
+            got, fix = f"there is no axis {name!r}; the mesh has {axes}", _near(name, axes.names)
+            raise PlacementError(problem(f"{where}, axis_names", got, fix=fix), fix=fix)
     again = [n for n in wanted or () if n in taken]
     if again or len(taken) == len(axes.names):
         fix = "axis_names with the axes that are left" if len(taken) < len(axes.names) else "one shard_map over these axes"
@@ -197,7 +198,13 @@ def refuse_manual(spec: str, named: tuple[str, ...]) -> None:
 
 @_compat.constant_in_graph
 def cuts(
-    where: str, what: str, axes: tuple[Any, ...], paths: tuple[str, ...], shapes: tuple[Any, ...], specs: tuple[Any, ...], wrong: tuple[str, ...]
+    where: str,
+    what: str,
+    axes: tuple[Any, ...],
+    paths: tuple[str, ...],
+    shapes: tuple[Any, ...],
+    specs: tuple[Any, ...],
+    wrong: tuple[str, ...],
 ) -> Any:
     """How the manual axes cut each value, in words for the prims.
 
@@ -245,7 +252,8 @@ def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tup
                 raise ValueError(f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal pieces; pad it by {more}")
             left[mark] //= n
         elif isinstance(mark, str) and mark != "R" and (what == "in_placements" or mark != "sum"):
-            raise ValueError(f"Partial({mark!r}) over {name}" + ("; only a result can be pending" if mark == "sum" else "; only a sum can be pending"))
+            why = "only a result can be pending" if mark == "sum" else "only a sum can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
     said = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for (name, n), mark in zip(axes, marks, strict=True)]
     return ",".join(said), ",".join(name for (name, _), mark in zip(axes, marks, strict=True) if mark == "sum")
 

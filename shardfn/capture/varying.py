@@ -166,15 +166,14 @@ class Kinds:
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
-        rest = [[g if g is None else self.vary(g, k) for g, k in zip(cotangents, kinds, strict=True)], *rest[1:]] if rest and rest[0] else rest
+        if rest and rest[0]:
+            rest[0] = [g if g is None else self.vary(g, k) for g, k in zip(cotangents, kinds, strict=True)]
         node.args = (outs, ins, *rest)
 
     def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
         """The value as one that varies over these axes too; made once, where the value is."""
         missing = axes - _union(self.of.get(x, NONE))
-        if not missing or x.op == "get_attr" and isinstance(getattr(self.module, str(x.target), None), torch.nn.Module):
-            return x
-        if isinstance(self.of.get(x), list):
+        if not missing or isinstance(self.of.get(x), list) or x.op == "get_attr":
             return x
         if (x, missing) not in self.varied:
             self.varied[x, missing] = self.after(x, manual.vary, (x, ",".join(sorted(missing))))

@@ -17,8 +17,10 @@ from .redistribute import Move
 
 SETTINGS = ("allow", "warn", "error")  # the later, the stricter
 KINDS = {"gather": "all_gather", "reduce": "all_reduce"}  # moves that are called otherwise as collectives
-ON_BEHALF = {"prim_redistribute": "constrain", "prim_align": "gradient", "output": "result",
-             "prim_to_local": "shard_map", "prim_from_local": "shard_map", "extremum": "pmax or pmin", "own_piece": "psum_scatter"}  # who asks, where it is no op
+ON_BEHALF = {  # who asks, where it is no op
+    "prim_redistribute": "constrain", "prim_align": "gradient", "output": "result", "prim_to_local": "shard_map",
+    "prim_from_local": "shard_map", "extremum": "pmax or pmin", "own_piece": "psum_scatter",
+}  # fmt: skip
 NO_RULE, NO_CHOICE, CHEAPEST = "it has no rule", "no choice of its rule keeps the cut", "no choice of its rule sends less"
 
 

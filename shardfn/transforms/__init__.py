@@ -3,9 +3,10 @@
 from ._accumulate import accumulate
 from ._bucketed_grad import bucketed_grad
 from ._check import check
-from ._collectives import all_gather, all_to_all, axis_index, axis_size, pmax, pmean, pmin, ppermute, psum, psum_scatter
+from ._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from ._compose import compose
 from ._constrain import constrain
+from ._exchanges import all_to_all, ppermute, psum_scatter
 from ._grad import grad, value_and_grad
 from ._jacobian import hessian, jacfwd, jacrev
 from ._linear import jvp, linearize, vjp

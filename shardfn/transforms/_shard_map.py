@@ -58,7 +58,7 @@ class ShardMap(Transformed):
         return _tree.refill(out, iter(leaving))[0]
 
     def asked(self) -> Request:
-        every = self.axis_names is None or self.mesh is not None and set(self.axis_names) >= set(self.names)
+        every = self.axis_names is None or (self.mesh is not None and set(self.axis_names) >= set(self.names))
         placements = {"in_placements": self.ins, "out_placements": self.outs} if every else {}
         fn = innermost(self.fn)
         return Request(self.__name__, self.inline, fn, mesh=self.mesh, needs_mesh=True, backend=self.backend, **placements)
@@ -83,7 +83,8 @@ def _spread(spec: Any, tree: Any, path: str, wrong: list[str]) -> list[Any]:
     if isinstance(spec, dict) and isinstance(tree, dict):
         missing = [repr(k) for k in tree if k not in spec]
         extra = [repr(k) for k in spec if k not in tree]
-        wrong += [f"{path}: no placement for key {k}" for k in missing] + [f"{path}: a placement for key {k}, which is not there" for k in extra]
+        wrong += [f"{path}: no placement for key {k}" for k in missing]
+        wrong += [f"{path}: a placement for key {k}, which is not there" for k in extra]
         pairs = [(spec.get(k), tree[k], f"{path}[{k!r}]") for k in tree]
     elif isinstance(spec, (list, tuple)) and isinstance(tree, (list, tuple)) and len(spec) == len(tree):
         pairs = [(s, t, f"{path}[{i}]") for i, (s, t) in enumerate(zip(spec, tree, strict=True))]
@@ -95,7 +96,7 @@ def _spread(spec: Any, tree: Any, path: str, wrong: list[str]) -> list[Any]:
 
 
 def _is_list_of_placements(spec: Any) -> bool:
-    return isinstance(spec, list) and len(spec) > 0 and all([isinstance(p, Placement) for p in spec])
+    return isinstance(spec, list) and len(spec) > 0 and all(isinstance(p, Placement) for p in spec)
 
 
 def _constant(spec: Any) -> Any:
