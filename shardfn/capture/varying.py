@@ -24,9 +24,13 @@ NONE: Axes = frozenset()
 VIEWS = {
     "view", "reshape", "t", "transpose", "permute", "select", "expand", "expand_as", "squeeze", "unsqueeze", "narrow", "chunk", "split",
     "unbind", "flatten", "unflatten", "diagonal", "movedim", "view_as", "detach", "getitem", "getattr", "swapaxes", "unfold", "alias",
+    "to", "type_as", "contiguous", "float", "double", "half", "bfloat16",
 }  # fmt: skip
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
-            operator.iand, operator.ior, operator.ixor, operator.imatmul, operator.setitem}  # fmt: skip
+PLUMBING = {"_wrap_for_grad", "_unwrap_for_grad", REQUIRES_GRAD, "_add_batch_dim", "_remove_batch_dim"}  # of torch.func's levels
+IN_PLACE = {
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.iand, operator.ior, operator.ixor, operator.imatmul, operator.setitem,
+}  # fmt: skip
 
 
 def settle(python: torch.fx.GraphModule, name: str) -> None:
@@ -56,7 +60,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
     """Refuse collectives where ranks may not all come by, or not equally often."""
     for node in module.graph.nodes:
         for child in _children(module, node):
-            if getattr(node.target, "_name", None) == CHECKPOINT:
+            if _is_checkpoint(node):
                 _refuse_inside(child, name)
                 continue
             inside = [n for graph in _graphs(child) for n in graph.nodes if n.target in manual.PRIMS]
@@ -87,18 +91,27 @@ class Kinds:
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module, self.graph = module, module.graph
         self.of: dict[torch.fx.Node, Any] = {}
-        self.floor: dict[torch.fx.Node, Axes] = {}  # what is written into a value later on varies so
+        self.written = {_root(x) for node in self.graph.nodes for x in _written(node)}
+        self.floor: dict[torch.fx.Node, Axes] = {}  # of what is written in place: how it varies from its birth on
+        self.asked: set[torch.fx.Node] = set()  # what some op needs as each rank's own
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
 
-    def settle(self, inputs: Sequence[Axes]) -> Any:
-        """Find all kinds, then change the graph; returns the kind of the result."""
-        while self.infer(inputs):
-            pass
-        for node in list(self.graph.nodes):
-            if node.op in ("call_function", "call_method"):
-                self.rewrite(node)
+    def settle(self, inputs: Sequence[Axes]) -> None:
+        """Find all kinds, then change the graph."""
+        self.result(inputs)
+        nodes = [node for node in self.graph.nodes if node.op in ("call_function", "call_method")]
+        for node in nodes:
+            needs = self.needs(node)
+            self.asked.update(x for x in _given((node.args, node.kwargs)) if needs - _union(self.of.get(x, NONE)))
+        for node in nodes:
+            self.rewrite(node)
         for node, axes in self.floor.items():
             self.raise_at_birth(node, axes)
+
+    def result(self, inputs: Sequence[Axes]) -> Any:
+        """Find all kinds; returns that of the result."""
+        while self.infer(inputs):
+            pass
         (output,) = self.graph.find_nodes(op="output")
         return [self.flat(x) for x in output.args[0]] if isinstance(output.args[0], (list, tuple)) else self.flat(output.args[0])
 
@@ -107,58 +120,53 @@ class Kinds:
         return NONE.union(*(_union(self.of.get(n, NONE)) for n in _given(x)))
 
     def infer(self, inputs: Sequence[Axes]) -> bool:
-        """One reading from top to bottom; whether it learnt of writes that change what was read before."""
+        """One reading from top to bottom; whether it learnt that what is written in place varies more than it knew."""
         feed, before = iter(inputs), dict(self.floor)
         for node in self.graph.nodes:
             if node.op == "placeholder":
-                self.of[node] = next(feed, NONE)
+                self.of[node] = next(feed, NONE) | self.floor.get(node, NONE)
             elif node.op in ("call_function", "call_method"):
                 found = self.kind(node)
                 self.of[node] = found | self.floor[node] if node in self.floor and isinstance(found, frozenset) else found
-                for target in _written(node):
-                    self.write(target, self.flat((node.args, node.kwargs)))
+                axes = self.needs(node)
+                for x in _given((node.args, node.kwargs)) if axes else ():
+                    root = _root(x)
+                    if root in self.written and axes - _union(self.of.get(x, NONE)):
+                        self.floor[root] = self.floor.get(root, NONE) | axes
         return before != self.floor
-
-    def write(self, target: torch.fx.Node, axes: Axes) -> None:
-        """Note that something that varies is written into a value, and so into what it is a view of."""
-        while axes - _union(self.of.get(target, NONE)):
-            self.floor[target] = self.floor.get(target, NONE) | axes
-            name = target.target if isinstance(target.target, str) else getattr(target.target, "__name__", "")
-            if name not in VIEWS or not target.all_input_nodes:
-                return
-            target = target.all_input_nodes[0]
 
     def kind(self, node: torch.fx.Node) -> Any:
         """The kind of what a node makes."""
         target, args = node.target, node.args
-        name = getattr(target, "__name__", "")
         if target in RESULT:
             return RESULT[target](self, node)
         if target is prims.align:
             return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
-        if name in BACKWARD:
+        if getattr(target, "__name__", "") in BACKWARD:
             return [self.flat(x) for x in args[1]]
         if target is operator.getitem and isinstance(self.of.get(args[0]), list) and isinstance(args[1], int):
             return self.of[args[0]][args[1]]
-        if getattr(target, "_name", None) == CHECKPOINT:
-            return Kinds(_children(self.module, node)[0]).settle([self.flat(x) for x in args[1:]])
+        if _is_checkpoint(node):
+            return Kinds(_children(self.module, node)[0]).result([self.flat(x) for x in args[1:]])
         return self.flat((args, node.kwargs))
+
+    def needs(self, node: torch.fx.Node) -> Axes:
+        """The axes over which all that a node reads has to vary."""
+        if node.target in NEEDED:
+            return NEEDED[node.target](node)
+        apart = node.target is prims.align or _is_checkpoint(node) or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
+        if apart or node.target in RESULT or (node.target is operator.getitem and isinstance(self.of.get(node.args[0]), list)):
+            return NONE
+        return self.flat((node.args, node.kwargs))
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Bring what a node reads to the kind that it needs."""
-        name = getattr(node.target, "__name__", "")
-        if node.target in NEEDED:
-            axes = NEEDED[node.target](node)
-            self.bring(node, lambda x: axes)
-        elif name in BACKWARD:
+        if getattr(node.target, "__name__", "") in BACKWARD:
             self.bring_cotangents(node)
-        elif name != REQUIRES_GRAD and node.target is not prims.align and node.target is not operator.getitem:
-            axes = self.flat((node.args, node.kwargs)) | self.floor.get(node, NONE)
-            if len(node.all_input_nodes) > 1:
-                self.bring(node, lambda x: axes)
-
-    def bring(self, node: torch.fx.Node, axes: Callable[[torch.fx.Node], Axes]) -> None:
-        node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.vary(x, axes(x)))
+        elif _is_checkpoint(node):
+            Kinds(_children(self.module, node)[0]).settle([self.flat(x) for x in node.args[1:]])
+        elif axes := self.needs(node):
+            node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.vary(x, axes))
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
         """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
@@ -176,31 +184,65 @@ class Kinds:
         if not missing or isinstance(self.of.get(x), list) or x.op == "get_attr":
             return x
         if (x, missing) not in self.varied:
-            self.varied[x, missing] = self.after(x, manual.vary, (x, ",".join(sorted(missing))))
-            self.of[self.varied[x, missing]] = self.of.get(x, NONE) | missing
+            if self.is_view_of_asked(x):
+                made = self.after(x, x.target, (self.vary(x.args[0], missing), *x.args[1:]), dict(x.kwargs), x.op)
+            else:
+                made = self.after(x, manual.vary, (x, ",".join(sorted(missing))))
+            self.varied[x, missing] = made
+            self.of[made] = self.of.get(x, NONE) | missing
         return self.varied[x, missing]
 
-    def after(self, x: torch.fx.Node, target: Any, args: tuple[Any, ...]) -> torch.fx.Node:
+    def is_view_of_asked(self, x: torch.fx.Node) -> bool:
+        """Whether a value is only a view of one that is needed as each rank's own itself, or all of one: then one sum will do."""
+        if _name(x) not in VIEWS or _root(x) in self.written or not x.args or not isinstance(x.args[0], torch.fx.Node):
+            return False
+        source = x.args[0]
+        sizes = [n.meta["example_value"].numel() if isinstance(n.meta.get("example_value"), torch.Tensor) else -1 for n in (x, source)]
+        return -1 not in sizes and not isinstance(self.of.get(source), list) and (source in self.asked or sizes[0] == sizes[1])
+
+    def after(self, x: torch.fx.Node, target: Any, args: Any, kwargs: Any = None, op: str = "call_function") -> torch.fx.Node:
         """A call right after the birth of a value: there the transforms around it are those that it belongs to."""
         born = next((user for user in x.users if getattr(user.target, "__name__", "") == REQUIRES_GRAD), x)
         if x.op == "placeholder":
             born = self.graph.find_nodes(op="placeholder")[-1]
         with self.graph.inserting_after(born):
-            made = self.graph.call_function(target, args)
-        made.meta = {k: v for k, v in x.meta.items() if k != "val"}
+            made = self.graph.create_node(op, target, args, kwargs or {})
+        made.meta = dict(x.meta)
         return made
 
     def raise_at_birth(self, node: torch.fx.Node, axes: Axes) -> None:
-        """A value into which is written what varies: it varies from the beginning."""
-        made_of = self.flat((node.args, node.kwargs)) if node.op != "placeholder" else NONE
-        missing = axes - made_of
-        if not missing:
-            return
-        readers = list(node.users)
-        varied = self.after(node, manual.vary, (node, ",".join(sorted(missing))))
-        for reader in readers:
-            if reader is not varied:
-                reader.replace_input_with(node, varied)
+        """What is written in place varies from the beginning, if it ever does."""
+        missing = axes - (self.flat((node.args, node.kwargs)) if node.op != "placeholder" else NONE)
+        if node.target in RESULT:
+            missing = axes - RESULT[node.target](self, node)
+        if missing:
+            readers = list(node.users)
+            varied = self.after(node, manual.vary, (node, ",".join(sorted(missing))))
+            for reader in readers:
+                if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
+                    reader.replace_input_with(node, varied)
+
+
+def _is_checkpoint(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_name", None) == CHECKPOINT
+
+
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _root(x: torch.fx.Node) -> torch.fx.Node:
+    """What a value is a view of, by way of views and of writes in place."""
+    while x.args and isinstance(x.args[0], torch.fx.Node) and x.op != "placeholder" and (
+        _name(x) in VIEWS or _name(x) in PLUMBING or _is_in_place(x)
+    ):
+        x = x.args[0]
+    return x
+
+
+def _is_in_place(node: torch.fx.Node) -> bool:
+    name = _name(node)
+    return node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
 
 
 def _union(kind: Any) -> Axes:
@@ -209,10 +251,10 @@ def _union(kind: Any) -> Axes:
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     """What a node writes to in place."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op not in ("call_function", "call_method"):
+        return []
     first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
-    in_place = node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
-    return (first if in_place else []) + _given(node.kwargs.get("out"))
+    return (first if _is_in_place(node) else []) + _given(node.kwargs.get("out"))
 
 
 def _named(text: str) -> Axes:
