@@ -183,16 +183,17 @@ def device() -> str:
 
 
 @_compat.constant_in_graph
-def refuse_manual(spec: str, named: tuple[str, ...]) -> None:
+def refuse_manual(parts: tuple[Any, ...]) -> None:
     """Refuse to place a value on an axis on which each rank has its own.
 
     Raises:
         PlacementError: naming the axes.
     """
-    wrong = [name for name in named if name in _current().manual]
+    every = [name for part in parts for name in ((part,) if isinstance(part, str) else part or ())]
+    wrong = [name for name in every if name in _current().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
-        said = f"{spec} names {', '.join(wrong)}, which is manual in the shard_map around it"
+        said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
         raise PlacementError(problem("constrain", said, fix=fix), fix=fix)
 
 

@@ -271,7 +271,7 @@ def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
     every, cut = frozenset(name for name, _, _ in manual.parsed(text)), _cut_axes(text)
     wrong = sorted((every - cut) & kinds.flat(x))
     if wrong:
-        said, source = " and ".join(wrong), sources.line_of(node.meta.get("stack_trace"))
+        said, source = " and ".join(wrong), sources.line_of(x.meta.get("stack_trace")) or sources.line_of(node.meta.get("stack_trace"))
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = where.split(": ")
         got = f"{path} is claimed to be the same on all ranks of {said}, and varies over {'it' if len(wrong) == 1 else 'them'}"

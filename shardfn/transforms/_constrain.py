@@ -52,7 +52,7 @@ def _pinned(x: Any, spec: Any) -> Any:
 def _pin(x: Any, spec: P) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
-    named.refuse_manual(repr(spec.parts), tuple([n for p in spec.parts for n in ((p,) if isinstance(p, str) else p or ())]))
+    named.refuse_manual(spec.parts)
     return prims.redistribute(x, text_of(spec, x.dim()))
 
 

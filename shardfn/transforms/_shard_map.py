@@ -14,7 +14,7 @@ from .. import _compat, _tree
 from ..capture import manual, named
 from ..errors import TreeError, problem
 from ..mesh import axes_of
-from ..placements import P, is_spec
+from ..placements import P
 from ..runtime import Request
 from ._transformed import Transformed, innermost, name_of, parameter_names
 
@@ -38,17 +38,15 @@ class ShardMap(Transformed):
         where = f"shard_map({name_of(self.fn)})"
         axes = named.enter_mesh(where, self.key, self.names, self.sizes, self.axis_names)
         roots = parameter_names(self.fn, len(args))
-        paths = [p for i, x in enumerate(args) for p in _tree.quick_paths(x, roots[i] if i < len(roots) else f"args[{i}]")]
-        ins = tuple(self.ins) if isinstance(self.ins, list) and not is_spec(self.ins) else self.ins
-        texts = _texts(where, "in_placements", axes, tuple(paths), args, ins)
+        roots = tuple([roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))])
+        texts = _texts(where, "in_placements", axes, roots, args, self.ins)
         entering = [
             manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
             for x, (text, _) in zip(_tree.quick_leaves(args), texts, strict=True)
         ]
         out = (self.fn(*_tree.refill(args, iter(entering)), **kwargs),)
-        paths = _tree.quick_paths(out[0], "result")
-        texts = _texts(where, "out_placements", axes, tuple(paths), out, (self.outs,))
-        leaving = []
+        texts = _texts(where, "out_placements", axes, ("result",), out, (self.outs,))
+        leaving, paths = [], _tree.quick_paths(out[0], "result")
         for x, path, (text, pending) in zip(_tree.quick_leaves(out), paths, texts, strict=True):
             if isinstance(x, torch.Tensor):
                 x = manual.psum(x, pending, True) if pending else x
@@ -67,19 +65,27 @@ class ShardMap(Transformed):
         return self.mesh, self.names, self.sizes, self.axis_names, self.ins, self.outs, self.backend
 
 
-def _texts(where: str, what: str, axes: Any, paths: tuple[str, ...], tree: Any, specs: Any) -> Any:
+def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any) -> Any:
     """For each leaf, how the manual axes cut it, and the axes over which it is pending."""
     wrong: list[str] = []
-    found = _spread(specs, tree, "the arguments" if what == "in_placements" else "the result", wrong)
+    paths = tuple([p for root, x in zip(roots, tree, strict=True) for p in _tree.quick_paths(x, root)])
+    if _is_leaf(specs):
+        specs = [specs] * len(tree)
+    found: list[Any] = []
+    if not isinstance(specs, (list, tuple)) or len(specs) != len(tree):
+        wrong.append(f"{_said(specs)} for {len(tree)} arguments")
+    else:
+        for s, x, root in zip(specs, tree, roots, strict=True):
+            found += _spread(s, x, root, wrong)
     shapes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in _tree.quick_leaves(tree)])
     return named.cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
 
 
 def _spread(spec: Any, tree: Any, path: str, wrong: list[str]) -> list[Any]:
     """One spec for each leaf, as constants; what does not fit is added to `wrong`."""
-    if spec is None or isinstance(spec, (P, Placement)) or _is_list_of_placements(spec):
+    if _is_leaf(spec):
         return [_constant(spec)] * len(_tree.quick_leaves((tree,)))
-    pairs, said = [], f"{type(spec).__name__} of {len(spec)}" if isinstance(spec, (dict, list, tuple)) else repr(spec)
+    pairs = []
     if isinstance(spec, dict) and isinstance(tree, dict):
         missing = [repr(k) for k in tree if k not in spec]
         extra = [repr(k) for k in spec if k not in tree]
@@ -89,14 +95,20 @@ def _spread(spec: Any, tree: Any, path: str, wrong: list[str]) -> list[Any]:
     elif isinstance(spec, (list, tuple)) and isinstance(tree, (list, tuple)) and len(spec) == len(tree):
         pairs = [(s, t, f"{path}[{i}]") for i, (s, t) in enumerate(zip(spec, tree, strict=True))]
     else:
-        kind = f"{type(tree).__name__} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else type(tree).__name__
-        wrong.append(f"{path}: a {said} for a {kind}")
+        wrong.append(f"{path}: {_said(spec)} for {_said(tree)}")
         return [None] * len(_tree.quick_leaves((tree,)))
     return [x for s, t, p in pairs for x in _spread(s, t, p, wrong)]
 
 
-def _is_list_of_placements(spec: Any) -> bool:
-    return isinstance(spec, list) and len(spec) > 0 and all(isinstance(p, Placement) for p in spec)
+def _said(tree: Any) -> str:
+    if isinstance(tree, torch.Tensor):
+        return "a tensor"
+    return f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else f"a {type(tree).__name__}"
+
+
+def _is_leaf(spec: Any) -> bool:
+    listed = isinstance(spec, list) and len(spec) > 0 and all(isinstance(p, Placement) for p in spec)
+    return spec is None or isinstance(spec, (P, Placement)) or listed
 
 
 def _constant(spec: Any) -> Any:
