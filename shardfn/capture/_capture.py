@@ -80,18 +80,22 @@ def capture(
         raise explained(error, signature_of or fn, name, paths) from error
     sources.attach(graph)
     graph.graph.eliminate_dead_code()
+    program = _program(name, graph, (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))), out)
+    return Captured(program, tuple(closed_over), names.mesh if names.uses_mesh else None)
+
+
+def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:
     out_leaves, out_tree = _tree.flatten(out)
     _refuse_results(out_leaves, _tree.paths(out), name)
-    program = Program(
+    return Program(
         name=name,
         graph=graph,
-        in_paths=(*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))),
+        in_paths=in_paths,
         out_paths=tuple("result" + p for p, x in zip(_tree.paths(out), out_leaves, strict=True) if x is TENSOR),
         out_leaves=tuple(out_leaves),
         out_tree=out_tree,
         show=program_text,
     )
-    return Captured(program, tuple(closed_over), names.mesh if names.uses_mesh else None)
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -78,6 +78,10 @@ def _children(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.f
     return [x for x in found if isinstance(x, torch.fx.GraphModule)]
 
 
+def _args(node: torch.fx.Node) -> Any:
+    return node.args
+
+
 def _given(x: Any) -> list[torch.fx.Node]:
     """The nodes in an argument, lists included."""
     found: list[torch.fx.Node] = []
@@ -112,8 +116,8 @@ class Kinds:
         """Find all kinds; returns that of the result."""
         while self.infer(inputs):
             pass
-        (output,) = self.graph.find_nodes(op="output")
-        return [self.flat(x) for x in output.args[0]] if isinstance(output.args[0], (list, tuple)) else self.flat(output.args[0])
+        (returned,) = _args(self.graph.find_nodes(op="output")[0])
+        return [self.flat(x) for x in returned] if isinstance(returned, (list, tuple)) else self.flat(returned)
 
     def flat(self, x: Any) -> Axes:
         """All axes over which something in an argument varies."""
@@ -137,7 +141,7 @@ class Kinds:
 
     def kind(self, node: torch.fx.Node) -> Any:
         """The kind of what a node makes."""
-        target, args = node.target, node.args
+        target, args = node.target, _args(node)
         if target in RESULT:
             return RESULT[target](self, node)
         if target is prims.align:
@@ -170,7 +174,7 @@ class Kinds:
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
         """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
-        outs, ins, *rest = node.args
+        outs, ins, *rest = _args(node)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
@@ -267,7 +271,7 @@ def _cut_axes(text: str) -> Axes:
 
 def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
     """The kind of a result of a shard_map, which must be the same on all ranks of the axes that do not cut it."""
-    x, text, where = node.args
+    x, text, where = _args(node)
     every, cut = frozenset(name for name, _, _ in manual.parsed(text)), _cut_axes(text)
     wrong = sorted((every - cut) & kinds.flat(x))
     if wrong:
@@ -280,22 +284,22 @@ def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
 
 
 RESULT: dict[Any, Callable[[Kinds, torch.fx.Node], Axes]] = {
-    manual.to_local: lambda kinds, node: kinds.flat(node.args[0]) | _cut_axes(node.args[1]),
+    manual.to_local: lambda kinds, node: kinds.flat(_args(node)[0]) | _cut_axes(_args(node)[1]),
     manual.from_local: _left,
-    manual.vary: lambda kinds, node: kinds.flat(node.args[0]) | _named(node.args[1]),
-    manual.psum: lambda kinds, node: kinds.flat(node.args[0]) - _named(node.args[1]),
-    manual.extremum: lambda kinds, node: kinds.flat(node.args[0]) - _named(node.args[1]),
-    manual.all_gather: lambda kinds, node: kinds.flat(node.args[0]) - {node.args[1]},
-    manual.own_piece: lambda kinds, node: kinds.flat(node.args[0]) | {node.args[1]},
-    manual.all_to_all: lambda kinds, node: kinds.flat(node.args[0]) | {node.args[1]},
-    manual.ppermute: lambda kinds, node: kinds.flat(node.args[0]) | {node.args[1]},
-    manual.axis_index: lambda kinds, node: frozenset((node.args[0],)),
+    manual.vary: lambda kinds, node: kinds.flat(_args(node)[0]) | _named(_args(node)[1]),
+    manual.psum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
+    manual.extremum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
+    manual.all_gather: lambda kinds, node: kinds.flat(_args(node)[0]) - {_args(node)[1]},
+    manual.own_piece: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    manual.all_to_all: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    manual.ppermute: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    manual.axis_index: lambda kinds, node: frozenset((_args(node)[0],)),
 }
 NEEDED: dict[Any, Callable[[torch.fx.Node], Axes]] = {  # the axes over which a prim's argument is each rank's own
-    manual.from_local: lambda node: _cut_axes(node.args[1]),
-    manual.psum: lambda node: _named(node.args[1]),
-    manual.extremum: lambda node: _named(node.args[1]),
-    manual.all_gather: lambda node: frozenset((node.args[1],)),
-    manual.all_to_all: lambda node: frozenset((node.args[1],)),
-    manual.ppermute: lambda node: frozenset((node.args[1],)),
+    manual.from_local: lambda node: _cut_axes(_args(node)[1]),
+    manual.psum: lambda node: _named(_args(node)[1]),
+    manual.extremum: lambda node: _named(_args(node)[1]),
+    manual.all_gather: lambda node: frozenset((_args(node)[1],)),
+    manual.all_to_all: lambda node: frozenset((_args(node)[1],)),
+    manual.ppermute: lambda node: frozenset((_args(node)[1],)),
 }

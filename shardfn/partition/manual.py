@@ -20,13 +20,17 @@ from .redistribute import Move
 from .values import Value
 
 
+def _constants(node: torch.fx.Node) -> tuple[Any, ...]:
+    return node.args[1:]
+
+
 def visit(walk: Any, node: torch.fx.Node, name: str) -> None:
     """Place one prim."""
     PRIMS[name](walk, node)
 
 
 def to_local(walk: Any, node: torch.fx.Node) -> None:
-    cuts = parsed(node.args[1])
+    cuts = parsed(_constants(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
     value, slot = _brought(walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",))
     made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(wanted, "R")))
@@ -34,14 +38,14 @@ def to_local(walk: Any, node: torch.fx.Node) -> None:
 
 
 def from_local(walk: Any, node: torch.fx.Node) -> None:
-    cuts = [(name, dim) for name, _, dim in parsed(node.args[1]) if dim is not None]
+    cuts = [(name, dim) for name, _, dim in parsed(_constants(node)[0]) if dim is not None]
     value, slot = _brought(walk, node, dict.fromkeys((name for name, _ in cuts), "R"), {dim for _, dim in cuts}, PENDING)
     made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts)))
     _make(walk, node, made, value.varies - {name for name, _ in cuts})
 
 
 def vary(walk: Any, node: torch.fx.Node) -> None:
-    axes = node.args[1].split(",")
+    axes = _constants(node)[0].split(",")
     value = walk.values[node.args[0]]
     if value.fill is not None and not value.slots:
         varies, equal = value.varies.union(axes), value.equal.union(axes)
@@ -54,32 +58,33 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
 
 
 def psum(walk: Any, node: torch.fx.Node) -> None:
-    _, axes, pending = node.args
+    axes, pending = _constants(node)
     _reduced(walk, node, axes.split(","), "sum", pending)
 
 
 def extremum(walk: Any, node: torch.fx.Node) -> None:
-    _, axes, kind = node.args
+    axes, kind = _constants(node)
     _reduced(walk, node, axes.split(","), kind, False)
 
 
 def _reduced(walk: Any, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool) -> None:
     value, slot = _brought(walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ())
     varies = value.varies.difference(axes)
-    if value.equal.issuperset(axes) and not pending:  # nothing is sent: a sum of equal terms is a product, their max is each of them
+    if value.equal.issuperset(axes):  # nothing is sent: a sum of equal terms is a product, their max is each of them
         made = walk.slot(node.meta["val"], slot.marks)
         walk.steps.append(steps.Apply(node, (slot,), (made,)))
-        _make(walk, node, made, varies)
+        _make(walk, node, made, varies, value.equal.difference(axes))
         return
     named = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(axes, kind)))
     _make(walk, node, named, varies)
+    walk.values[node].asked = True
     if not pending:
         whole = walk.bring(walk.values[node], _with(walk, named.marks, dict.fromkeys(axes, "R")), node, implicit=False)
         _make(walk, node, whole, varies)
 
 
 def all_gather(walk: Any, node: torch.fx.Node) -> None:
-    _, axis, _, dim = node.args
+    axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {dim}, ())
     whole = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim}))
     _make(walk, node, whole, value.varies - {axis})
@@ -88,16 +93,16 @@ def all_gather(walk: Any, node: torch.fx.Node) -> None:
 
 
 def own_piece(walk: Any, node: torch.fx.Node) -> None:
-    _, axis, _, dim = node.args
+    axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: dim}, {dim}, ())
     mine = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"}))
     _make(walk, node, mine, value.varies | {axis})
 
 
 def all_to_all(walk: Any, node: torch.fx.Node) -> None:
-    x, axis, n, split, concat = node.args
+    axis, n, split, concat = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, ())
-    local = x.meta["val"]
+    local = value.fake
     shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
     stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
     whole = torch.empty_strided(shape, stride, dtype=local.dtype, device="meta")
@@ -108,7 +113,7 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
 
 
 def ppermute(walk: Any, node: torch.fx.Node) -> None:
-    _, axis, perm = node.args
+    axis, perm = _constants(node)
     pairs = tuple((int(a), int(b)) for a, b in (pair.split(">") for pair in perm.split(",") if pair))
     value, slot = _brought(walk, node, {axis: "R"}, (), ())
     moved = _moved(walk, node, slot, Move("ppermute", walk.axes.names.index(axis), slot.marks, slot.marks, pairs))

@@ -219,10 +219,10 @@ class Walk:
         unreduced = next((v.unreduced for v in values if v.unreduced), None)
         users = len(node.users)
         varies = frozenset().union(*(v.varies for v in values))
-        made = [
-            Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None, varies=varies)
-            for o in outs
-        ]
+        equal = frozenset(a for a in varies if all(a in v.equal or a not in v.varies for v in values))
+        kept = [unreduced if _is_pending(o.marks) else None for o in outs]
+        slots = [{o.marks: (o, None)} for o in outs]
+        made = [Value(o.value, early, None, s, users, k, None, varies, equal) for o, s, k in zip(outs, slots, kept, strict=True)]
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = made[0]
@@ -314,7 +314,7 @@ class Walk:
         if implicit and value.unreduced and any(m.kind.startswith("reduce") for m in moves):
             raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
-        self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
+        self.steps.append(steps.Redistribute(source, slot, moves, node, implicit and not value.asked))
         gathers = any(m.kind == "gather" for m in moves)
         # a parameter that was gathered for the forward is gathered again for the backward, not kept in between
         value.slots[marks] = (slot, phase if gathers and value.early else None)

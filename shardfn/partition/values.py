@@ -24,6 +24,7 @@ class Value:
     like: Value | None = None  # of a constant: the value whose shape it takes
     varies: frozenset[str] = frozenset()  # the mesh axes over which it is each rank's own, in a shard_map
     equal: frozenset[str] = frozenset()  # those of them over which all ranks' happen to be equal
+    asked: bool = False  # whether per-rank code asks for its pending sum
 
     def readable(self, phase: str) -> list[steps.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]

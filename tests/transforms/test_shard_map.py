@@ -315,7 +315,11 @@ def test_a_mesh_of_one_rank_sends_nothing() -> None:
         assert not kinds(fn, X)
 
 
-def test_inductor_runs_per_rank_code_alone() -> None:
-    mesh = sf.make_mesh((1,), ("dp",))
-    fn = sf.shard_map(lambda x: sf.psum(x.sin(), "dp") * (1 + sf.axis_index("dp")), mesh, P("dp"), P("dp"))
-    close(sf.full(fn(X)), X.sin())
+def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
+    with sf.fake_world(8):
+        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+        local = lambda w, x: sf.pmean((x @ w).tanh().square().mean() + w.sum(), ("dp", "tp"))
+        fn = sf.shard_map(local, None, (P(), P("dp")), P())
+        step = sf.shard(sf.grad(fn), mesh, (P(), P("dp")), implicit_comm="error", backend="aten")
+        close(sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).tanh().square().mean() + w.sum())(W))
+        assert kinds(step, W, X) == [("all_reduce", "dp")]  # w is the same on all ranks of tp, and so is its gradient

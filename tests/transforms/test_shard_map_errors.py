@@ -14,7 +14,10 @@ from shardfn import P
 X = torch.ones(8, 6)
 
 
-def mapped(body: Callable[..., Any], ins: Any = P("dp"), outs: Any = P("dp"), **options: Any) -> Any:
+DP = P("dp")
+
+
+def mapped(body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any) -> Any:
     return sf.shard_map(body, sf.make_mesh((2, 4), ("dp", "tp")), ins, outs, backend="aten", **options)
 
 
@@ -83,7 +86,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         """psum over 'dp': it is outside of any shard_map, and no axis is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
-    "a name twice": (named(("dp", "dp")), sf.CaptureError, "psum: axis_name is ('dp', 'dp'), which names an axis twice\n  needed: each name once"),
+    "a name twice": (
+        named(("dp", "dp")),
+        sf.CaptureError,
+        "psum: axis_name is ('dp', 'dp'), which names an axis twice\n  needed: each name once",
+    ),
     "a name that is none": (named(3), sf.CaptureError, "psum: axis_name is 3\n  needed: a name, or a tuple of names"),
     "uneven sizes": (
         lambda: mapped(fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P())({"w": X[:7], "b": X}, X[:6]),
@@ -178,19 +185,19 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
-        lambda: mapped(lambda x: sf.shard_map(fn, None, P("dp"), P("dp"), axis_names={"dp"})(x), axis_names={"dp"})(X),
+        lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn): dp is manual already, in a shard_map around it
   try: axis_names with the axes that are left""",
     ),
     "nested where none is left": (
-        lambda: mapped(lambda x: sf.shard_map(fn, None, P("dp"), P("dp"))(x))(X),
+        lambda: mapped(sf.shard_map(fn, None, DP, DP))(X),
         sf.PlacementError,
         """shard_map(fn): dp, tp is manual already, in a shard_map around it
   try: one shard_map over these axes""",
     ),
     "a nested placement on an axis that is manual": (
-        lambda: mapped(lambda x: sf.shard_map(fn, None, P("dp"), P("tp"))(x), axis_names={"dp"})(X),
+        lambda: mapped(sf.shard_map(fn, None, DP, P("tp")), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, in a shard_map around it
   needed: equal pieces on all ranks
