@@ -101,7 +101,7 @@ def own_piece(walk: Any, node: torch.fx.Node) -> None:
 
 def all_to_all(walk: Any, node: torch.fx.Node) -> None:
     axis, n, split, concat = _constants(node)
-    value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, ())
+    value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
     local = value.fake
     shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
     stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
@@ -158,7 +158,7 @@ def _with(walk: Any, marks: Marks, wanted: dict[str, Mark]) -> Marks:
 
 
 def _brought(
-    walk: Any, node: torch.fx.Node, wanted: dict[str, Mark], dims: Collection[int], pending: Collection[str]
+    walk: Any, node: torch.fx.Node, wanted: dict[str, Mark], dims: Collection[int], pending: Collection[str], *, alone: bool = False
 ) -> tuple[Value, steps.Slot]:
     """The argument of a prim, with the marks wanted on its axes; on other axes as it is, as far as that can be.
 
@@ -168,6 +168,7 @@ def _brought(
         wanted: a mark for each of its axes.
         dims: those that it cuts or makes whole; other axes may cut them only inside of its own axes' cuts.
         pending: the reductions that may stay pending on other axes.
+        alone: whether no other axis may cut those dims.
     """
     value = walk.values[node.args[0]]
     held = value.readable(node.meta["phase"])
@@ -179,7 +180,7 @@ def _brought(
         if name in wanted:
             marks.append(wanted[name])
         elif cut is not None:
-            marks.append("R" if cut[0] in dims and k < last else cut[0])
+            marks.append("R" if cut[0] in dims and (alone or k < last) else cut[0])
         else:
             marks.append(mark if mark == "R" or mark in pending else "R")
     plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
