@@ -13,11 +13,11 @@ from shardfn import P
 X, W = torch.ones(4, 4), torch.ones(4, 4)
 
 
-def ops(body: Any, ins: Any = (P(), P("dp")), outs: Any = None) -> list[str]:
+def ops(body: Any, ins: Any = None, outs: Any = None) -> list[str]:
     """The prims of a Program, with their axes."""
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        traced = sf.shard_map(body, mesh, ins, P("dp") if outs is None else outs, backend="aten").trace(W, X)
+        traced = sf.shard_map(body, mesh, ins or (P(), P("dp")), P("dp") if outs is None else outs, backend="aten").trace(W, X)
     found = [n for n in traced.program.graph.graph.nodes if getattr(n.target, "namespace", "") == "shardfn"]
     return [f"{n.target._opname} {n.args[1]}" for n in found if not n.target._opname.startswith("prim_")]
 
