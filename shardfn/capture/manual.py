@@ -254,7 +254,8 @@ class _MappedGather(torch.autograd.Function):
         x_dim, index_dim = in_dims
         if index_dim is None:  # another vmap than the one that the name is bound to
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
-        return (x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)), None
+        every = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+        return every.clone(), None  # it may be written to, and x is not meant then
 
 
 def run(name: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:

@@ -225,10 +225,9 @@ def cuts(
         TreeError: placements that are no prefix.
         PlacementError: every leaf that does not fit.
     """
-    source = None
     if wrong:
         fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(problem(f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix, source=source), fix=fix)
+        raise TreeError(problem(f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix), fix=fix)
     found, lines = [], []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:

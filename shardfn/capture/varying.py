@@ -216,10 +216,8 @@ class Kinds:
 
     def raise_at_birth(self, node: torch.fx.Node, axes: Axes) -> None:
         """What is written in place varies from the beginning, if it ever does."""
-        missing = axes - (self.flat((node.args, node.kwargs)) if node.op != "placeholder" else NONE)
-        if node.target in RESULT:
-            missing = axes - RESULT[node.target](self, node)
-        if missing:
+        born = NONE if node.op == "placeholder" else RESULT[node.target](self, node) if node.target in RESULT else self.flat(node.args)
+        if missing := axes - born:
             readers = list(node.users)
             varied = self.after(node, manual.vary, (node, ",".join(sorted(missing))))
             for reader in readers:

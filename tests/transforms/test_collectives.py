@@ -227,3 +227,13 @@ def test_axis_size_is_a_number_and_axis_index_is_data() -> None:
         fn = sf.shard_map(body, mesh, P(("a", "b")), P(("a", "b")), backend="aten")
         assert sf.full(fn(torch.zeros(8))).tolist() == [8.0 + 4 * (b * 2 + a) for a in range(2) for b in range(4)]
         assert len(set(fn.lower(torch.zeros(8)).programs.values())) == 1  # one program for all ranks
+
+
+def test_what_is_gathered_from_samples_may_be_written_to() -> None:
+    def fn(x: Tensor) -> Tensor:
+        every = sf.all_gather(x, "i")
+        every += 1
+        return every.sum(0) * x
+
+    x = example(2)
+    close(sf.vmap(fn, axis_name="i")(x), (x.sum(0) + len(x)) * x)

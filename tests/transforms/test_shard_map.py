@@ -323,3 +323,78 @@ def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
         step = sf.shard(sf.grad(fn), mesh, (P(), P("dp")), implicit_comm="error", backend="aten")
         close(sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).tanh().square().mean() + w.sum())(W))
         assert kinds(step, W, X) == [("all_reduce", "dp")]  # w is the same on all ranks of tp, and so is its gradient
+
+
+SHARED: dict[str, tuple[Any, Any]] = {  # transforms of a function of what all ranks share
+    "jacrev": (sf.jacrev, torch.func.jacrev),
+    "jacfwd": (sf.jacfwd, torch.func.jacfwd),
+    "hessian": (lambda f: sf.hessian(lambda w: f(w).sum()), lambda f: torch.func.hessian(lambda w: f(w).sum())),
+    "vjp": (lambda f: lambda w: sf.vjp(f, w)[1](w[0])[0], lambda f: lambda w: torch.func.vjp(f, w)[1](w[0])[0]),
+    "jvp": (lambda f: lambda w: sf.jvp(f, (w,), (w.cos(),)), lambda f: lambda w: torch.func.jvp(f, (w,), (w.cos(),))),
+    "vmap": (lambda f: lambda w: sf.vmap(f)(torch.stack([w, -w])), lambda f: lambda w: torch.func.vmap(f)(torch.stack([w, -w]))),
+    "grad of grad": (
+        lambda f: sf.grad(lambda w: sf.grad(lambda w: f(w).sum())(w).square().sum()),
+        lambda f: torch.func.grad(lambda w: torch.func.grad(lambda w: f(w).sum())(w).square().sum()),
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["inside", "outside"])
+@pytest.mark.parametrize("transform", SHARED)
+def test_derivatives_by_what_all_ranks_share(transform: str, side: str) -> None:
+    ours, theirs = SHARED[transform]
+    mean = lambda w, x: sf.pmean((x @ w).tanh().mean(0), "dp") * w.sum(0)
+    with sf.fake_world(4), sf.use_mesh(sf.make_mesh((4,), ("dp",))):
+        if side == "inside":
+            fn = sf.shard_map(lambda w, x: ours(lambda w: mean(w, x))(w), None, (P(), P("dp")), P(), backend="aten")
+        else:
+            whole = sf.shard_map(mean, None, (P(), P("dp")), P())
+            fn = sf.shard(lambda w, x: ours(lambda w: whole(w, x))(w), backend="aten")
+        close(sf.full(fn(W, X)), theirs(lambda w: (X @ w).tanh().mean(0) * w.sum(0))(W))
+
+
+def test_gradients_for_each_sample() -> None:
+    per_sample = sf.vmap(sf.grad(lambda w, row: (row @ w).tanh().sum()), in_axes=(None, 0))
+    with sf.fake_world(2):
+        fn = sf.shard_map(lambda w, x: sf.psum(per_sample(w, x).square().sum(0), "dp"), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), P())
+        whole = torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0))(W, X[:4])
+        other = torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).tanh().sum()), (None, 0))(W, X[4:])
+        close(sf.full(fn(W, X)), (whole + other).square().sum(0) * 2)  # what ranks share gets the gradients of all ranks' samples
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(w: Tensor, x: Tensor) -> Tensor:
+        return w**3 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        w, x = ctx.saved_tensors
+        return g * 3 * w**2 * x, g * w**3
+
+
+def test_functions_with_derivatives_of_their_own() -> None:
+    with sf.fake_world(2), sf.use_mesh(sf.make_mesh((2,), ("dp",))):
+        fn = sf.shard_map(lambda w, x: sf.psum(Cube.apply(w, x.sum(0)[:4]).sum(), "dp"), None, (P(), P("dp")), P())
+        close(sf.full(sf.grad(fn)(W, X)), 3 * W**2 * X.sum(0)[:4])
+
+
+def test_values_are_constrained_on_other_axes_inside() -> None:
+    with sf.fake_world(8):
+        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+        body = lambda x: sf.constrain(x.sin(), P(None, "tp"))
+        out = sf.shard_map(body, mesh, P("dp"), P("dp"), axis_names={"dp"}, backend="aten")(X)
+        assert list(out.placements) == [sf.Shard(0), sf.Shard(1)]
+        close(sf.full(out), X.sin())
+        samples = sf.shard(sf.vmap(lambda x: sf.constrain(x.sin(), P("tp")), spmd_axis="dp"), mesh, backend="aten")(X)
+        assert list(samples.placements) == [sf.Shard(0), sf.Shard(1)]
+        close(sf.full(samples), X.sin())
+
+
+def test_an_inner_name_hides_an_outer_one() -> None:
+    inner = lambda r: sf.vmap(lambda a: sf.psum(a, "i"), axis_name="i")(r)
+    close(sf.vmap(inner, axis_name="i")(X), X.sum(1, keepdim=True).expand(X.shape))
