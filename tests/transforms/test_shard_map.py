@@ -396,5 +396,5 @@ def test_values_are_constrained_on_other_axes_inside() -> None:
 
 
 def test_an_inner_name_hides_an_outer_one() -> None:
-    inner = lambda r: sf.vmap(lambda a: sf.psum(a, "i"), axis_name="i")(r)
+    inner = sf.vmap(lambda a: sf.psum(a, "i"), axis_name="i")
     close(sf.vmap(inner, axis_name="i")(X), X.sum(1, keepdim=True).expand(X.shape))
