@@ -39,7 +39,7 @@ class Hardware:
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
         """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
-        times = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "halo": 1.0}[kind]
+        times = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "halo": 1.0, "ppermute": 1.0}[kind]
         return self.latency + times * (n - 1) / n * nbytes / self.link
 
 

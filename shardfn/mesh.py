@@ -110,6 +110,12 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
     return known[1]
 
 
+def known_mesh(key: int | None, axes: MeshAxes) -> DeviceMesh | None:
+    """The mesh with this id, or else the last one seen with these axes; None if there is none any more."""
+    alive = [(k, mesh) for k, (ref, found) in _axes.items() if found == axes and (mesh := ref()) is not None]
+    return next((mesh for k, mesh in alive if k == key), alive[-1][1] if alive else None)
+
+
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
     """The name under which each rank registers its own process group of an axis: the same text on all ranks."""
     if mesh is None:

@@ -65,11 +65,20 @@ def _lower_halo(x: Any, before: int, group: str) -> Any:
     return ir.TensorBox.create(ir._CollectiveKernel.create_out_of_place(torch.ops.shardfn.halo.default, x, before, group))
 
 
+def _lower_permute(x: Any, sources: Sequence[int], targets: Sequence[int], group: str) -> Any:
+    """Inductor's code for `shardfn::permute`, as that for `halo`."""
+    from torch._inductor import ir
+
+    op = torch.ops.shardfn.permute.default
+    return ir.TensorBox.create(ir._CollectiveKernel.create_out_of_place(op, x, list(sources), list(targets), group))
+
+
 @functools.cache
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
 
     register_lowering(torch.ops.shardfn.halo.default, type_promotion_kind=None)(_lower_halo)
+    register_lowering(torch.ops.shardfn.permute.default, type_promotion_kind=None)(_lower_permute)
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
 
 

@@ -119,6 +119,20 @@ def under_grad() -> bool:
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad
 
 
+def innermost_level() -> int:
+    """The number of the innermost torch.func transform at work."""
+    return torch._C._functorch.peek_interpreter_stack().level()
+
+
+def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
+    """Which sample of the vmap at this level it is: a scalar for each."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():  # else the transforms inside of that vmap take it for theirs
+        numbers = torch.arange(size, device=device)
+    return torch._C._functorch._add_batch_dim(numbers, 0, level)
+
+
 def fake_mode() -> FakeTensorMode:
     """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on values stay refused."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

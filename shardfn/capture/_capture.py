@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, endings, leaks, prims, simplify, sources, substitutes
+from . import decompositions, endings, leaks, manual, named, prims, simplify, sources, substitutes, varying
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
@@ -26,6 +26,7 @@ class Captured:
 
     program: Program
     closed_over: tuple[torch.Tensor, ...]
+    mesh: Any = None  # whose names and sizes the Program depends on; None for most
 
 
 def capture(
@@ -37,6 +38,7 @@ def capture(
     signature_of: Callable[..., Any] | None = None,
     device: str = "cpu",
     whole: frozenset[Any] = frozenset(),
+    mesh: Any = None,
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -49,6 +51,7 @@ def capture(
         signature_of: the user's own function, whose line errors fall back on.
         device: where `ShapeDtype`s live.
         whole: ops that are not taken apart.
+        mesh: of the call, which a shard_map inside may ask for.
 
     Returns:
         The Program and the closed-over tensors.
@@ -58,6 +61,7 @@ def capture(
     """
     prims.install()
     endings.install()
+    manual.install()
     substitutes.install()
     mode = _compat.fake_mode()
     user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
@@ -66,13 +70,15 @@ def capture(
     tensor_paths = [p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)]
 
     def call(args: Any, kwargs: Any) -> Any:
+        named.begin()
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
     try:
-        tracing, watching = recording(name, decompositions.table(whole), mode), leaks.swept()
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), watching as watched, _compat.unwound(), tracing:
+        tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
+        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), watching as watched, _compat.unwound(), tracing, scope as names:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
+            varying.settle(python, name)
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
@@ -84,8 +90,8 @@ def capture(
     simplify.simplify(graph.graph)
     graph = torch.fx.GraphModule(graph, recompute(graph.graph))
     simplify.trim(graph.graph)
-    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
-    return Captured(_program(name, graph, in_paths, out), tuple(closed_over))
+    program = _program(name, graph, (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))), out)
+    return Captured(program, tuple(closed_over), names.mesh if names.uses_mesh else None)
 
 
 def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:

@@ -93,7 +93,7 @@ def program_text(program: Program, full: bool = False) -> str:
     holders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
     count = sum(n.op == "call_function" for n in graph.nodes)
     type_of = lambda node: value_type(node.meta.get("val"))  # noqa: E731
-    is_prim = lambda node: "prim_" in str(node.target)  # noqa: E731
+    is_prim = lambda node: "shardfn." in str(node.target)  # noqa: E731
     lines = [f"{program.name}: {count} ops over global shapes"]
     lines += inputs(program.in_paths, map(type_of, holders), full)
     lines += body(graph, lambda n: node_line(n, type_of), is_prim, full)

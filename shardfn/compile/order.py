@@ -20,6 +20,7 @@ KINDS = {
     "reduce_scatter_tensor_out": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "halo": "halo",
+    "permute": "ppermute",
 }
 
 

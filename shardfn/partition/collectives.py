@@ -10,11 +10,13 @@ from ..types import Collective
 from . import layout, wire
 from .builder import Builder, Piece
 from .halo import halo as _halo_op  # noqa: F401  registers the op
+from .permute import permute as _permute_op  # noqa: F401  registers the op
 from .redistribute import Move
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 HALO = torch.ops.shardfn.halo.default
+PERMUTE = torch.ops.shardfn.permute.default
 
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
@@ -170,6 +172,17 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
 
 
+def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """Each rank's value to another; zeros where none comes."""
+    x = b.contiguous(piece.node)
+    if b.axes.sizes[move.axis] == 1:
+        return x if move.perm else b.call(aten.zeros_like.default, x)
+    sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
+    record = _record(b, "ppermute", move, x.meta["val"], 1, None, implicit)
+    got = _communicate(b, PERMUTE, _flat(b, x), (sources, targets, b.group_names[move.axis]), record)
+    return b.call(aten.view.default, got, list(x.meta["val"].shape))
+
+
 MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
     "gather": gather,
     "slice": cut,
@@ -177,4 +190,5 @@ MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
     "halo": halo,
+    "ppermute": ppermute,
 }

@@ -80,7 +80,7 @@ def _input(b: Builder, slot: steps.Slot) -> Piece:
 
 def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
     """What two moves share if they do the same; equal on all ranks."""
-    return step.source.number, move.before, move.after, step.node.meta.get("phase", "forward")
+    return step.source.number, move.before, move.after, move.perm, step.node.meta.get("phase", "forward")
 
 
 def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]) -> None:
@@ -90,6 +90,15 @@ def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]
         piece = apply_move(b, piece, move, step.implicit)
         piece.node.meta["moved"] = key
     pieces[step.target.number] = piece
+
+
+def _relabel(b: Builder, step: steps.Relabel, pieces: dict[int, Piece]) -> None:
+    piece, target = pieces[step.source.number], step.target
+    node = b.restride(piece.node, target.value.shape, target.value.stride())
+    pieces[target.number] = renamed = Piece(
+        node, tuple(target.value.shape), tuple(target.value.stride()), target.marks, b.local_shape(target.value.shape, target.marks)
+    )
+    assert renamed.local_shape == piece.local_shape, f"{step.node} calls {piece.local_shape} on a rank {renamed.local_shape}"
 
 
 def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
@@ -183,4 +192,6 @@ def _result(b: Builder, piece: Piece) -> torch.fx.Node:
     return b.contiguous(piece.node)
 
 
-EMIT: dict[type, Any] = {steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply, steps.Nested: _nested}
+EMIT: dict[type, Any] = {
+    steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply, steps.Nested: _nested, steps.Relabel: _relabel,
+}  # fmt: skip

@@ -13,6 +13,7 @@ from ..loops import Branch, Loop, Scan, While
 from ..placements import describe
 from ..types import PENDING, Mark, Marks
 from . import layout, steps
+from .values import Value
 
 ROUNDS = 6  # after so many walks over a loop's graph its carries are brought back in every run
 CONSTRAIN = "prim_redistribute"
@@ -36,6 +37,43 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
     walk.values[node] = [walk.valued(slot) for slot in made]
 
 
+class Inside:
+    """A walk over the graph of a loop, whose inputs are placed so.
+
+    Args:
+        around: the walk over the graph that the loop stands in.
+        graph: one of the loop's.
+        ins: the marks of its inputs.
+    """
+
+    def __init__(self, around: Any, graph: torch.fx.Graph, ins: Sequence[Marks]) -> None:
+        self.walk = around.fresh()
+        holders, (self.output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+        self.ins = tuple(self.walk.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True))
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.walk.visit(node)
+
+    def results(self) -> list[Value]:
+        """What the graph returns."""
+        return [self.walk.values[x] for x in self.output.args[0]]
+
+    def only_moved_to(self, k: int) -> Marks | None:
+        """Where an input is brought in every run, if that is all that is done with it: once, before the loop, will do."""
+        slot = self.ins[k]
+        readers = [step for step in self.walk.steps if slot in step.read]
+        found = {step.target.marks if isinstance(step, steps.Redistribute) else None for step in readers}
+        marks = found.pop() if len(found) == 1 else None
+        return None if marks is None or any(m in PENDING or layout.halo(m) != (0, 0) for m in marks) else marks
+
+    def finished(self, outs: Sequence[Marks]) -> steps.Plan:
+        """The plan, once it is known how the results leave."""
+        pairs = zip(self.output.args[0], outs, strict=True)
+        slots = tuple(self.walk.bring(self.walk.values[x], marks, self.output, implicit=True) for x, marks in pairs)
+        needed = steps.needed(self.walk.steps, slots)
+        return steps.Plan(self.walk.axes, needed, self.ins, slots, tuple(self.walk.gradients.values()))
+
+
 def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
     end = scan.consts + scan.carries
     consts, init = [natural(v, walk.axes) for v in values[: scan.consts]], values[scan.consts : end]
@@ -51,13 +89,13 @@ def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> tupl
 def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
     carries, consts, body = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [])
-    test = walk.inside(loop.graphs[0], [*consts, *carries])
+    test = Inside(walk, loop.graphs[0], [*consts, *carries])
     return [*consts, *carries], carries, [test.finished([_whole(walk)]), body.finished(carries)]
 
 
 def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
     ins = [natural(v, walk.axes) for v in values[:-1]]
-    walks = [walk.inside(graph, ins) for graph in branch.graphs]
+    walks = [Inside(walk, graph, ins) for graph in branch.graphs]
     pairs = zip(*(w.results() for w in walks), strict=True)
     outs = [_agreed(walk, *pair) for pair in pairs]
     return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks]
@@ -74,7 +112,7 @@ def _settle(
     A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
     """
     carries = [_first_try(v, walk) for v in init]
-    inner = walk.inside(graph, [*consts, *carries, *rows])
+    inner = Inside(walk, graph, [*consts, *carries, *rows])
     for _ in range(ROUNDS):
         results = inner.results()[: len(carries)]
         left = [natural(r, walk.axes) for r in results]
@@ -84,7 +122,7 @@ def _settle(
         if (moved, gathered) == (carries, consts):
             break
         carries, consts = moved, gathered
-        inner = walk.inside(graph, [*consts, *carries, *rows])
+        inner = Inside(walk, graph, [*consts, *carries, *rows])
     return carries, consts, inner
 
 
@@ -156,7 +194,7 @@ def _reduced_to(marks: Marks, result: Any, inner: Any, first: int) -> Marks:
     alike = [s.marks for s in inner.ins[first:] if tuple(s.value.shape) == shape]
     for row in alike:
         found = tuple(r if m in PENDING and not isinstance(r, str) else m for m, r in zip(marks, row, strict=True))
-        if found != marks and inner.reaches(result, found):
+        if found != marks and inner.walk.reaches(result, found):
             return found
     return marks
 

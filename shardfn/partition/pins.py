@@ -19,9 +19,10 @@ def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks)
     if [e for e in entries if e] and len(entries) > max(len(shape), 1):
         raise ValueError(f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}")
     marks: list[Mark] = ["R"] * len(axes.names)
+    said = {name for entry in entries for name in entry.split(",")}
     for dim, entry in enumerate(entries):
         for k, name in enumerate(axes.names):
-            if name in entry.split(",") or (entry == "*" and layout.split(current[k]) == (dim, 1)):
+            if name in entry.split(",") or (entry == "*" and name not in said and layout.split(current[k]) == (dim, 1)):
                 marks[k] = dim
     return layout.canonical(shape, marks, axes.sizes)
 

@@ -16,13 +16,14 @@ from ..capture import sources
 from ..errors import PlacementError, problem
 from ..loops import Loop
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
-from . import layout, refusals, rules, steps
+from . import layout, manual, refusals, rules, steps
 from .asking import answered, failed
-from .choice import Choice, OpCall
+from .choice import Choice, OpCall, replicated
 from .nested import nest
 from .pins import aligned, constrained
 from .redistribute import local_bytes, mark_price, route
 from .units import extended, in_units
+from .values import Value
 from .written_out import is_cut, written_out
 
 # A gather of an input can start before anything is computed and hide behind it; other collectives stand in the way.
@@ -73,47 +74,15 @@ def walked(
             walk.visit(node)
     (output,) = graph.find_nodes(op="output")
     outs = tuple(walk.leave(*leaving, output) for leaving in zip(output.args[0], out_marks, program.out_paths, strict=True))
-    needed = _needed(walk.steps, outs)
+    needed = steps.needed(walk.steps, outs)
     return steps.Plan(walk.axes, needed, ins, outs, tuple(walk.gradients.values()), tuple(walk.unreduced))
-
-
-def _needed(planned: list[steps.Step], outs: tuple[steps.Slot, ...]) -> tuple[steps.Step, ...]:
-    """The steps that some result depends on, and those that only check; the same on every rank, so that all drop the same collectives."""
-    live, kept = {slot.number for slot in outs}, []
-    for step in reversed(planned):
-        if not step.made or any(slot.number in live for slot in step.made):
-            kept.append(step)
-            live.update(slot.number for slot in step.read)
-    return tuple(reversed(kept))
-
-
-@attrs.define(eq=False)
-class _Value:
-    """A global value: its slots by placement, and in which phase each may be read."""
-
-    fake: torch.Tensor
-    early: bool  # an input, or only a rearrangement of inputs
-    fill: tuple[torch.fx.Node, Any] | None = None
-    slots: dict[Marks, tuple[steps.Slot, str | None]] = attrs.field(factory=dict)
-    users: int = 1
-    unreduced: str | None = None  # the argument that is an unreduced gradient, if this is it or a linear function of it
-    like: _Value | None = None  # of a constant: the value whose shape it takes
-
-    def readable(self, phase: str) -> list[steps.Slot]:
-        return [slot for slot, only in self.slots.values() if only in (None, phase)]
-
-    def held(self, phase: str) -> list[steps.Slot]:
-        """The slots that a choice may look at: a constant that is made like a value belongs where that is."""
-        if self.slots or self.like is None:
-            return self.readable(phase)
-        return [slot for slot in self.like.readable(phase) if not _is_pending(slot.marks)]
 
 
 @attrs.frozen(eq=False)
 class _Unaligned:
     """A gradient before it is brought to the placement of its parameter."""
 
-    value: _Value
+    value: Value
     like: torch.fx.Node  # the parameter
     wish: str
 
@@ -137,7 +106,7 @@ class Walk:
     def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> steps.Slot:
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
-        self.values[node] = _Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
+        self.values[node] = Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
         return slot
 
     def leave(self, node: torch.fx.Node, marks: Marks | None, path: str, output: torch.fx.Node) -> steps.Slot:
@@ -153,7 +122,7 @@ class Walk:
             self.unreduced.append((slot, node))
         return slot
 
-    def reaches(self, value: _Value, marks: Marks) -> bool:
+    def reaches(self, value: Value, marks: Marks) -> bool:
         shape, size = tuple(value.fake.shape), value.fake.element_size()
         return value.fill is not None or any(route(shape, size, s.marks, marks, self.axes) for s in value.readable("forward"))
 
@@ -170,19 +139,21 @@ class Walk:
             self.align(node)
         elif op == AFTER:
             self.after(node)
+        elif getattr(node.target, "namespace", "") == "shardfn" and op in manual.PRIMS:
+            manual.visit(self, node, op)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             like = self.values.get(node.args[0]) if node.target in rules.LIKE else None
-            self.values[node] = _Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
+            self.values[node] = Value(node.meta["val"], early=False, fill=(node, value), users=len(node.users), like=like)
         elif not self.add_unreduced(node):
             self.apply(node)
 
-    def inside(self, graph: torch.fx.Graph, ins: Sequence[Marks]) -> Inner:
-        """A walk over the graph of a loop, whose inputs are placed so."""
-        return Inner(self.axes, self.name, graph, ins)
+    def fresh(self) -> Walk:
+        """A walk over another graph of the same program."""
+        return Walk(self.axes, self.name)
 
-    def valued(self, slot: steps.Slot) -> _Value:
+    def valued(self, slot: steps.Slot) -> Value:
         """A new value, at one placement."""
-        return _Value(slot.value, early=False, slots={slot.marks: (slot, None)})
+        return Value(slot.value, early=False, slots={slot.marks: (slot, None)})
 
     def constrain(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
@@ -198,7 +169,7 @@ class Walk:
     def align(self, node: torch.fx.Node) -> None:
         self.settle(node, self.values[node.args[0]], node.args[1], node.args[2])
 
-    def settle(self, node: torch.fx.Node, value: _Value, like_node: torch.fx.Node, wish: str) -> None:
+    def settle(self, node: torch.fx.Node, value: Value, like_node: torch.fx.Node, wish: str) -> None:
         """Bring a gradient to the placement of its parameter."""
         like = self.values[like_node]
         wanted = next(iter(like.slots), None) or ("R",) * len(self.axes.sizes)
@@ -226,9 +197,10 @@ class Walk:
         self.settle(node, self.values[node], parts[0].like, parts[0].wish)
         return True
 
-    def same(self, node: torch.fx.Node, value: _Value, slot: steps.Slot) -> None:
+    def same(self, node: torch.fx.Node, value: Value, slot: steps.Slot) -> None:
         """A prim's result is its argument, at one placement."""
-        self.values[node] = _Value(value.fake, early=False, slots={slot.marks: (slot, None)}, users=len(node.users))
+        slots = {slot.marks: (slot, None)}
+        self.values[node] = Value(value.fake, early=False, slots=slots, users=len(node.users), varies=value.varies)
 
     def after(self, node: torch.fx.Node) -> None:
         """A value as it is, at every placement that it has, but not before another one is there."""
@@ -244,7 +216,7 @@ class Walk:
                 self.steps.append(steps.Apply(node, (slot, there), (slots[slot.marks][0],)))
         self.values[node] = attrs.evolve(value, slots=slots, users=len(node.users))
 
-    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[_Value]) -> None:
+    def write_out(self, node: torch.fx.Node, call: OpCall, values: list[Value]) -> None:
         """Place an op as the smaller ones that it is made of."""
         graph = written_out(call, node)
         self.values.update(zip(graph.find_nodes(op="placeholder"), values, strict=True))
@@ -268,7 +240,11 @@ class Walk:
         self.steps.append(steps.Apply(node, ins, tuple(outs)))
         unreduced = next((v.unreduced for v in values if v.unreduced), None)
         users = len(node.users)
-        made = [_Value(o.value, early, None, {o.marks: (o, None)}, users, unreduced if _is_pending(o.marks) else None) for o in outs]
+        varies = frozenset().union(*(v.varies for v in values))
+        equal = frozenset(a for a in varies if all(a in v.equal or a not in v.varies for v in values))
+        kept = [unreduced if _is_pending(o.marks) else None for o in outs]
+        slots = [{o.marks: (o, None)} for o in outs]
+        made = [Value(o.value, early, None, s, users, k, None, varies, equal) for o, s, k in zip(outs, slots, kept, strict=True)]
         if early and len(values) == len(outs) == 1:
             self.rearrange(node, call, values[0], made[0])
         result = node.meta.get("val")
@@ -278,7 +254,7 @@ class Walk:
             feed = iter(made)
             self.values[node] = [next(feed) if isinstance(r, torch.Tensor) else None for r in result]
 
-    def rearrange(self, node: torch.fx.Node, call: OpCall, value: _Value, made: _Value) -> None:
+    def rearrange(self, node: torch.fx.Node, call: OpCall, value: Value, made: Value) -> None:
         """Let a rearranged parameter be read off the parameter wherever that is, gathered or not, so that it is gathered once."""
         choices = answered(rules.find(call.target), call, self.name, node)
         for slot, only in list(value.slots.values()):
@@ -288,7 +264,7 @@ class Walk:
                 made.slots[marks] = (self.slot(call.outs[0], marks), only)
                 self.steps.append(steps.Apply(node, (slot,), (made.slots[marks][0],)))
 
-    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[_Value]]:
+    def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
@@ -296,15 +272,16 @@ class Walk:
         outs = (result,) if isinstance(result, torch.Tensor) else tuple(r for r in result or () if isinstance(r, torch.Tensor))
         return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
 
-    def choose(self, call: OpCall, values: list[_Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
+    def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
         """Per axis, in mesh order, the choice that moves the fewest bytes."""
         choices = answered(rules.find(call.target), call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         ins: list[Marks] = [()] * len(call.ins)
         outs: list[Marks] = [()] * len(call.outs)
-        for axis in range(len(self.axes.sizes)):
+        own = frozenset().union(*(v.varies for v in values))
+        for axis, name in enumerate(self.axes.names):
             best, best_price = None, None
-            for choice in choices:
+            for choice in choices if name not in own else [replicated(call)]:
                 for concrete in in_units(choice, held, axis):
                     placed = self.fit(call, concrete, ins, outs)
                     if placed is None:
@@ -324,7 +301,7 @@ class Walk:
         new_outs = [extended(x.shape, marks, m, sizes) for x, marks, m in zip(call.outs, outs, choice[1], strict=True)]
         return None if None in new_ins or None in new_outs else (new_ins, new_outs)
 
-    def price(self, call: OpCall, values: list[_Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
+    def price(self, call: OpCall, values: list[Value], held: list[list[steps.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
         """What a choice costs on one axis; at equal cost, what keeps the most cut of what came in cut."""
         ins, outs = placed
         total, passes, busy, placed_already = 0.0, False, False, False
@@ -340,7 +317,7 @@ class Walk:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
         return total, float(busy), float(whole)
 
-    def input_price(self, value: _Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
+    def input_price(self, value: Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else float("inf")
         n = self.axes.sizes[axis]
@@ -354,7 +331,7 @@ class Walk:
         nbytes = local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis)
         return mark_price(marks[axis], "R", nbytes, self.axes.sizes[axis], x.shape)
 
-    def bring(self, value: _Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
+    def bring(self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
         """The value at a placement: a slot that has it, or the cheapest moves from one that has another."""
         phase = node.meta.get("phase", "forward")
         slots = value.readable(phase)
@@ -371,7 +348,7 @@ class Walk:
         if implicit and value.unreduced and any(m.kind.startswith("reduce") for m in moves):
             raise refusals.not_reduced(self.name, value.unreduced, node, source.marks, self.axes)
         slot = self.slot(value.fake, marks)
-        self.steps.append(steps.Redistribute(source, slot, moves, node, implicit))
+        self.steps.append(steps.Redistribute(source, slot, moves, node, implicit and not value.asked))
         again = KEPT_TWICE if sources.is_checkpointed(node.meta.get("custom") or {}) else ("gather",) if value.early else ()
         # a parameter that was gathered for the forward is gathered again for the backward, not kept in between; nor is
         # what a checkpointed call gathers
@@ -379,37 +356,7 @@ class Walk:
         return slot
 
 
-class Inner(Walk):
-    """A walk over the graph of a loop."""
-
-    def __init__(self, axes: MeshAxes, name: str, graph: torch.fx.Graph, ins: Sequence[Marks]) -> None:
-        super().__init__(axes, name)
-        holders, (self.output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
-        self.ins = tuple(self.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True))
-        for node in graph.nodes:
-            if node.op == "call_function":
-                self.visit(node)
-
-    def results(self) -> list[_Value]:
-        """What the graph returns."""
-        return [self.values[x] for x in self.output.args[0]]
-
-    def only_moved_to(self, k: int) -> Marks | None:
-        """Where an input is brought in every run, if that is all that is done with it: once, before the loop, will do."""
-        slot = self.ins[k]
-        readers = [step for step in self.steps if slot in step.read]
-        found = {step.target.marks if isinstance(step, steps.Redistribute) else None for step in readers}
-        marks = found.pop() if len(found) == 1 else None
-        return None if marks is None or _is_pending(marks) or any(layout.halo(m) != (0, 0) for m in marks) else marks
-
-    def finished(self, outs: Sequence[Marks]) -> steps.Plan:
-        """The plan, once it is known how the results leave."""
-        pairs = zip(self.output.args[0], outs, strict=True)
-        slots = tuple(self.bring(self.values[x], marks, self.output, implicit=True) for x, marks in pairs)
-        return steps.Plan(self.axes, _needed(self.steps, slots), self.ins, slots, tuple(self.gradients.values()))
-
-
-def _settled(value: _Value, axes: MeshAxes) -> Marks:
+def _settled(value: Value, axes: MeshAxes) -> Marks:
     """Where a value stays if nothing is asked: as it is, pending sums reduced, in plain chunks."""
     if value.fill is not None and not value.slots:
         return ("R",) * len(axes.sizes)

@@ -24,13 +24,14 @@ SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo.
+    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo; or ppermute, which is no redistribution.
     """
 
     kind: str
     axis: int
     before: Marks
     after: Marks
+    perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
 
 
 def price(kind: str, nbytes: float, n: int) -> float:

@@ -92,7 +92,24 @@ class Fill:
         return (self.out,)
 
 
-Step = Redistribute | Apply | Nested | Fill
+@attrs.frozen(eq=False)
+class Relabel:
+    """Call what a rank holds something else: the whole of which it is a piece, or its own piece, or a term of a sum."""
+
+    node: torch.fx.Node
+    source: Slot
+    target: Slot
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return (self.source,)
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return (self.target,)
+
+
+Step = Redistribute | Apply | Nested | Fill | Relabel
 
 
 @attrs.frozen(eq=False)
@@ -117,3 +134,13 @@ class Plan:
     outs: tuple[Slot, ...]
     gradients: tuple[Gradient, ...] = ()
     unreduced: tuple[tuple[Slot, torch.fx.Node], ...] = ()  # outs that are gradients which somebody else is to reduce
+
+
+def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
+    """The steps that some result depends on, and those that only check; the same on every rank, so that all drop the same collectives."""
+    live, kept = {slot.number for slot in outs}, []
+    for step in reversed(planned):
+        if not step.made or any(slot.number in live for slot in step.made):
+            kept.append(step)
+            live.update(slot.number for slot in step.read)
+    return tuple(reversed(kept))

@@ -17,7 +17,10 @@ from .redistribute import Move
 
 SETTINGS = ("allow", "warn", "error")  # the later, the stricter
 KINDS = {"gather": "all_gather", "reduce": "all_reduce"}  # moves that are called otherwise as collectives
-ON_BEHALF = {"prim_redistribute": "constrain", "prim_align": "gradient", "output": "result"}  # who asks, where it is no op
+ON_BEHALF = {  # who asks, where it is no op
+    "prim_redistribute": "constrain", "prim_align": "gradient", "output": "result", "prim_to_local": "shard_map",
+    "prim_from_local": "shard_map", "extremum": "pmax or pmin", "own_piece": "psum_scatter",
+}  # fmt: skip
 NO_RULE, NO_CHOICE, CHEAPEST = "it has no rule", "no choice of its rule keeps the cut", "no choice of its rule sends less"
 
 
@@ -89,7 +92,7 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
     seen = set()
     for step in plan.steps:
         for move in step.moves if isinstance(step, steps.Redistribute) else ():
-            key = (step.source.number, move.before, move.after, step.node.meta.get("phase"))
+            key = (step.source.number, move.before, move.after, move.perm, step.node.meta.get("phase"))
             if move.kind != "slice" and plan.axes.sizes[move.axis] > 1 and key not in seen:
                 seen.add(key)
                 yield step, move
@@ -205,4 +208,5 @@ PAYLOAD: dict[str, Callable[[tuple[int, ...], Move, MeshAxes], int]] = {
     "reduce_scatter": lambda shape, move, axes: _numel(shape, move.after, axes) * axes.sizes[move.axis],
     "all_to_all": _exchanged,
     "halo": _edges,
+    "ppermute": lambda shape, move, axes: _numel(shape, move.before, axes),
 }

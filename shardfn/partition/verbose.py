@@ -69,4 +69,10 @@ def _line(text: str, step: steps.Step) -> str:
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-SAID = {steps.Apply: _applied, steps.Nested: _nested, steps.Fill: _filled, steps.Redistribute: _moved}
+def _relabelled(step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+    return [_line(f"{_placed(step.source, axes, coordinates)} is {_placed(step.target, axes, coordinates)}", step)]
+
+
+SAID = {
+    steps.Apply: _applied, steps.Nested: _nested, steps.Fill: _filled, steps.Redistribute: _moved, steps.Relabel: _relabelled,
+}  # fmt: skip

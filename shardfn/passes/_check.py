@@ -7,7 +7,7 @@ import torch
 from ..types import Collective, MeshAxes
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-SENDS = ("_c10d_functional", "shardfn.halo")
+SENDS = ("_c10d_functional", "shardfn.halo", "shardfn.permute")
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:

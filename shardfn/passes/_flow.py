@@ -21,7 +21,7 @@ class Transfer:
     """One collective that a step asks for, before it is joined with others."""
 
     key: Any  # as the nodes of the local graph carry it
-    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all or halo
+    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
     axis: str
     op: str | None
     dtype: torch.dtype  # as it is sent
@@ -53,6 +53,7 @@ class Flow:
 
 KINDS = {
     "reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "gather": "all_gather", "all_to_all": "all_to_all", "halo": "halo",
+    "ppermute": "ppermute",
 }  # fmt: skip
 
 

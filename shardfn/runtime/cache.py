@@ -34,7 +34,7 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Any]) -> Any:
 
 
 def programs(request: Any) -> list[Any]:
-    """(signature, captured) pairs of one function: nothing in them depends on a mesh or a placement."""
+    """(signature, world, captured) of one function: nothing in them depends on a placement, and on a mesh only where they say so."""
     key = request.fn if isinstance(request.fn, types.FunctionType) else request
     return _programs.setdefault(key, [])
 

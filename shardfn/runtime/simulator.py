@@ -157,12 +157,22 @@ def _halo(group: list[Request]) -> list[torch.Tensor]:
     return [torch.cat([left[after:], right[:after]]) for left, right in neighbours]
 
 
+def _ppermute(group: list[Request]) -> list[torch.Tensor]:
+    """Each rank's value to the rank that its number stands for; zeros to those that get none."""
+    _, sources, targets, _ = group[0].what
+    out = [torch.zeros_like(r.value) for r in group]
+    for source, target in zip(sources, targets, strict=True):
+        out[target] = group[source].value.clone()
+    return out
+
+
 COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "halo": _halo,
+    "ppermute": _ppermute,
 }
 
 

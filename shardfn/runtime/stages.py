@@ -17,7 +17,7 @@ from ..compile.order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
 from ..loops import inner_nodes
-from ..mesh import all_coordinates, group_names
+from ..mesh import all_coordinates, axes_of, group_names
 from ..partition import Plan, emit, local_sizes, registered
 from ..partition import plan as place
 from ..partition.considered import considered
@@ -29,6 +29,7 @@ from ..passes.agenda import rewished
 from ..passes.certificate import Certificate, certify
 from ..placements import is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
+from ..world import World
 from . import cache
 from .agreement import agree
 from .compiled import Compiled
@@ -46,14 +47,25 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
     avals = [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves]
     signature = (treedef, avals, whole)
     known = cache.programs(request)
-    captured = next((c for s, c in known if s == signature), None)
+    captured = next((c for s, world, c in known if s == signature and _is_for(c, world, placed)), None)
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
         paths = list(placed.paths)
-        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole))
-        known.append((signature, captured))
+        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole), placed.mesh)
+        known.append((signature, placed.world, captured))
+    if placed.mesh is None and captured.mesh is not None:  # a shard_map inside has brought it along
+        placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
+
+
+def _is_for(captured: Captured, world: World, placed: Placed) -> bool:
+    """Whether what was captured in some world holds on this mesh: with a shard_map inside it depends on names and sizes."""
+    if captured.mesh is None:
+        return True
+    if placed.mesh is None:
+        return world is placed.world
+    return axes_of(captured.mesh) == placed.axes
 
 
 @attrs.frozen(eq=False, repr=False)

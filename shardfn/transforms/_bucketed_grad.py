@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from .. import _compat, _tree
 from ..buckets import BucketPlan, checked_caps
 from ..errors import TreeError, problem
 from ._grad import Argnums, ValueAndGrad
-from ._transformed import innermost, name_of
+from ._transformed import name_of, parameter_names
 from ._wishes import refuse_argnums, wishes_text
 
 Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
@@ -44,7 +43,7 @@ class BucketedGrad(ValueAndGrad):
         return self.returned(*self.placed(self.found(args, kwargs), args, wishes))
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
-        names, numbers = _parameters(self.fn, len(args)), self.numbers(len(args))
+        names, numbers = parameter_names(self.fn, len(args)), self.numbers(len(args))
         refuse_argnums(f"bucketed_grad({name_of(self.fn)})", self.argnums, numbers, len(args))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
@@ -60,19 +59,6 @@ class BucketedGrad(ValueAndGrad):
     def options(self) -> Any:
         said = self.ignore if callable(self.ignore) else repr(self.ignore)  # 1 is no True, though Python calls them equal
         return self.argnums, self.has_aux, repr(self.caps), said, self.reduce_dtype, self.plan
-
-
-def _parameters(fn: Any, count: int) -> tuple[str, ...]:
-    """The names of a function's first parameters, as far as Dynamo can read them."""
-    inner, skip = innermost(fn), 0
-    while isinstance(inner, functools.partial):
-        skip += len(inner.args)
-        inner = innermost(inner.func)
-    code = getattr(inner, "__code__", None)
-    if code is None:
-        return getattr(inner, "leading", ())[:count]
-    skip += 1 if hasattr(inner, "__self__") else 0
-    return code.co_varnames[skip : min(skip + count, code.co_argcount)]
 
 
 def bucketed_grad(

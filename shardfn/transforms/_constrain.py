@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _compat, _tree
-from ..capture import prims
+from ..capture import named, prims
 from ..errors import PlacementError, problem
 from ..placements import P
 
@@ -52,6 +52,7 @@ def _pinned(x: Any, spec: Any) -> Any:
 def _pin(x: Any, spec: P) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
+    named.refuse_manual(spec.parts)
     return prims.redistribute(x, text_of(spec, x.dim()))
 
 

@@ -140,3 +140,16 @@ def innermost(fn: Any) -> Callable[..., Any]:
     while isinstance(fn, Transformed) and not hasattr(fn, "__signature__"):
         fn = fn.fn
     return fn
+
+
+def parameter_names(fn: Any, count: int) -> tuple[str, ...]:
+    """The names of a function's first parameters, as far as Dynamo can read them."""
+    inner, skip = innermost(fn), 0
+    while isinstance(inner, functools.partial):
+        skip += len(inner.args)
+        inner = innermost(inner.func)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return getattr(inner, "leading", ())[:count]
+    skip += 1 if hasattr(inner, "__self__") else 0
+    return code.co_varnames[skip : min(skip + count, code.co_argcount)]

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..capture import named, prims
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._flattened import Flattened
@@ -24,26 +25,58 @@ class Vmap(Transformed):
     in_axes: Any
     out_axes: Any
     axis_size: int | None
+    axis_name: str | None = None
+    spmd_axis: str | tuple[str, ...] | None = None
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         flat = Flattened(self.fn, args, tuple(range(len(args))), kwargs, False)
         axes = spread(self.in_axes, args, "in_axes")
         leaves = _tree.quick_leaves(args)
-        named = tuple(_tree.quick_paths(args, "args"))
+        paths = tuple(_tree.quick_paths(args, "args"))
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
-        check_axes(name_of(self.fn), named, shapes, tuple(axes), self.axis_size)
-        if all(axis is None for axis in axes):
+        check_axes(name_of(self.fn), paths, shapes, tuple(axes), self.axis_size)
+        if self.spmd_axis is not None:
+            leaves = [x if d is None else cut(x, d, self.spmd_axis) for x, d in zip(leaves, axes, strict=True)]
+        if self.axis_name is not None:
+            size = self.axis_size
+            for x, d in zip(leaves, axes, strict=True):
+                size = size if d is None else x.shape[d]
+            numbers = torch.arange(size, device=named.device())
+            out = torch.func.vmap(_Naming(flat, self.axis_name, size), in_dims=(0, *axes))(numbers, *leaves)
+        elif all(axis is None for axis in axes):
             out = [x.unsqueeze(0).expand(self.axis_size, *x.shape) for x in flat(*leaves)]
         else:
             out = torch.func.vmap(flat, in_dims=tuple(axes))(*leaves)
         outs = spread(self.out_axes, flat.returned[0][0][0], "out_axes")
+        if self.spmd_axis is not None:
+            out = [cut(x, 0, self.spmd_axis) for x in out]
         return flat.value(x.movedim(0, d) for x, d in zip(out, outs, strict=True))
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
-        return _key(self.in_axes), _key(self.out_axes), self.axis_size
+        return _key(self.in_axes), _key(self.out_axes), self.axis_size, self.axis_name, self.spmd_axis
+
+
+class _Naming:
+    """A flat function during which a name stands for the mapped axis; its first argument, the samples' numbers, has it mapped."""
+
+    def __init__(self, flat: Flattened, name: str, size: int) -> None:
+        self.flat, self.name, self.size = flat, name, size
+
+    def __call__(self, number: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        named.enter_mapped(self.name, self.size)
+        out = self.flat(*tensors)
+        named.leave(1)
+        return out
+
+
+def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
+    """The tensor with a dim cut over mesh axes, other dims as they are."""
+    said = axis if isinstance(axis, str) else ",".join(axis)
+    dim = dim + x.dim() if dim < 0 else dim
+    return prims.redistribute(x, ";".join([said if d == dim else "*" for d in range(x.dim())]))
 
 
 def _key(axes: Any) -> Any:
@@ -100,7 +133,14 @@ def check_axes(name: str, paths: tuple[str, ...], shapes: tuple[Any, ...], axes:
         raise TreeError(problem(f"vmap({name})", *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
 
 
-def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None) -> Vmap:
+def vmap(
+    fn: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: str | None = None,
+    axis_size: int | None = None,
+    spmd_axis: str | tuple[str, ...] | None = None,
+) -> Vmap:
     """A function of many samples at once, from a function of one.
 
     Args:
@@ -108,7 +148,9 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, axis_size:
         in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the samples; None where all
             samples share a leaf.
         out_axes: a prefix tree over the result: where that axis goes.
+        axis_name: what `psum` and the other collectives in fn call the mapped axis.
         axis_size: how many samples; needed only if no argument is mapped.
+        spmd_axis: a mesh axis, or several, that cuts the mapped axis, of what comes in as of what goes out.
 
     Returns:
         A function of the same arguments with the axis added.
@@ -123,4 +165,4 @@ def vmap(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, axis_size:
         >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(torch.eye(2), torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
     """
-    return Vmap((fn,), in_axes, out_axes, axis_size)
+    return Vmap((fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis)

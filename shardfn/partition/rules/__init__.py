@@ -7,7 +7,7 @@ import torch
 from ...capture.prims import AFTER
 from .. import registered
 from ..choice import Rule
-from . import attention, batch, conv, factory, index, matmul, norm, pointwise, pool, reduction, view
+from . import attention, batch, conv, factory, index, manual, matmul, norm, pointwise, pool, reduction, view
 
 RULES: dict[object, Rule] = {
     **reduction.TABLE, **view.TABLE, **matmul.TABLE, **norm.TABLE, **conv.TABLE, **pool.TABLE, **attention.TABLE, **index.TABLE,
@@ -17,7 +17,7 @@ SIZES = view.SIZES  # op -> which argument is the shape of the result
 # op -> what a rank passes instead of the global arguments
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
 DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST, AFTER}  # ops that a rank runs if it has some of their first input
-LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER}  # op -> how a rank computes it, where that is not the op itself
+LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER, **manual.LOWER}  # op -> how a rank computes it, where that is not the op itself
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 

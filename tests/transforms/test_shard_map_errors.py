@@ -1,0 +1,290 @@
+"""What shard_map and the collectives refuse, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.ones(8, 6)
+
+
+DP = P("dp")
+
+
+def mapped(body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any) -> Any:
+    return sf.shard_map(body, sf.make_mesh((2, 4), ("dp", "tp")), ins, outs, backend="aten", **options)
+
+
+def named(over: Any = "dp", name: str = "psum", **rest: Any) -> Callable[[], Any]:
+    """A call of shard_map around one collective."""
+
+    def body(x: Any) -> Any:
+        return getattr(sf, name)(x, over, **rest)
+
+    return lambda: mapped(body)(X)
+
+
+def fn(x: Any, *rest: Any) -> Any:
+    return x
+
+
+def inside_grad(f: Any) -> Any:
+    return sf.grad(lambda p, x: f(p, x)["w"].sum())(TREE, X)
+
+
+TREE = {"w": X, "b": [X, X[0]]}
+CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "an unbound name": (
+        named("dpp"),
+        sf.CaptureError,
+        """psum: no axis is called 'dpp'
+  bound are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
+  try: did you mean 'dp'?""",
+    ),
+    "an unbound name like no other": (
+        named(("dp", "xyz"), "all_gather"),
+        sf.CaptureError,
+        """all_gather: no axis is called 'xyz'
+  bound are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
+  try: one of 'dp', 'tp'""",
+    ),
+    "an unbound name in vmap": (
+        lambda: sf.vmap(lambda x: sf.pmax(x, "batc"), axis_name="batch")(X),
+        sf.CaptureError,
+        """pmax: no axis is called 'batc'
+  bound are 'batch' (mapped by vmap, size 8)
+  try: did you mean 'batch'?""",
+    ),
+    "a name of an axis that is not manual": (
+        lambda: mapped(lambda x: sf.psum(x, "tp"), axis_names={"dp"})(X),
+        sf.CaptureError,
+        """psum: 'tp' is a mesh axis that is not manual here
+  bound are 'dp' (mesh axis, size 2)
+  try: axis_names with 'tp' in the shard_map around it""",
+    ),
+    "a name after its vmap": (
+        lambda: sf.grad(lambda x: sf.psum(sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i"))(X),
+        sf.CaptureError,
+        """psum over 'i': it is outside of any shard_map, and no axis is bound
+  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+    ),
+    "a collective outside any mesh": (
+        lambda: sf.psum(X, "dp"),
+        sf.CaptureError,
+        """psum over 'dp': it is outside of any shard_map, and no axis is bound
+  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+    ),
+    "a collective in shard alone": (
+        lambda: sf.shard(lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
+        sf.CaptureError,
+        """psum over 'dp': it is outside of any shard_map, and no axis is bound
+  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+    ),
+    "a name twice": (
+        named(("dp", "dp")),
+        sf.CaptureError,
+        "psum: axis_name is ('dp', 'dp'), which names an axis twice\n  needed: each name once",
+    ),
+    "a name that is none": (named(3), sf.CaptureError, "psum: axis_name is 3\n  needed: a name, or a tuple of names"),
+    "uneven sizes": (
+        lambda: mapped(fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P())({"w": X[:7], "b": X}, X[:6]),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot cut in 2 equal pieces; pad it by 1
+  x['b']: dim 1 has size 6, which axis tp cannot cut in 4 equal pieces; pad it by 2
+  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot cut in 4 equal pieces; pad it by 2
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "a result that varies": (
+        lambda: mapped(lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")}, P(("dp", "tp")), P())(X),
+        sf.PlacementError,
+        """shard_map(<lambda>), out_placements: result['loss'] is claimed to be the same on all ranks of dp and tp, and varies over them
+  at: FILE
+  try: psum or pmean it over dp and tp, or name dp and tp in its out_placements""",
+    ),
+    "a result that varies over one axis": (
+        lambda: mapped(lambda x: sf.psum(x.sum(), "dp"), P(("dp", "tp")), P())(X),
+        sf.PlacementError,
+        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of tp, and varies over it
+  at: FILE
+  try: psum or pmean it over tp, or name tp in its out_placements""",
+    ),
+    "a result made of the rank's number": (
+        lambda: mapped(lambda x: x + sf.axis_index("dp"), P(), P())(X),
+        sf.PlacementError,
+        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of dp, and varies over it
+  at: FILE
+  try: psum or pmean it over dp, or name dp in its out_placements""",
+    ),
+    "a perm that is none": (
+        named("tp", "ppermute", perm=[(0, 1), (0, 2), (3, 2), (5, -1)]),
+        sf.PlacementError,
+        """ppermute over tp: 0 is a source 2 times
+  source 5 is not on the axis
+  2 is a target 2 times
+  target -1 is not on the axis
+  needed: numbers from 0 to 3
+  try: pairs (source, target) with each number once at most on either side""",
+    ),
+    "in_placements of another tree": (
+        lambda: inside_grad(mapped(fn, ({"w": P(), "c": P()}, (P(), P())), P())),
+        sf.TreeError,
+        """shard_map(fn), in_placements: it is no prefix of the tree
+  x: no placement for key 'b'
+  x: a placement for key 'c', which is not there
+  args[1]: a tuple of 2 for a tensor
+  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+    ),
+    "in_placements of another count": (
+        lambda: inside_grad(mapped(fn, (P(),), P())),
+        sf.TreeError,
+        """shard_map(fn), in_placements: it is no prefix of the tree
+  a tuple of 1 for 2 arguments
+  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+    ),
+    "in_placements of another tree at the door": (
+        lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
+        sf.TreeError,
+        """shard_map(fn): in_placements is no prefix of the arguments
+  x: placements lack ['b']; placements have also ['c']
+  at: FILE
+  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+    ),
+    "out_placements of another tree": (
+        lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(X),
+        sf.TreeError,
+        """shard_map(<lambda>), out_placements: it is no prefix of the tree
+  result['a']: a tuple of 1 for a tensor
+  result['b']: a tuple of 3 for a tuple of 2
+  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+    ),
+    "an axis that the mesh does not have": (
+        lambda: mapped(lambda x: x, P("dp"), P("dq"))(X),
+        sf.PlacementError,
+        """shard_map(<lambda>), out_placements: result: P('dq') names axis 'dq'; the mesh has (dp=2, tp=4); did you mean 'dp'?
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "axis_names that the mesh does not have": (
+        lambda: mapped(fn, axis_names={"dq"})(X),
+        sf.PlacementError,
+        """shard_map(fn), axis_names: there is no axis 'dq'; the mesh has (dp=2, tp=4)
+  try: did you mean 'dp'?""",
+    ),
+    "a placement on an axis that is not manual": (
+        lambda: mapped(fn, P("dp", "tp"), P("dp"), axis_names={"dp"})(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is none of its axis_names
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "nested over an axis that is manual": (
+        lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
+        sf.PlacementError,
+        """shard_map(fn): dp is manual already, in a shard_map around it
+  try: axis_names with the axes that are left""",
+    ),
+    "nested where none is left": (
+        lambda: mapped(sf.shard_map(fn, None, DP, DP))(X),
+        sf.PlacementError,
+        """shard_map(fn): dp, tp is manual already, in a shard_map around it
+  try: one shard_map over these axes""",
+    ),
+    "a nested placement on an axis that is manual": (
+        lambda: mapped(sf.shard_map(fn, None, DP, P("tp")), axis_names={"dp"})(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, in a shard_map around it
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "psum_scatter of a size that does not divide": (
+        named("tp", "psum_scatter", scatter_dimension=-1, tiled=True),
+        sf.PlacementError,
+        """psum_scatter over tp: dim 1 of shape (4, 6) has size 6
+  needed: a multiple of 4
+  try: pad it, or cut another dim""",
+    ),
+    "all_to_all of another size": (
+        named("tp", "all_to_all", split_axis=1, concat_axis=0),
+        sf.PlacementError,
+        """all_to_all over tp: dim 1 of shape (4, 6) has size 6
+  needed: size 4; or tiled=True, and a multiple of it
+  try: pad it, or cut another dim""",
+    ),
+    "all_to_all of a dim that is not there": (
+        named("tp", "all_to_all", split_axis=2, concat_axis=0),
+        sf.PlacementError,
+        """all_to_all over tp: split_axis is 2, and the value has shape (4, 6)
+  try: a dim from -2 to 1""",
+    ),
+    "constrain on a manual axis": (
+        lambda: mapped(lambda x: sf.constrain(x, P(None, "dp")))(X),
+        sf.PlacementError,
+        """constrain: P(None, 'dp') names dp, which is manual in the shard_map around it
+  try: leave it to in_placements and out_placements, or to axis_names without it""",
+    ),
+    "a pending argument": (
+        lambda: mapped(fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"})(X),
+        sf.PlacementError,
+        """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be pending
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "a pending maximum": (
+        lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
+        sf.PlacementError,
+        """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum can be pending
+  needed: equal pieces on all ranks
+  try: sizes that the ranks divide, and placements that fit each tensor""",
+    ),
+    "no mesh": (
+        lambda: sf.grad(lambda x: sf.shard_map(fn, None, P(), P())(x).sum())(X),
+        sf.PlacementError,
+        """shard_map(fn): there is no mesh
+  try: shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`""",
+    ),
+    "another mesh than that of the call": (
+        lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
+        sf.PlacementError,
+        """shard_map(fn): its mesh is (dp=2, tp=4), that of the call around it (dp=8)
+  needed: one mesh
+  try: one mesh for both, or no mesh for the inner one""",
+    ),
+    "a transform of torch.func around it": (
+        lambda: torch.func.vmap(mapped(lambda x: sf.psum(x, "dp"), P(), P()))(X),
+        sf.CaptureError,
+        """shard_map: it is called inside a transform of torch.func itself
+  try: shardfn's transforms around it (vmap, grad, ...), which read the function first""",
+    ),
+    "a collective inside a branch": (
+        lambda: mapped(lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,)))(X),
+        sf.CaptureError,
+        """shard_map(<lambda>): psum inside the higher-order op cond
+  at: FILE
+  try: the collective before or after it, or a Python loop""",
+    ),
+    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, mesh, ...)"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
+    call, kind, text = CASES[case]
+    with sf.fake_world(8), pytest.raises(kind) as caught:
+        call()
+    said = [line if not line.startswith("  at: ") else "  at: FILE" for line in str(caught.value).splitlines()]
+    assert "\n".join(said) == text
+
+
+def test_after_a_mistake_no_name_stays_bound() -> None:
+    with sf.fake_world(8):
+        with pytest.raises(sf.CaptureError):
+            named("pd")()
+        with pytest.raises(sf.CaptureError, match="outside of any shard_map"):
+            sf.psum(X, "dp")
