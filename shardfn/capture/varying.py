@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError, PlacementError, problem
-from . import manual, prims, sources
+from . import manual, prims, sources, varying_regions
 
 Axes = frozenset[str]
 BACKWARD = ("_autograd_grad", "_vjp_grad")
@@ -60,7 +60,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
     """Refuse collectives where ranks may not all come by, or not equally often."""
     for node in module.graph.nodes:
         for child in _children(module, node):
-            if _is_checkpoint(node):
+            if _is_checkpoint(node) or varying_regions.is_wrap(node):
                 _refuse_inside(child, name)
                 continue
             inside = [n for graph in _graphs(child) for n in graph.nodes if n.target in manual.PRIMS]
@@ -99,18 +99,24 @@ class Kinds:
         self.floor: dict[torch.fx.Node, Axes] = {}  # of what is written in place: how it varies from its birth on
         self.asked: set[torch.fx.Node] = set()  # what some op needs as each rank's own
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
+        self.known: dict[torch.fx.Node, Any] = {}  # what the regions of an ending agree on, before any is changed
+        self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
 
     def settle(self, inputs: Sequence[Axes]) -> None:
         """Find all kinds, then change the graph."""
         self.result(inputs)
+        for node in self.ask():
+            self.rewrite(node)
+        for node, axes in self.floor.items():
+            self.raise_at_birth(node, axes)
+
+    def ask(self) -> list[torch.fx.Node]:
+        """Note what some op needs as each rank's own; returns the ops."""
         nodes = [node for node in self.graph.nodes if node.op in ("call_function", "call_method")]
         for node in nodes:
             needs = self.needs(node)
             self.asked.update(x for x in _given((node.args, node.kwargs)) if needs - _union(self.of.get(x, NONE)))
-        for node in nodes:
-            self.rewrite(node)
-        for node, axes in self.floor.items():
-            self.raise_at_birth(node, axes)
+        return nodes
 
     def result(self, inputs: Sequence[Axes]) -> Any:
         """Find all kinds; returns that of the result."""
@@ -142,6 +148,8 @@ class Kinds:
     def kind(self, node: torch.fx.Node) -> Any:
         """The kind of what a node makes."""
         target, args = node.target, _args(node)
+        if (found := varying_regions.kind(self, node)) is not None:
+            return found
         if target in RESULT:
             return RESULT[target](self, node)
         if target is prims.align:
@@ -158,6 +166,8 @@ class Kinds:
         """The axes over which all that a node reads has to vary."""
         if node.target in NEEDED:
             return NEEDED[node.target](node)
+        if varying_regions.is_part(node):
+            return NONE
         apart = node.target is prims.align or _is_checkpoint(node) or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
         if apart or node.target in RESULT or (node.target is operator.getitem and isinstance(self.of.get(node.args[0]), list)):
             return NONE
@@ -165,6 +175,8 @@ class Kinds:
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Bring what a node reads to the kind that it needs."""
+        if varying_regions.rewrite(self, node):
+            return
         if getattr(node.target, "__name__", "") in BACKWARD:
             self.bring_cotangents(node)
         elif _is_checkpoint(node):

@@ -30,11 +30,14 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
         PlacementError: a carry that is constrained to another placement than it enters with.
     """
     loop, values = node.target, [walk.values[x] for x in node.args]
-    ins, outs, plans = PLACE[type(loop)](walk, node, loop, values)
+    ins, outs, plans, kinds = PLACE[type(loop)](walk, node, loop, values)
     source = [walk.bring(v, m, node, implicit=True) for v, m in zip(values, ins, strict=True)]
     made = [walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], outs, strict=True)]
     walk.steps.append(steps.Nested(node, tuple(source), tuple(made), tuple(plans)))
-    walk.values[node] = [walk.valued(slot) for slot in made]
+    walk.values[node] = [walk.valued(slot, varies) for slot, varies in zip(made, kinds, strict=True)]
+
+
+Placed = tuple[list[Marks], list[Marks], list[steps.Plan], list[frozenset[str]]]  # inputs, results, graphs, what varies
 
 
 class Inside:
@@ -44,12 +47,15 @@ class Inside:
         around: the walk over the graph that the loop stands in.
         graph: one of the loop's.
         ins: the marks of its inputs.
+        values: what comes in at first.
     """
 
-    def __init__(self, around: Any, graph: torch.fx.Graph, ins: Sequence[Marks]) -> None:
+    def __init__(self, around: Any, graph: torch.fx.Graph, ins: Sequence[Marks], values: Sequence[Value]) -> None:
         self.walk = around.fresh()
         holders, (self.output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
         self.ins = tuple(self.walk.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True))
+        for holder, value in zip(holders, values, strict=True):
+            self.walk.values[holder].varies = value.varies
         for node in graph.nodes:
             if node.op == "call_function":
                 self.walk.visit(node)
@@ -57,6 +63,10 @@ class Inside:
     def results(self) -> list[Value]:
         """What the graph returns."""
         return [self.walk.values[x] for x in self.output.args[0]]
+
+    def varies(self) -> list[frozenset[str]]:
+        """Over which axes the results are each rank's own."""
+        return [value.varies for value in self.results()]
 
     def only_moved_to(self, k: int) -> Marks | None:
         """Where an input is brought in every run, if that is all that is done with it: once, before the loop, will do."""
@@ -74,45 +84,46 @@ class Inside:
         return steps.Plan(self.walk.axes, needed, self.ins, slots, tuple(self.walk.gradients.values()))
 
 
-def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> Placed:
     end = scan.consts + scan.carries
     consts, init = [natural(v, walk.axes) for v in values[: scan.consts]], values[scan.consts : end]
     rows = [_without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]]
-    carries, consts, inner = _settle(walk, node, scan.graphs[0], consts, init, rows)
+    carries, consts, inner = _settle(walk, node, scan.graphs[0], consts, init, rows, values)
     results = inner.results()
     ys = [_reduced_to(natural(r, walk.axes), r, inner, len(consts) + len(carries)) for r in results[scan.carries :]]
     plan = inner.finished([*carries, *ys])
     stacked = lambda marks: tuple(_shifted(m, 1) for m in marks)  # noqa: E731
-    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan]
+    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan], inner.varies()
 
 
-def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> Placed:
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
-    carries, consts, body = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [])
-    test = Inside(walk, loop.graphs[0], [*consts, *carries])
-    return [*consts, *carries], carries, [test.finished([_whole(walk)]), body.finished(carries)]
+    carries, consts, body = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [], values)
+    test = Inside(walk, loop.graphs[0], [*consts, *carries], values)
+    return [*consts, *carries], carries, [test.finished([_whole(walk)]), body.finished(carries)], body.varies()
 
 
-def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -> tuple[list[Marks], list[Marks], list[steps.Plan]]:
+def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -> Placed:
     ins = [natural(v, walk.axes) for v in values[:-1]]
-    walks = [Inside(walk, graph, ins) for graph in branch.graphs]
+    walks = [Inside(walk, graph, ins, values[:-1]) for graph in branch.graphs]
     pairs = zip(*(w.results() for w in walks), strict=True)
     outs = [_agreed(walk, *pair) for pair in pairs]
-    return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks]
+    varies = [a | b | values[-1].varies for a, b in zip(*(w.varies() for w in walks), strict=True)]
+    return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks], varies
 
 
-PLACE: dict[type[Loop], Callable[..., tuple[list[Marks], list[Marks], list[steps.Plan]]]] = {Scan: _scan, While: _while, Branch: _branch}
+PLACE: dict[type[Loop], Callable[..., Placed]] = {Scan: _scan, While: _while, Branch: _branch}
 
 
 def _settle(
-    walk: Any, node: torch.fx.Node, graph: torch.fx.Graph, consts: list[Marks], init: Sequence[Any], rows: list[Marks]
+    walk: Any, node: torch.fx.Node, graph: torch.fx.Graph, consts: list[Marks], init: Sequence[Any], rows: list[Marks], values: list[Any]
 ) -> tuple[list[Marks], list[Marks], Any]:
     """Placements of the carries with which every run leaves them as they came, those of the constants, and the walk that found them.
 
     A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
     """
     carries = [_first_try(v, walk) for v in init]
-    inner = Inside(walk, graph, [*consts, *carries, *rows])
+    inner = Inside(walk, graph, [*consts, *carries, *rows], values)
     for _ in range(ROUNDS):
         results = inner.results()[: len(carries)]
         left = [natural(r, walk.axes) for r in results]
@@ -122,14 +133,14 @@ def _settle(
         if (moved, gathered) == (carries, consts):
             break
         carries, consts = moved, gathered
-        inner = Inside(walk, graph, [*consts, *carries, *rows])
+        inner = Inside(walk, graph, [*consts, *carries, *rows], values)
     return carries, consts, inner
 
 
 def _first_try(init: Any, walk: Any) -> Marks:
     """How a carry enters at first: zeros as a pending sum, which a run that does more than add to it reduces."""
     if init.fill is not None and init.fill[1] == 0:
-        return ("sum",) * len(walk.axes.sizes)
+        return tuple("R" if name in init.varies else "sum" for name in walk.axes.names)
     return _plain(natural(init, walk.axes))
 
 

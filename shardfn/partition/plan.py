@@ -151,9 +151,9 @@ class Walk:
         """A walk over another graph of the same program."""
         return Walk(self.axes, self.name)
 
-    def valued(self, slot: steps.Slot) -> Value:
+    def valued(self, slot: steps.Slot, varies: frozenset[str]) -> Value:
         """A new value, at one placement."""
-        return Value(slot.value, early=False, slots={slot.marks: (slot, None)})
+        return Value(slot.value, early=False, slots={slot.marks: (slot, None)}, varies=varies)
 
     def constrain(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
