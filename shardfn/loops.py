@@ -130,11 +130,11 @@ def shapes_of(loop: Loop) -> list[torch.Tensor]:
     return [*carries, *(_like(x, loop.length) for x in values[loop.carries :])]
 
 
-def inner_nodes(graph: torch.fx.Graph) -> Generator[torch.fx.Node]:
-    """Every node that runs, in order: those of a scan as often as it runs them, of other loops once for each graph."""
+def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch.fx.Node]:
+    """Every node that runs, in order: those of a scan as often as it runs them, or once; of other loops once for each graph."""
     for node in graph.nodes:
         yield node
         if isinstance(node.target, Loop):
-            for _ in range(node.target.length if isinstance(node.target, Scan) else 1):
+            for _ in range(node.target.length if isinstance(node.target, Scan) and not once else 1):
                 for inner in node.target.graphs:
-                    yield from inner_nodes(inner)
+                    yield from inner_nodes(inner, once=once)

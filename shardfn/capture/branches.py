@@ -21,6 +21,7 @@ class Branched:
     """A branch that is not traced yet: two bodies of the same tensors with results of the same shapes."""
 
     bodies: tuple[Body, Body]
+    derived: bool = False  # whether it computes a derivative of another, and on the way what that computes
 
 
 class _Branch(torch.autograd.Function):
@@ -28,7 +29,7 @@ class _Branch(torch.autograd.Function):
 
     @staticmethod
     def forward(branch: Branched, truth: torch.Tensor, *consts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (yes, first), (no, second) = (recording.traced(body, consts, "cond") for body in branch.bodies)
+        (yes, first), (no, second) = (recording.traced(body, consts, "cond", branch.derived) for body in branch.bodies)
         add_inputs(yes, len(consts) + len(first), second)
         add_inputs(no, len(consts), first)
         made = Branch((yes, no), len(consts) + len(first) + len(second))
@@ -47,7 +48,7 @@ class _Branch(torch.autograd.Function):
         truth, *consts = ctx.saved_tensors
         given = [k for k, g in enumerate(cotangents) if g is not None]
         bodies = [_transposed(body, len(consts), given) for body in ctx.branch.bodies]
-        found = _Branch.apply(Branched((bodies[0], bodies[1])), truth, *consts, *(cotangents[k] for k in given))
+        found = _Branch.apply(Branched((bodies[0], bodies[1]), derived=True), truth, *consts, *(cotangents[k] for k in given))
         return None, None, *spread(consts, found)
 
     @staticmethod
@@ -56,7 +57,7 @@ class _Branch(torch.autograd.Function):
         dots = [torch.zeros_like(x) if t is None else t for x, t in zip(consts, tangents, strict=True) if is_float(x)]
         floating: list[bool] = []
         bodies = [_with_tangents(body, len(consts), floating) for body in ctx.branch.bodies]
-        found = iter(_Branch.apply(Branched((bodies[0], bodies[1])), truth, *consts, *dots))
+        found = iter(_Branch.apply(Branched((bodies[0], bodies[1]), derived=True), truth, *consts, *dots))
         return tuple(next(found) if f else None for f in floating)
 
     @staticmethod
@@ -64,7 +65,7 @@ class _Branch(torch.autograd.Function):
         dims = tuple(in_dims[2:])
         bodies = [mapped(body, dims, info.batch_size) for body in branch.bodies]
         if in_dims[1] is None:
-            outs = _Branch.apply(Branched((bodies[0], bodies[1])), truth, *consts)
+            outs = _Branch.apply(attrs.evolve(branch, bodies=(bodies[0], bodies[1])), truth, *consts)
         else:
             truth = truth.movedim(in_dims[1], 0)
             pairs = zip(*(body(*consts) for body in bodies), strict=True)
@@ -112,6 +113,7 @@ class Looped:
     go_on: Body
     body: Body
     consts: int
+    derived: bool = False
 
 
 class _While(torch.autograd.Function):
@@ -119,7 +121,7 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (go_on, first), (body, second) = (recording.traced(f, tensors, "while_loop") for f in (loop.go_on, loop.body))
+        (go_on, first), (body, second) = (recording.traced(f, tensors, "while_loop", loop.derived) for f in (loop.go_on, loop.body))
         count = loop.consts + len(first) + len(second)
         move_constants(go_on, len(first), loop.consts)
         move_constants(body, len(second), loop.consts)
@@ -156,7 +158,7 @@ class _While(torch.autograd.Function):
             consts, _, carries, _ = split(xs, sizes)
             return loop.go_on(*consts, *carries)
 
-        made = Looped(go_on, body, n + len(along[0]))
+        made = Looped(go_on, body, n + len(along[0]), derived=True)
         outs = _While.apply(made, *tensors[:n], *along[0], *tensors[n:], *along[1])
         return tuple(spread(tensors[n:], outs[len(tensors) - n :]))
 
@@ -174,7 +176,7 @@ class _While(torch.autograd.Function):
             moved = zip(body(*xs), xs[n:], strict=True)
             return [torch.where(truth.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in moved]
 
-        made = Looped(lambda *xs: [go_on(*xs)[0].any()], step, n)
+        made = Looped(lambda *xs: [go_on(*xs)[0].any()], step, n, loop.derived)
         outs = _While.apply(made, *tensors[:n], *init)
         return outs, tuple([0] * len(outs))
 

@@ -27,7 +27,7 @@ CAUSES = (
     (_compat.ASKS_RANK, "it asks which rank it runs on, and it is a function of whole tensors", "sizes, such as mesh.size()"),
     ("operator `print`", "it prints", "return the value and print it outside"),
     ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
-    ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "torch.where, or a Python loop"),
+    ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "shardfn.cond, scan or while_loop"),
     ("floating point dtype can require", "it differentiates an argument that is not floating", "argnums of floating arguments"),
     ("Thing passed to transform API must be Tensor", "it differentiates what is no tensor", "argnums of trees of floating tensors only"),
     ("an inplace view on a graph input", "it changes the shape of an argument in place", "a new view: x = x.squeeze(0)"),

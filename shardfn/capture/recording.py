@@ -15,8 +15,9 @@ import torch
 
 from .. import _compat
 from ..errors import CaptureError, problem
-from ..loops import Loop, shapes_of
+from ..loops import Loop, inner_nodes, shapes_of
 from . import simplify, sources
+from .drawing import draws
 from .explain import refuse_collectives, refuse_mutation
 from .recompute import recompute
 
@@ -69,17 +70,39 @@ def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str
     return graph
 
 
-def traced(fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last."""
+def traced(
+    fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str, again: bool = False
+) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last.
+
+    Args:
+        fn: the function.
+        examples: tensors of such shapes and dtypes.
+        name: of the loop, for errors.
+        again: whether it computes again what another loop computes, as a derivative does.
+
+    Raises:
+        CaptureError: it would draw other random numbers than that loop.
+    """
     with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
         graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["a value that enters it"] * len(inputs))
         sources.attach(graph)
         constants = lifted_constants(graph, _recording.get().mode, name)
+        if again:
+            _refuse_random(graph.graph, name)
         simplify.simplify(graph.graph)
         body = recompute(graph.graph)
         simplify.trim(body)
     return body, constants
+
+
+def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
+    drawn = next((n for n in inner_nodes(graph, once=True) if n.op == "call_function" and draws(n)), None)
+    if drawn is not None:
+        source, fix = drawn.meta.get("source"), "pass random tensors in, such as the rows of a scan"
+        got = f"it is differentiated, and draws random numbers ({drawn.target}), which would be others in its derivative"
+        raise CaptureError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

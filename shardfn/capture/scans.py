@@ -29,6 +29,7 @@ class Scanned:
     length: int
     reverse: bool
     transposes: tuple[int, int, int] | None = None
+    derived: bool = False  # whether it computes a derivative of another, and on the way what that computes
 
     def parts(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Consts, carries and rows, of one list."""
@@ -44,7 +45,7 @@ class _Scan(torch.autograd.Function):
         consts, carries, columns = scan.parts(tensors)
         examples = [*consts, *carries, *(torch.empty(x.shape[1:], dtype=x.dtype, device=x.device) for x in columns)]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]  # noqa: E731
-        graph, constants = recording.traced(run, examples, "scan")
+        graph, constants = recording.traced(run, examples, "scan", scan.derived)
         move_constants(graph, len(constants), scan.consts)
         made = Scan((graph,), scan.consts + len(constants), scan.carries, scan.length, scan.reverse, scan.transposes)
         return tuple(recording.emitted(made, [*consts, *constants, *carries, *columns]))
@@ -102,7 +103,7 @@ def _pulled(scan: Scanned, tensors: Any, entered: Any, cotangents: Any) -> list[
                 of_carries[k] = of_carries[k] + g
             return [*(s + g for s, g in zip(sums, of_consts, strict=True)), *of_carries, *of_rows]
 
-    made = Scanned(body, nc, nf + ni, scan.length, not scan.reverse, (nc, scan.carries, len(columns)))
+    made = Scanned(body, nc, nf + ni, scan.length, not scan.reverse, (nc, scan.carries, len(columns)), derived=True)
     zeros = [torch.zeros_like(c) for c in floats_of(consts)]
     more = [*(ys[k] for k in given), *(of_entered[k] for k in again)]
     outs = _Scan.apply(made, *consts, *zeros, *begin, *entered, *columns, *more)
@@ -132,7 +133,7 @@ def _pushed(scan: Scanned, tensors: Any, tangents: Any) -> tuple[torch.Tensor | 
         outs, n = [next(feeds[f]) for f in floating], sum(floating[: scan.carries])
         return [*outs[: scan.carries], *dots[:n], *outs[scan.carries :], *dots[n:]]
 
-    made = Scanned(body, len(consts) + len(dots[0]), len(init) + len(dots[1]), scan.length, scan.reverse)
+    made = Scanned(body, len(consts) + len(dots[0]), len(init) + len(dots[1]), scan.length, scan.reverse, derived=True)
     outs = _Scan.apply(made, *consts, *dots[0], *init, *dots[1], *columns, *dots[2])
     rest = outs[made.carries : len(outs) - made.carries]
     ends, of_ends, of_entered = outs[: scan.carries], outs[scan.carries : made.carries], outs[len(outs) - len(dots[1]) :]

@@ -29,6 +29,6 @@ def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 def _is_dead(node: torch.fx.Node) -> bool:
     only_checks = node.op == "call_function" and node.meta.get("val") is None
-    if isinstance(node.target, Loop) and any("collective" in inner.meta for g in node.target.graphs for inner in inner_nodes(g)):
+    if isinstance(node.target, Loop) and any("collective" in inner.meta for g in node.target.graphs for inner in inner_nodes(g, once=True)):
         return False
     return node.op == "call_function" and not node.users and node.target is not WAIT and not only_checks

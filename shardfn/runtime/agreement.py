@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
@@ -43,7 +44,11 @@ def _lines(plan: Plan) -> list[str]:
 
 
 def _inside(step: Any) -> list[str]:
-    return [line for plan in step.plans for line in _lines(plan)] if isinstance(step, Nested) else []
+    if not isinstance(step, Nested):
+        return []
+    loop = step.node.target
+    settings = [x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))]
+    return [f"{loop} of {settings}", *(line for plan in step.plans for line in _lines(plan))]
 
 
 def _line(step: Any) -> str:
