@@ -86,7 +86,7 @@ def traced(
     """
     with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
-        graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["a value that enters it"] * len(inputs))
+        graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["(a carry or a row)"] * len(inputs))
         sources.attach(graph)
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:

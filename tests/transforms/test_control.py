@@ -342,6 +342,12 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "cond(sin, cos), pred: (5, 3) torch.bool\n  needed: a bool, or a tensor with one element\n"
         "  try: torch.where(pred, a, b), which chooses element by element, or vmap",
     ),
+    "a carry that is written to": (
+        lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
+        sf.CaptureError,
+        "scan, argument (a carry or a row): the function writes to it in place\n  at: HERE\n"
+        "  needed: a function that only returns\n  try: return the new value, or write to a copy: (a carry or a row).clone()",
+    ),
     "random numbers in a loop that is differentiated": (
         lambda: sf.grad(lambda x: sf.scan(lambda c, r: (c + torch.dropout(r, 0.5, True).sum(), None), x.sum(), x)[0])(Q),
         sf.CaptureError,
