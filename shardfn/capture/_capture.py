@@ -11,12 +11,11 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, endings, leaks, manual, named, prims, simplify, sources, substitutes, varying
+from . import decompositions, endings, leaks, manual, named, prims, sources, substitutes, varying
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
-from .recompute import recompute
-from .recording import functional, lifted_constants, recording
+from .recording import functional, lifted_constants, recording, simplified
 from .replay import Replay
 
 
@@ -59,10 +58,8 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph; says where and what to do.
     """
-    prims.install()
-    endings.install()
-    manual.install()
-    substitutes.install()
+    for part in (prims, endings, manual, substitutes):
+        part.install()
     mode = _compat.fake_mode()
     user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
@@ -87,11 +84,9 @@ def capture(
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
-    simplify.simplify(graph.graph)
-    graph = torch.fx.GraphModule(graph, recompute(graph.graph))
-    simplify.trim(graph.graph)
-    program = _program(name, graph, (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over)))), out)
-    return Captured(program, tuple(closed_over), names.mesh if names.uses_mesh else None)
+    graph = torch.fx.GraphModule(graph, simplified(graph.graph))
+    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
+    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), names.mesh if names.uses_mesh else None)
 
 
 def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:

@@ -91,10 +91,16 @@ def traced(
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:
             _refuse_random(graph.graph, name)
-        simplify.simplify(graph.graph)
-        body = recompute(graph.graph)
-        simplify.trim(body)
+        body = simplified(graph.graph)
     return body, constants
+
+
+def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph whose loops hold what is needed, and whose backward computes again what checkpoints do not keep."""
+    simplify.simplify(graph)
+    out = recompute(graph)
+    simplify.trim(out)
+    return out
 
 
 def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
