@@ -247,9 +247,9 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Example:
         >>> import torch, shardfn as sf
-        >>> clip = sf.custom_vjp(lambda x: x)
-        >>> clip.defvjp(lambda x: (x, None), lambda _, g: (g.clamp(-1, 1),))
-        >>> sf.grad(lambda x: clip(x) * 5)(torch.tensor(2.0))
+        >>> flat = sf.custom_vjp(lambda x: x**2)
+        >>> flat.defvjp(lambda x: (x**2, x), lambda x, g: (g * x.clamp(-1, 1),))
+        >>> sf.grad(flat)(torch.tensor(2.0))
         tensor(1.)
     """
     return CustomVjp((fn,), (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums), [])
@@ -275,8 +275,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Example:
         >>> import torch, shardfn as sf
         >>> step = sf.custom_jvp(lambda x: (x > 0).to(x.dtype))
-        >>> rule = step.defjvp(lambda primals, tangents: (step(*primals), tangents[0] * 0.5))
-        >>> sf.grad(lambda x: step(x))(torch.tensor(2.0))
+        >>> rule = step.defjvp(lambda primals, tangents: ((primals[0] > 0).float(), tangents[0] * 0.5))
+        >>> sf.grad(step)(torch.tensor(2.0))
         tensor(0.5000)
     """
     return CustomJvp((fn,), (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums), [])

@@ -192,5 +192,6 @@ def test_a_collective_in_a_function_with_a_rule_is_refused() -> None:
     made = sf.custom_vjp(lambda x: sf.psum(x, "a"))
     made.defvjp(lambda x: (sf.psum(x, "a"), None), lambda _, g: (g,))
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
-        sf.shard(per_rank(lambda w, xs: made(xs), P()), sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
+        loss = sf.grad(summed(per_rank(lambda w, xs: made(xs), P())), argnums=1)
+        sf.shard(loss, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
     assert str(error.value).splitlines()[0] == "a function with a rule of its own: psum inside of it"
