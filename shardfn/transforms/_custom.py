@@ -43,6 +43,17 @@ class Custom(Transformed):
         recording.end_rule()
         return out
 
+    def ruled(self, rules: list[Callable[..., Any]]) -> None:
+        """Set the rule, once: what was captured with it holds it.
+
+        Raises:
+            ShardError: there is one.
+        """
+        if self.rules:
+            fix = f"{self.verb}(f) anew, with the other rule"
+            raise ShardError(problem(self.__name__, "it has a rule already", fix=fix), fix=fix)
+        self.rules[:] = rules
+
     def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         """The result, where Dynamo reads."""
         raise NotImplementedError
@@ -92,8 +103,11 @@ class CustomVjp(Custom):
             fwd: of the function's arguments; returns (result, residuals), residuals being any tree of tensors.
             bwd: (residuals, cotangent of the result) -> a tuple with a cotangent for each argument, a tree like it, or None for
                 zero. The arguments of nondiff_argnums come before the residuals.
+
+        Raises:
+            ShardError: there is a rule already.
         """
-        self.rules[:] = [fwd, bwd]
+        self.ruled([fwd, bwd])
 
     needs: ClassVar[str] = "defvjp(fwd, bwd)"
 
@@ -160,8 +174,11 @@ class CustomJvp(Custom):
 
         Returns:
             The rule.
+
+        Raises:
+            ShardError: there is a rule already.
         """
-        self.rules[:] = [rule]
+        self.ruled([rule])
         return rule
 
     needs: ClassVar[str] = "defjvp(rule)"

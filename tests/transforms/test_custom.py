@@ -180,6 +180,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.ShardError,
         "custom_vjp(<lambda>): it has no rule\n  try: f.defvjp(fwd, bwd) before it is called",
     ),
+    "a second rule": (
+        lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
+        sf.ShardError,
+        "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) anew, with the other rule",
+    ),
     "fwd returns no pair": (
         lambda: sf.grad(lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
