@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +13,9 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 import shardfn as sf
+from bench.timing import times
 from shardfn import P
 from shardfn.demo import gpt
-from shardfn.runtime import cache
 
 BATCH, CONTEXT, WIDTH, HEADS = 8, 128, 256, 4
 BLOCKS, ROUNDS = 4, 15
@@ -90,19 +88,6 @@ def peak(step: Step) -> int:
     return most
 
 
-def times(steps: dict[str, Step]) -> dict[str, float]:
-    """The median seconds of processor time of each step, all of them in turn: other work on the machine adds nothing to it."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    before = dict(cache.counts)
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            taken[name].append(time.process_time() - start)
-    assert dict(cache.counts) == before, "something was captured or compiled while the clock ran"
-    return {name: statistics.median(t) for name, t in taken.items()}
-
-
 def residual_bytes() -> dict[str, int]:
     """What one block keeps: its input and what it computes, without its parameters."""
     (layer, *_), h = inputs()
@@ -128,7 +113,7 @@ def main() -> None:
     # of the seven products of a block, the last is of no use to the backward
     assert counted["checkpoint, nothing kept"] == counted["kept"] + 5 * BLOCKS, counted
     assert counted["checkpoint, dots_with_no_batch_dims"] == counted["kept"], counted
-    residuals, taken = residual_bytes(), times(steps)
+    residuals, taken = residual_bytes(), times(steps, ROUNDS)
     print(f"{BLOCKS} blocks of B {BATCH}, T {CONTEXT}, C {WIDTH}; medians of {ROUNDS}, interleaved, processor time of one thread")
     for name, step in steps.items():
         base = "eager, kept" if name.startswith("eager") else "kept"

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 import shardfn as sf
+from bench.timing import times
 from shardfn import P
 from shardfn.loops import Scan
-from shardfn.runtime import cache
 
 DEPTHS, REPEATS, WIDTH, APART = (4, 16, 64), 3, 64, 1.3
 SAMPLES, ROUNDS, SLOWER = 1000, 15, 1.3
@@ -94,19 +93,6 @@ def per_sample() -> dict[str, Callable[[], Any]]:
     return steps
 
 
-def times(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median processor seconds of each, all in turn."""
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    before = dict(cache.counts)
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            taken[name].append(time.process_time() - start)
-    assert dict(cache.counts) == before, "something was captured while the clock ran"
-    return {name: statistics.median(t) for name, t in taken.items()}
-
-
 def main() -> None:
     """Measure, check, print."""
     if len(sys.argv) > 1:
@@ -119,7 +105,7 @@ def main() -> None:
         print(f"scan over {depth:>2} layers: " + ", ".join(f"{name} {t:.2f} s" for name, t in parts.items()))
     whole = [parts["all"] for parts in found.values()]
     print(f"the slowest is {max(whole) / min(whole):.2f} x the fastest (at most {APART})")
-    taken = times(per_sample())
+    taken = times(per_sample(), ROUNDS)
     ratio = taken["shardfn"] / taken["torch.func"]
     print(f"gradients of {SAMPLES} samples: " + ", ".join(f"{name} {t * 1e3:.1f} ms" for name, t in taken.items()))
     print(f"{ratio:.2f} x the time of torch.func (at most {SLOWER})")
