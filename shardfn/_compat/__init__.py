@@ -54,6 +54,7 @@ from .tracing import (
     unwound,
     values,
 )
+from .zeros import zeros_kept_fake
 
 __all__ = [
     "ASKS_RANK",
@@ -105,4 +106,5 @@ __all__ = [
     "values",
     "wait_later",
     "wrapped",
+    "zeros_kept_fake",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -73,7 +74,7 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
     return torch.ops.higher_order.wrap(fn, *xs)
 
 
-def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+def capture_python(fn: types.FunctionType, args: tuple[Any, ...]) -> torch.fx.GraphModule:
     """Dynamo's reading of a Python function: one graph, no break, no side effect replayed."""
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
@@ -84,8 +85,14 @@ def capture_python(fn: Callable[..., Any], args: tuple[Any, ...]) -> torch.fx.Gr
     wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
     with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context(), _mended():
+        fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
     return create_fx_graph_from_captured_output(out, fn, args, {})
+
+
+def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
+    """The function over a copy of its globals: Dynamo leaves all that it made among them, and a module would keep it for good."""
+    return types.FunctionType(fn.__code__, dict(fn.__globals__), fn.__name__, fn.__defaults__, fn.__closure__)
 
 
 ASKS_RANK = "asks which rank it runs on"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,10 @@ def capture(
 
     try:
         tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
-        with mode, _compat.paused_gc(), _compat.quiet(), Derivatives(), watching as watched, _compat.unwound(), tracing, scope as names:
+        torchs = contextlib.ExitStack()
+        for part in (mode, _compat.zeros_kept_fake(), _compat.paused_gc(), _compat.quiet(), Derivatives()):
+            torchs.enter_context(part)
+        with torchs, watching as watched, _compat.unwound(), tracing, scope as names:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
             varying.settle(python, name)

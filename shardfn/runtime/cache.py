@@ -1,4 +1,7 @@
-"""What was captured and compiled for which call, and how often; rules of users are in partition/registered.py."""
+"""What was captured and compiled for which call, and how often; rules of users are in partition/registered.py.
+
+A function carries the record of what was made from it, so the two are forgotten together.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,52 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import attrs
+import torch
+
+from .request import Request
+
 counts: collections.Counter[str] = collections.Counter()  # captures, partitions, compilations
-KEPT_REQUESTS = 1024
-_requests: collections.OrderedDict[Any, list[tuple[Any, Any]]] = collections.OrderedDict()
-_programs: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+CARRIED = "_shardfn_kept"  # the name under which a function carries its record
+ALIVE = 128  # how many callables that cannot carry a record are kept alive with theirs; the oldest are forgotten first
+
+
+@attrs.frozen(eq=False)
+class Kept:
+    """What was asked of one function, and the programs that were captured from it."""
+
+    owner: Callable[[], Any]  # whose: a copy of the function finds this record too, and is to make its own
+    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # transform, its options, what they came to
+    programs: list[Any] = attrs.field(factory=list)
+
+    def __reduce__(self) -> Any:
+        return Kept, (_nobody,)
+
+    def __deepcopy__(self, memo: Any) -> Kept:
+        return Kept(_nobody)
+
+
+_alive: collections.OrderedDict[int, Kept] = collections.OrderedDict()
+_all_kept: weakref.WeakSet[Kept] = weakref.WeakSet()
+_all_requests: weakref.WeakSet[Request] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_entries: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
-def request(kind: Any, fn: Any, options: Any, make: Callable[[], Any]) -> Any:
-    """One request for one transform of one function with equal options, however often the transform is written out.
-
-    The request keeps fn alive, so that its id stays its own; the oldest functions are forgotten first.
-    """
-    known = _requests.setdefault((kind, id(fn)), [])
-    _requests.move_to_end((kind, id(fn)))
-    for other, found in known:
-        if other == options:
+def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
+    """One request for one transform of one function with equal options, however often the transform is written out."""
+    known = _kept(fn).requests
+    for transform, other, found in known:
+        if transform is kind and other == options:
             return found
     made = make()
-    known.append((options, made))
-    while len(_requests) > KEPT_REQUESTS:
-        _requests.popitem(last=False)
+    _all_requests.add(made)
+    known.append((kind, options, made))
     return made
 
 
-def programs(request: Any) -> list[Any]:
+def programs(request: Request) -> list[Any]:
     """(signature, world, captured) of one function: nothing in them depends on a placement, and on a mesh only where they say so."""
-    key = request.fn if isinstance(request.fn, types.FunctionType) else request
-    return _programs.setdefault(key, [])
-
-
-def entries(request: Any) -> list[Any]:
-    """The ready calls of one transformed function, the last used first."""
-    found = _entries.get(request)
-    return _entries.setdefault(request, []) if found is None else found
+    return _kept(request.fn).programs if isinstance(request.fn, types.FunctionType) else request.programs
 
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
@@ -54,8 +68,36 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
 
 def clear() -> None:
     """Forget everything; the next call captures and compiles anew."""
-    _requests.clear()
-    _programs.clear()
-    _entries.clear()
+    for kept in _all_kept:
+        kept.requests.clear()
+        kept.programs.clear()
+    for made in _all_requests:
+        made.entries.clear()
+        made.programs.clear()
+    _alive.clear()
     _prepared.clear()
     counts.clear()
+
+
+def _kept(fn: Any) -> Kept:
+    if isinstance(fn, (types.MethodType, type, torch.nn.Module)) or not hasattr(fn, "__dict__"):
+        return _kept_alive(fn)
+    found = fn.__dict__.get(CARRIED)
+    if found is None or found.owner() is not fn:
+        found = fn.__dict__[CARRIED] = Kept(weakref.ref(fn))
+        _all_kept.add(found)
+    return found
+
+
+def _kept_alive(fn: Any) -> Kept:
+    if id(fn) not in _alive:
+        _alive[id(fn)] = Kept(lambda: fn)  # alive, so that its id stays its own
+        _all_kept.add(_alive[id(fn)])
+    _alive.move_to_end(id(fn))
+    while len(_alive) > ALIVE:
+        _alive.popitem(last=False)
+    return _alive[id(fn)]
+
+
+def _nobody() -> None:
+    """Whose record a copy of a function's record is."""

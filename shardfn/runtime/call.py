@@ -15,7 +15,6 @@ from .. import _tree
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
-from . import cache
 from .door import checked
 from .request import Request
 from .stages import trace
@@ -30,7 +29,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
     world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
-    for entry in cache.entries(request):
+    for entry in request.entries:
         if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:
             if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.tensors_of(leaves))):
                 break
@@ -45,7 +44,7 @@ def _signature(x: Any) -> Any:
 
 def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any) -> Entry:
     traced = trace(request, args, kwargs)
-    entries = cache.entries(request)
+    entries = request.entries
     if entries:
         log.info("%s: staged anew: %s", request.name, _why(key, entries[0].key, traced.placed.paths))
     compiled = traced.lower().compile()

@@ -36,3 +36,5 @@ class Request:
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()
     backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))
+    entries: list[Any] = attrs.field(factory=list, init=False)  # the ready calls, the last used first
+    programs: list[Any] = attrs.field(factory=list, init=False)  # captured from it, where its function cannot carry them

@@ -1,0 +1,75 @@
+"""Tangents that are zero without being computed, where tensors are fake: what torch gets wrong of them (torch 2.13)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import shardfn as sf
+from shardfn import _compat
+
+F64 = torch.float64
+G = torch.Generator().manual_seed(3)
+W, X = torch.randn(3, 3, generator=G, dtype=F64), torch.randn(5, 3, generator=G, dtype=F64)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    """Torch remembers what it answered of fake tensors, and what went wrong once may go right the next time."""
+    FakeTensorMode.cache_clear()
+
+
+VIEWS = {
+    "view": lambda z: z.view(9),
+    "twice": lambda z: z.view(9).view(3, 3),
+    "of another dtype": lambda z: z.view(torch.int64),
+    "as_strided": lambda z: z.as_strided((2, 2), (1, 3)),
+    "transposed": lambda z: z.T,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_such_a_zero_stays_fake(view: str) -> None:
+    with _compat.zeros_kept_fake(), _compat.fake_mode():
+        found = VIEWS[view](torch._efficientzerotensor((3, 3), dtype=F64))
+        assert _compat.is_fake(found)
+        assert found._is_zerotensor()
+        assert found.device.type == "cpu"
+
+
+def test_outside_torch_is_as_it_was() -> None:
+    def kernel() -> str:
+        return next(line for line in torch._C._dispatch_dump("aten::view").splitlines() if line.startswith("ZeroTensor"))
+
+    before = kernel()
+    with _compat.zeros_kept_fake():
+        assert "fallthrough" in kernel()
+    assert kernel() == before
+
+
+# functions of (3, 3) and (5, 3) whose tangents are zero in places
+FUNCTIONS = {
+    "a number over": lambda w, x: torch.func.jvp(lambda c: (x @ c / 9).sin(), (w,), (w.cos(),))[1],
+    "a number added": lambda w, x: torch.func.jvp(lambda c: (torch.zeros_like(c) * c).T.reshape(9) + 2, (w,), (w,))[1],
+    "normalised": lambda w, x: torch.func.jvp(lambda c: torch.log_softmax(c, -1) * torch.tanh(c), (x,), (x + 1,))[1],
+    "constant": lambda w, x: torch.func.jvp(lambda c: torch.ones(9, dtype=F64).view(3, 3) @ c + x.detach()[:3], (w,), (w,))[1],
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("placement", [sf.P(), sf.P("a")], ids=["replicated", "sharded"])
+def test_gradients_and_tangents_through_such_zeros(function: str, placement: sf.P) -> None:
+    f = FUNCTIONS[function]
+
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return f(w, x).sin().sum()
+
+    both = torch.stack([W, W.T])
+    wanted = torch.func.vmap(torch.func.grad(loss), (0, None))(both, X), torch.func.jvp(torch.func.grad(loss, 1), (W, X), (W, X))[1]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        got = sf.shard(sf.vmap(sf.grad(loss), (0, None)), mesh, (None, placement), backend="aten")(both, X)
+        torch.testing.assert_close(sf.full(got), wanted[0], rtol=1e-12, atol=1e-12)
+        tangent = sf.shard(lambda w, x: sf.jvp(sf.grad(loss, 1), (w, x), (w, x))[1], mesh, (None, placement), backend="aten")(W, X)
+        torch.testing.assert_close(sf.full(tangent), wanted[1], rtol=1e-12, atol=1e-12)
