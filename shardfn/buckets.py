@@ -68,7 +68,7 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
 class Bucket:
     """Gradients, or parameters to gather, that travel in one collective.
 
-    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is gathered.
+    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is gathered; not what rides along.
     """
 
     index: int
@@ -83,6 +83,7 @@ class Bucket:
     ready: str  # the op that makes the last of it
     first_use: str  # the op that reads it first
     region: int = 0  # which bucketed_grad of the program
+    riding: int = 0  # bytes of results that travel along, such as the loss
 
     @property
     def nbytes(self) -> int:
@@ -152,6 +153,7 @@ class BucketPlan:
             leaves=tuple(x for b in chosen for x in b.leaves),
             sizes=tuple(n for b in chosen for n in b.sizes),
             ready=chosen[-1].ready,
+            riding=sum(b.riding for b in chosen),
         )
         rest = [one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen]
         return self.renumbered(rest)
@@ -166,8 +168,9 @@ class BucketPlan:
         if not 0 < at < len(whole.leaves):
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
             raise TreeError(problem("BucketPlan.split", f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}", fix=fix), fix=fix)
-        parts = [attrs.evolve(whole, leaves=whole.leaves[cut], sizes=whole.sizes[cut]) for cut in (slice(0, at), slice(at, None))]
-        return self.renumbered([*self.buckets[:index], *parts, *self.buckets[index + 1 :]])
+        front = attrs.evolve(whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at])
+        back = attrs.evolve(whole, leaves=whole.leaves[at:], sizes=whole.sizes[at:], riding=0)
+        return self.renumbered([*self.buckets[:index], front, back, *self.buckets[index + 1 :]])
 
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
@@ -270,7 +273,7 @@ def table(plan: BucketPlan) -> str:
     for b in plan.buckets:
         what = f"{b.kind}[{f'{b.op}, ' if b.op else ''}{b.axis}]"
         size = human_bytes(b.nbytes) + ("+" if b.extended else "")
-        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<30} {b.first_use:<30} {_some(b.leaves)}")
+        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<30} {b.first_use:<30} {_some(b.leaves)}{_riding(b)}")
     if any(b.extended for b in plan.buckets):
         lines.append("  + over its cap: a leaf is never cut")
     said = (
@@ -280,6 +283,10 @@ def table(plan: BucketPlan) -> str:
         ("returned unreduced", plan.unreduced),
     )
     return "\n".join(lines + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves])
+
+
+def _riding(bucket: Bucket) -> str:
+    return f", and {human_bytes(bucket.riding)} of results" if bucket.riding else ""
 
 
 def _some(leaves: Sequence[str], most: int = 3) -> str:

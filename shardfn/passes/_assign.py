@@ -1,7 +1,7 @@
 """Which transfers travel together: buckets filled in the order in which gradients become ready.
 
 Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
-members, not even by way of other buckets.
+members, not even by way of other buckets. The loss rides in the next bucket that is filled.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import attrs
 from ..buckets import Row, Wish
 from ..errors import TreeError, problem
 from ._flow import Flow, Transfer
+from ._riders import riders
 
 FEW = 8
 SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
@@ -28,7 +29,8 @@ class Batch:
     members: list[Transfer] = attrs.field(factory=list)
     depends: int = 0  # bits: the batches that it has to wait for, directly
     cap: int = 0
-    nbytes: int = 0
+    nbytes: int = 0  # of what fills it
+    riding: int = 0  # and of what rides in it
 
     @property
     def bucketed(self) -> bool:
@@ -56,7 +58,8 @@ def assign(flow: Flow, name: str) -> Assignment:
     Raises:
         TreeError: a bucket of a given plan that cannot travel together.
     """
-    anchors = _anchors(flow)
+    ride = riders(flow)
+    anchors = _anchors(flow, ride)
     order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], i)))
     joiner = _Joiner(name)
     depends = [0] * len(anchors)
@@ -65,18 +68,23 @@ def assign(flow: Flow, name: str) -> Assignment:
         for source in flow.sources(i):
             bits |= depends[source]
         for transfer in flow.transfers.get(i, ()):
-            bits |= 1 << joiner.join(transfer, bits).index
+            if transfer.key in ride and not bits & joiner.reductions:
+                joiner.waiting.append((transfer, bits))
+            else:
+                bits |= 1 << joiner.join(transfer, bits).index
         depends[i] = bits
+    for transfer, bits in joiner.waiting:
+        joiner.join(transfer, bits)
     return Assignment(tuple(joiner.batches), joiner.of, tuple(anchors), order)
 
 
-def _anchors(flow: Flow) -> list[int]:
-    """Where each step can run: a gradient's reduction, and what it alone reads, as soon as its inputs are there."""
+def _anchors(flow: Flow, ride: frozenset[Any]) -> list[int]:
+    """Where each step can run: the reduction of a gradient or of what rides, and what it alone reads, as soon as its inputs are there."""
     serves: list[int | None] = [None] * len(flow.plan.steps)  # the reduction that alone reads a step, by way of others too
     for i in reversed(range(len(serves))):
         if i in flow.transfers:
             t = flow.transfers[i][0]
-            serves[i] = i if t.wish is not None and t.kind != "all_gather" else None
+            serves[i] = i if (t.wish is not None and t.kind != "all_gather") or t.key in ride else None
         elif i not in flow.returned:
             served = {serves[r] for r in flow.readers[i]}
             serves[i] = served.pop() if len(served) == 1 else None
@@ -117,6 +125,8 @@ class _Joiner:
         self.started: set[Any] = set()
         self.turns: collections.Counter[Any] = collections.Counter()  # how often a leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
+        self.reductions = 0  # bits: the batches that reduce gradients
+        self.waiting: list[tuple[Transfer, int]] = []  # those that may ride in a bucket, with the batches that they depend on
 
     def join(self, transfer: Transfer, depends: int) -> Batch:
         """The batch that a transfer travels in."""
@@ -135,15 +145,31 @@ class _Joiner:
                 self.open[stream] = batch
         elif isinstance(stream, _Wanted):
             _refuse_mixed(self.name, transfer, batch)
-        batch.members.append(transfer)
         batch.nbytes += transfer.nbytes
-        batch.depends |= depends
-        self.chained |= (1 << batch.index) if batch.depends else 0
+        self.take(batch, transfer, depends)
+        if transfer.wish is not None and batch.reduces:
+            self.reductions |= 1 << batch.index
+        if batch.bucketed:
+            self.board(batch)
         if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
             del self.open[stream]
             self.started.add(stream)
-        self.of[transfer.key] = batch
         return batch
+
+    def take(self, batch: Batch, transfer: Transfer, depends: int) -> None:
+        """Put a transfer into a batch."""
+        batch.members.append(transfer)
+        batch.depends |= depends
+        self.chained |= (1 << batch.index) if batch.depends else 0
+        self.of[transfer.key] = batch
+
+    def board(self, batch: Batch) -> None:
+        """Let those that wait ride in this bucket, if one collective can serve them."""
+        served = [w for w in self.waiting if _alike(w[0], batch.members[0]) and not self.reaches(w[1], batch)]
+        self.waiting = [w for w in self.waiting if w not in served]
+        for transfer, depends in served:
+            self.take(batch, transfer, depends)
+            batch.riding += transfer.nbytes
 
     def stream(self, t: Transfer) -> tuple[Any, int]:
         """Transfers of one stream may share a bucket; and the bytes at which that closes."""
@@ -173,6 +199,10 @@ class _Joiner:
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
+
+
+def _alike(a: Transfer, b: Transfer) -> bool:
+    return (a.kind, a.axis, a.op, a.dtype) == (b.kind, b.axis, b.op, b.dtype)
 
 
 def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:

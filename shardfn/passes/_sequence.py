@@ -142,15 +142,15 @@ class _Timing:
         total, reached, out = 0, 0, []
         for issue, batch in planned:
             reached, use = max(reached, issue), self.first_use[batch.index]
-            while flying and (flying[0][0] < reached or total + batch.nbytes > limit):
+            while flying and (flying[0][0] < reached or total + batch.nbytes + batch.riding > limit):
                 over, _, oldest = flying.pop(0)
-                total -= oldest.nbytes
+                total -= oldest.nbytes + oldest.riding
                 if over >= reached and self.is_prefetched(batch) and over < use:
                     reached = over + 1
                 elif over >= reached and not self.depends(oldest, batch):
                     self.forced.setdefault(batch.index, []).append(oldest.index)
             bisect.insort(flying, (use, batch.index, batch), key=lambda entry: entry[:2])
-            total += batch.nbytes
+            total += batch.nbytes + batch.riding
             out.append((reached, batch))
         return out
 

@@ -107,9 +107,10 @@ def _bucket_plan(steps: Flow, assignment: Assignment, bucketed: list[Batch], nam
 
 
 def _bucket(steps: Flow, number: int, batch: Batch, regions: dict[str, int]) -> Bucket:
-    first, last = batch.members[0], batch.members[-1]
-    sources = [s for t in batch.members for s in steps.sources(t.step) if not steps.rearranges_input(s)]
-    readers = [r for t in batch.members for r in steps.readers[t.step]]
+    members = [t for t in batch.members if t.wish is not None]
+    first = members[0]
+    sources = [s for t in members for s in steps.sources(t.step) if not steps.rearranges_input(s)]
+    readers = [r for t in members for r in steps.readers[t.step]]
     return Bucket(
         index=number,
         kind=first.kind,
@@ -117,12 +118,13 @@ def _bucket(steps: Flow, number: int, batch: Batch, regions: dict[str, int]) -> 
         op=first.op,
         dtype=str(first.dtype).removeprefix("torch."),
         phase=first.phase,
-        leaves=tuple(t.wish.leaf for t in batch.members if t.wish is not None),
-        sizes=tuple(t.nbytes for t in batch.members),
+        leaves=tuple(t.wish.leaf for t in members if t.wish is not None),
+        sizes=tuple(t.nbytes for t in members),
         cap=batch.cap,
         ready=_said(steps, max(sources, default=None), "start"),
         first_use=_said(steps, min(readers, default=None), "result"),
-        region=regions[last.region],
+        region=regions[members[-1].region],
+        riding=batch.riding,
     )
 
 

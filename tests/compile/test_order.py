@@ -60,8 +60,7 @@ def test_s9_4_a_bucket_starts_before_the_backward_goes_on_and_is_waited_for_afte
     starts = [i for i, call in enumerate(order) if call.startswith("all_reduce_")]
     waits = [i for i, call in enumerate(order) if call.startswith("wait_tensor")]
     products = [i for i, call in enumerate(order) if call == "mm"]
-    gradients = starts[1:]  # the loss starts first
-    for before, after in itertools.pairwise(gradients):
+    for before, after in itertools.pairwise(starts):
         assert any(before < i < after for i in products), "the backward goes on while a bucket is on its way"
     assert max(products) < min(waits), "no wait stands in the way of the backward"
 
@@ -70,9 +69,9 @@ def test_s9_4_the_update_of_a_bucket_runs_while_the_next_is_on_its_way(world: An
     params, batch = shapes(6)
     order = calls(sf.shard(sgd(2 * WIDTH * WIDTH * 4, 1000), world, (P(), P("dp"))).compile(params, batch).code)
     tail = [call.split()[0] for call in order[next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :]]
-    assert re.fullmatch(r"(wait_tensor (cpp_fused\w* )+)+wait_tensor", " ".join(tail)), tail
+    assert re.fullmatch(r"(wait_tensor (cpp_fused\w* ?)+)+", " ".join(tail)), tail
     buffers = [call.split()[1] for call in order if call.startswith("all_reduce_")]
-    assert [call.split()[1] for call in order if call.startswith("wait_tensor")][:-1] == buffers[1:]
+    assert [call.split()[1] for call in order if call.startswith("wait_tensor")] == buffers
 
 
 def test_s9_4_an_optimizer_that_shares_a_step_count_waits_bucket_by_bucket_too(world: Any) -> None:
@@ -85,14 +84,13 @@ def test_s9_4_an_optimizer_that_shares_a_step_count_waits_bucket_by_bucket_too(w
     state = {"step": sf.ShapeDtype(()), "m": params, "v": params}
     order = calls(sf.shard(step, world, (P(), P(), P("dp"))).compile(params, state, batch).code)
     tail = " ".join(call.split()[0] for call in order[next(i for i, c in enumerate(order) if c.startswith("wait_tensor")) :])
-    assert len(re.findall(r"wait_tensor cpp_fused", tail)) == 3 and tail.count("wait_tensor") == 4
+    assert len(re.findall(r"wait_tensor cpp_fused", tail)) == tail.count("wait_tensor") == 3
 
 
 def test_s9_9_four_layers_of_2000_start_three_all_reduces_and_then_wait_for_three_in_the_code(world: Any) -> None:
     params, batch = shapes(4, 2000)
     compiled = sf.shard(sf.bucketed_grad(loss_fn, "25MB"), world, (P(), P("dp"))).compile(params, batch)
-    loss, *found = [what for what, _ in events(compiled.code)]
-    assert loss == "start" and found == ["start"] * 3 + ["wait"] * 4  # the last wait is the loss's
+    assert [what for what, _ in events(compiled.code)] == ["start"] * 3 + ["wait"] * 3  # the loss rides in the first
 
 
 def test_s9_5_caps_of_1_and_of_100_mb_capture_once_and_compile_the_same_compute_kernels(world: Any) -> None:
@@ -116,7 +114,7 @@ def kernels(code: str) -> list[str]:
 def test_gradients_are_written_where_they_are_sent_from_without_a_copy(world: Any) -> None:
     params, batch = shapes(5)
     code = sf.shard(sf.bucketed_grad(loss_fn, "1MB"), world, (P(), P("dp"))).compile(params, batch).code
-    (whole,) = re.findall(rf"(buf\d+) = empty_strided_cpu\(\({5 * (WIDTH * WIDTH + WIDTH)}, \)", code)
+    (whole,) = re.findall(rf"(buf\d+) = empty_strided_cpu\(\({5 * (WIDTH * WIDTH + WIDTH) + 1}, \)", code)
     into = dict(re.findall(rf"(buf\d+) = reinterpret_tensor\({whole}, .*?, (\d+)\)  # alias", code))
     products = re.findall(r"extern_kernels\.mm\(.*out=(buf\d+)\)", code)
     assert sum(name in into for name in products) == 5, "each weight's gradient is computed in its place"
