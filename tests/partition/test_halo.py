@@ -91,6 +91,17 @@ def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(name: str, mesh
         equal(sf.full(on(mesh, gradient)(*args)), gradient(*args))
 
 
+@pytest.mark.parametrize(("channels", "name"), [(1, "1-D"), (3, "2-D")])
+def test_a_rank_without_input_channels_has_no_rows_of_its_neighbours_in_its_gradient(channels: int, name: str) -> None:
+    net, image, weight = NETS[name]
+    args = f(image[0], channels, *image[2:]), f(weight[0], channels, *weight[2:]), f(weight[0])
+    gradient = sf.value_and_grad(loss(net), argnums=(0, 1, 2))
+    with sf.fake_world(8):
+        mesh = sf.make_mesh((2, 4), ("h", "c"))
+        for placements in ((P(None, "c", "h"), P(None, "c"), P()), (P(None, None, "h"), P("h", "c"), P()), (P(None, None, "h"), P(), P())):
+            equal(sf.full(sf.shard(gradient, mesh, placements, backend="aten")(*args)), gradient(*args))
+
+
 def sent(lowered: Any) -> list[tuple[str, str, int]]:
     return [(c.kind, c.axis, c.nbytes) for c in lowered.collectives]
 

@@ -142,15 +142,19 @@ def lower_convolution_backward(b: Any, args: list[Any], kwargs: dict[str, Any], 
     if not (empty or _has_halo(g) or _has_halo(x)):
         return b.call(aten.convolution_backward.default, *args)
     own = _without_halo(b, g)
-    nothing = lambda piece: b.call(  # noqa: E731
-        aten.full.default, list(piece.local_shape), 0.0, dtype=x.node.meta["val"].dtype, device=x.node.meta["val"].device
-    )
+    like = x.node.meta["val"]
+    nothing = lambda shape: b.call(aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device)  # noqa: E731
     gradients = (
-        lambda: nothing(x) if empty else _input_gradient(b, args, g, x),
-        lambda: nothing(weight) if empty else _weight_gradient(b, args, own, x),
+        lambda: nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x),
+        lambda: nothing(weight.local_shape) if empty else _weight_gradient(b, args, own, x),
         lambda: b.call(aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]),
     )
     return [gradient() for gradient, wanted in zip(gradients, args[10], strict=True) if wanted]
+
+
+def _own_shape(piece: Any) -> list[int]:
+    """The shape without what it holds of its neighbours."""
+    return [n - sum(_halo(piece, d)) for d, n in enumerate(piece.local_shape)]
 
 
 def _without_halo(b: Any, piece: Any) -> Any:
@@ -165,12 +169,11 @@ def _without_halo(b: Any, piece: Any) -> Any:
 
 def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
     """A transposed convolution over the chunk of g and its halo, of which the part that is this rank's is kept."""
-    padding, more, sizes = [], [], []
+    padding, more, sizes = [], [], _own_shape(x)[2:]
     for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
-        sizes.append(x.local_shape[d] - sum(_halo(x, d)))
         padding.append(_halo(g, d)[0] * window.stride + window.padding)  # where this rank's part starts
         made = (g.local_shape[d] - 1) * window.stride + window.reach + 1 - 2 * padding[-1]
-        more.append(max(0, sizes[-1] - made))
+        more.append(max(0, sizes[d - 2] - made))
     node = b.call(aten.convolution.default, args[0], args[2], None, args[4], padding, args[6], True, more, args[9])
     for d, size in enumerate(sizes, 2):
         if node.meta["val"].shape[d] != size:
