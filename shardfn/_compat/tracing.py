@@ -15,7 +15,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, is_fake
 
 from . import known_sizes
-from .zeros import ZerosMended
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
@@ -140,7 +139,7 @@ def fake_mode() -> FakeTensorMode:
 
     known_sizes.install()
     symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return ZerosMended(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
 
 
 def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
