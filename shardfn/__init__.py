@@ -14,6 +14,7 @@ from .errors import (
     ShardError,
     TreeError,
 )
+from .hardware import Link
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
 from .transforms import (
@@ -72,6 +73,7 @@ __all__ = [
     "CaptureError",
     "DivergenceError",
     "FakeValueError",
+    "Link",
     "P",
     "Partial",
     "PlacementError",

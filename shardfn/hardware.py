@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
 
+from .types import Cost
+
 MATMUL = 16  # bits of the dtypes that run at the full rate
+
+
+@attrs.frozen
+class Link:
+    """What connects the ranks along one mesh axis: the figures that the choice of placements weighs collectives by.
+
+    Args:
+        latency: seconds that a collective takes beside its bytes.
+        bandwidth: bytes a second that one rank can send.
+
+    Source: the alpha-beta model; `make_mesh(links=)` takes one for each axis.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.Link(latency=10e-6, bandwidth=450e9)
+        Link(latency=1e-05, bandwidth=450000000000.0)
+    """
+
+    latency: float
+    bandwidth: float
+
+
+def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
+    """What the axes cost, in bytes over the fastest of them."""
+    fastest = max((link.bandwidth for link in links), default=1.0)
+    return tuple(Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth) for link in links)
 
 
 @attrs.frozen

@@ -8,33 +8,41 @@ import hashlib
 import itertools
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .errors import PlacementError, problem
-from .types import MeshAxes
+from .hardware import Link, costs
+from .types import Cost, MeshAxes
 from .world import current_world, default_device_type, join_world
 
 _stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar("shardfn_meshes", default=())
 _axes: dict[int, tuple[Any, MeshAxes]] = {}
 
 
-def make_mesh(shape: Sequence[int], axis_names: Sequence[str], device_type: str | None = None) -> DeviceMesh:
+def make_mesh(
+    shape: Sequence[int],
+    axis_names: Sequence[str],
+    device_type: str | None = None,
+    *,
+    links: Mapping[str, Link] | None = None,
+) -> DeviceMesh:
     """Arrange the ranks of the current world in a grid with named axes.
 
     Args:
         shape: ranks along each axis; the product is the world's size.
         axis_names: one name for each axis.
         device_type: "cpu", "cuda", ...; torch's default device's type if not given.
+        links: a `Link` for each axis, where they differ; where placements are chosen, a byte over a slow one then counts for more.
 
     Returns:
         A DeviceMesh. Under torchrun the process group is initialised if it is not yet.
 
     Raises:
-        PlacementError: the shape does not fit the world, or the names do not fit the shape.
+        PlacementError: the shape does not fit the world, the names do not fit the shape, or the links do not fit the names.
 
     Source: jax.make_mesh.
 
@@ -57,7 +65,24 @@ def make_mesh(shape: Sequence[int], axis_names: Sequence[str], device_type: str 
         fix = f"a shape whose product is {size}, or fake_world({math.prod(shape)})"
         got = f"shape {shape} needs {math.prod(shape)} ranks, the world has {size}"
         raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
-    return init_device_mesh(device_type, shape, mesh_dim_names=names)
+    known = _costs(names, links)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(names, shape, known))
+    return mesh
+
+
+def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
+    if links is None:
+        return ()
+    fix = "links={" + ", ".join(f"{name!r}: Link(latency=..., bandwidth=...)" for name in names) + "}"
+    if not isinstance(links, Mapping) or set(links) != set(names):
+        got = f"links for {', '.join(map(str, links)) or 'no axis'}" if isinstance(links, Mapping) else f"links is a {type(links).__name__}"
+        raise PlacementError(problem("make_mesh, links", got, needed=f"one for each of {', '.join(names)}", fix=fix), fix=fix)
+    for name, link in links.items():
+        if not isinstance(link, Link) or not (link.latency >= 0 and 0 < link.bandwidth < math.inf):
+            text = problem(f"make_mesh, links[{name!r}]", f"it is {link!r}", needed="a Link of seconds and bytes a second", fix=fix)
+            raise PlacementError(text, fix=fix)
+    return costs([links[name] for name in names])
 
 
 @contextlib.contextmanager

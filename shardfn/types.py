@@ -57,11 +57,24 @@ class Aval:
 
 
 @attrs.frozen
+class Cost:
+    """What sending over a mesh axis costs, in bytes over the fastest axis (the alpha-beta model)."""
+
+    start: float = 1.0  # of a collective: between two ways that move the same bytes, the one with fewer collectives
+    byte: float = 1.0
+
+
+@attrs.frozen
 class MeshAxes:
     """A mesh as the stages see it: names and sizes; no ranks, no process groups."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+    costs: tuple[Cost, ...] = attrs.field(default=(), eq=False, repr=False)  # of each axis; none: all are alike
+
+    def cost(self, axis: int) -> Cost:
+        """What sending over an axis costs."""
+        return self.costs[axis] if self.costs else Cost()
 
     def __str__(self) -> str:
         return "(" + ", ".join(f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)) + ")"

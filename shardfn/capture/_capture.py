@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -73,10 +73,7 @@ def capture(
 
     try:
         tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
-        torchs = contextlib.ExitStack()
-        for part in (mode, _compat.zeros_kept_fake(), _compat.paused_gc(), _compat.quiet(), Derivatives()):
-            torchs.enter_context(part)
-        with torchs, watching as watched, _compat.unwound(), tracing, scope as names:
+        with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
             varying.settle(python, name)
@@ -91,6 +88,13 @@ def capture(
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
     return Captured(_program(name, graph, in_paths, out), tuple(closed_over), names.mesh if names.uses_mesh else None)
+
+
+@contextlib.contextmanager
+def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
+    """Torch as it has to be for a capture."""
+    with mode, _compat.zeros_kept_fake(), _compat.paused_gc(), _compat.quiet(), Derivatives():
+        yield
 
 
 def _program(name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any) -> Program:

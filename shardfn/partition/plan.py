@@ -17,6 +17,7 @@ from ..errors import PlacementError, problem
 from ..loops import Loop
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
 from . import layout, manual, refusals, rules, steps
+from .ahead import Ahead
 from .asking import answered, failed
 from .choice import Choice, OpCall, replicated
 from .nested import nest
@@ -98,6 +99,7 @@ class Walk:
         self.unreduced: list[tuple[steps.Slot, torch.fx.Node]] = []  # gradients that leave before they are
         self.steps: list[steps.Step] = []
         self.count = 0
+        self.ahead = Ahead(self)
 
     def slot(self, fake: torch.Tensor, marks: Marks) -> steps.Slot:
         self.count += 1
@@ -273,26 +275,32 @@ class Walk:
         return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
 
     def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
-        """Per axis, in mesh order, the choice that moves the fewest bytes."""
+        """Per axis, in mesh order, the choice that moves the fewest bytes, those of the next ops included; one that moves none wins."""
         choices = answered(rules.find(call.target), call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         ins: list[Marks] = [()] * len(call.ins)
         outs: list[Marks] = [()] * len(call.outs)
         own = frozenset().union(*(v.varies for v in values))
         for axis, name in enumerate(self.axes.names):
-            best, best_price = None, None
+            found: list[tuple[tuple[float, ...], Any]] = []
             for choice in choices if name not in own else [replicated(call)]:
                 for concrete in in_units(choice, held, axis):
                     placed = self.fit(call, concrete, ins, outs)
-                    if placed is None:
-                        continue
-                    price = self.price(call, values, held, placed, axis)
-                    if best_price is None or price < best_price:
-                        best, best_price = placed, price
-            if best is None:
+                    if placed is not None:
+                        found.append((self.price(call, values, held, placed, axis), placed))
+            if not found:
                 raise failed(f"none of its choices fits on axis {self.axes.names[axis]}", rules.find(call.target), call, self.name, node)
-            ins, outs = best
+            ins, outs = self.best(node, found, axis)
         return ins, outs
+
+    def best(self, node: torch.fx.Node, found: list[tuple[tuple[float, ...], Any]], axis: int) -> Any:
+        """The cheapest of some priced choices, the first of equals; where several are left, with what the readers would pay."""
+        least = min(price[0] for price, _ in found)
+        left = [(price, placed) for price, placed in found if price[0] < float("inf") and (least > 0 or price[0] == 0)] or found
+        if len(left) > 1 and isinstance(node.meta.get("val"), torch.Tensor):
+            ahead = [self.ahead.price(node, placed[1][0], axis) for _, placed in left]
+            left = [((p[0], p[1], a, p[2]), placed) for (p, placed), a in zip(left, ahead, strict=True)]
+        return min(left, key=lambda pair: pair[0])[1]
 
     def fit(self, call: OpCall, choice: Choice, ins: list[Marks], outs: list[Marks]) -> tuple[list[Marks], list[Marks]] | None:
         """Extend the marks of the axes so far by one axis; None where a unit does not fit."""
@@ -310,12 +318,15 @@ class Walk:
             placed_already = placed_already or any(slot.marks[axis] != "R" for slot in slots)
             passes = passes or wanted in PENDING
             busy = busy or (wanted in PENDING and value.users > 1)
-            early = value.early and not any(slot.marks[axis] in PENDING for slot in slots)
-            total += self.input_price(value, slots, wanted, axis) * (EARLY if early else 1.0)
+            total += self.input_price(value, slots, wanted, axis) * self.weight(value, slots, axis)
         whole = sum((m[axis] == "R") == placed_already for m in outs)  # nothing is cut that came in whole
         if passes or total > 0:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)
         return total, float(busy), float(whole)
+
+    def weight(self, value: Value, slots: list[steps.Slot], axis: int) -> float:
+        """What a byte of a value counts."""
+        return EARLY if value.early and not any(slot.marks[axis] in PENDING for slot in slots) else 1.0
 
     def input_price(self, value: Value, slots: list[steps.Slot], wanted: Mark, axis: int) -> float:
         if value.fill is not None:
@@ -324,12 +335,12 @@ class Walk:
         if n == 1:
             return 0.0 if wanted not in PENDING or any(s.marks[axis] == wanted for s in slots) else float("inf")
         nbytes = _nbytes(value.fake)
-        shape, sizes = value.fake.shape, self.axes.sizes
-        return min(mark_price(s.marks[axis], wanted, local_bytes(nbytes, s.marks, sizes, axis), n, shape) for s in slots)
+        shape, sizes, cost = value.fake.shape, self.axes.sizes, self.axes.cost(axis)
+        return min(mark_price(s.marks[axis], wanted, local_bytes(nbytes, s.marks, sizes, axis), n, shape, cost) for s in slots)
 
     def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
         nbytes = local_bytes(_nbytes(x), marks, self.axes.sizes[: len(marks)], axis)
-        return mark_price(marks[axis], "R", nbytes, self.axes.sizes[axis], x.shape)
+        return mark_price(marks[axis], "R", nbytes, self.axes.sizes[axis], x.shape, self.axes.cost(axis))
 
     def bring(self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool) -> steps.Slot:
         """The value at a placement: a slot that has it, or the cheapest moves from one that has another."""

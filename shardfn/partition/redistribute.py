@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from ..types import PENDING, Mark, Marks, MeshAxes
+from ..types import PENDING, Cost, Mark, Marks, MeshAxes
 from . import layout
 
-LATENCY_BYTES = 1  # between two ways that move the same bytes, the one with fewer collectives
+EVEN = Cost()
 SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
 
 
@@ -34,15 +34,15 @@ class Move:
     perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
 
 
-def price(kind: str, nbytes: float, n: int) -> float:
-    """Bytes that one rank sends for a step; `nbytes` are those of the value whole on that axis, or of a halo."""
+def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
+    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a halo."""
     if n == 1:
         return 0.0
     share = (n - 1) / n  # of the ranks, where it is a halo: those at the ends have one neighbour
     factor = {
         "gather": share, "reduce": 2 * share, "reduce_scatter": share, "all_to_all": share / n, "halo": share, "slice": SLICE_FACTOR / n,
     }  # fmt: skip
-    return factor[kind] * nbytes + (0 if kind == "slice" else LATENCY_BYTES)
+    return factor[kind] * nbytes * (1 if kind == "slice" else cost.byte) + (0 if kind == "slice" else cost.start)
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
@@ -62,23 +62,23 @@ def kind_of(src: Mark, dst: Mark) -> str | None:
     return "all_to_all"
 
 
-def mark_price(src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int]) -> float:
+def mark_price(src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int], cost: Cost = EVEN) -> float:
     """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
         return 0.0
     if any(layout.halo(src)):
         return float("inf")
     if any(layout.halo(dst)):
-        plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape)
-        return plain + price("halo", nbytes * layout.halo_share(shape, dst), n)
+        plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
+        return plain + price("halo", nbytes * layout.halo_share(shape, dst), n, cost)
     if not isinstance(src, str) and not isinstance(dst, str) and layout.cut_of(src)[0] == layout.cut_of(dst)[0]:
-        return price("gather", nbytes, n) + price("slice", nbytes, n)
+        return price("gather", nbytes, n, cost) + price("slice", nbytes, n, cost)
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
     # what these two save is spent again where the next op wants the value as it was
     spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
-    return price(spent.get(kind, kind), nbytes, n) + LATENCY_BYTES * (kind in spent)
+    return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (kind in spent)
 
 
 def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:
@@ -89,9 +89,15 @@ def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], with
     return nbytes
 
 
-@functools.lru_cache(maxsize=65536)
 def route(shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes) -> tuple[float, tuple[Move, ...]] | None:
     """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are none."""
+    return _route(shape, itemsize, src, dst, axes, axes.costs)
+
+
+@functools.lru_cache(maxsize=65536)
+def _route(
+    shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes, costs: tuple[Cost, ...]
+) -> tuple[float, tuple[Move, ...]] | None:
     nbytes = float(itemsize)
     for n in shape:
         nbytes *= n
@@ -107,7 +113,7 @@ def route(shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: M
         seen.add(marks)
         for move in _moves(shape, marks, dst, axes):
             share = layout.halo_share(shape, move.after[move.axis]) if move.kind == "halo" else 1.0
-            step = price(move.kind, share * local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis])
+            step = price(move.kind, share * local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis], axes.cost(move.axis))
             heapq.heappush(queue, (cost + step, next(ticket), move.after, (*moves, move)))
     return None
 
