@@ -26,6 +26,7 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Nod
     if dtype in CARRIED:
         return x, lambda y: y
     if dtype.is_complex:
+        x = b.call(aten.resolve_conj.default, x) if x.meta["val"].is_conj() else x
         return b.call(aten.view_as_real.default, x), lambda y: b.call(aten.view_as_complex.default, _pairs(b, y))
     if reduces:
         wide = torch.float32 if dtype.is_floating_point else torch.int64

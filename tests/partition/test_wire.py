@@ -22,6 +22,8 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gathered, exchanged, and, where there is a sum, reduced and scattered."""
     out = {"gather": sf.constrain(x, P()), "exchange": sf.constrain(x, P(None, "a"))}
+    if x.dtype.is_complex:  # torch conjugates and negates when it reads
+        out |= {"conjugate": sf.constrain(x.conj(), P()), "negative": sf.constrain(x.conj().imag, P()), "turned": x.conj().flip(0)}
     if x.dtype != torch.bool:
         total = x.sum(0, dtype=x.dtype)
         out |= {"reduce": total, "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a"))}
