@@ -1,4 +1,4 @@
-"""What the ops that read a value would pay for it: one step of lookahead, where several choices move something or none does."""
+"""What the ops that read a value would pay for it: one step of lookahead, which decides between choices that cost the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ahead:
             axis: the one that is being decided.
         """
         if marks[axis] in PENDING:
-            return 0.0  # its reduction is charged to the choice itself
+            return 0.0  # its reduction is a matter of the choice itself
         key = node, marks, axis
         if key not in self.prices:
             self.prices[key] = sum(self.best(node, reader, marks, axis) for reader in list(node.users)[:FEW])
@@ -71,7 +71,8 @@ class Ahead:
 
     def asked(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
         result = reader.meta.get("val")
-        if not isinstance(reader.target, _compat.OpOverload) or reader.target.namespace != "aten" or not isinstance(result, torch.Tensor):
+        is_op = isinstance(reader.target, _compat.OpOverload) and reader.target.namespace != "shardfn"
+        if not is_op or not isinstance(result, torch.Tensor):
             return []
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((reader.args, reader.kwargs), nodes.append)

@@ -275,7 +275,7 @@ class Walk:
         return OpCall(node.target, node.args, dict(node.kwargs), tuple(v.fake for v in values), outs), values
 
     def choose(self, call: OpCall, values: list[Value], node: torch.fx.Node) -> tuple[list[Marks], list[Marks]]:
-        """Per axis, in mesh order, the choice that moves the fewest bytes, those of the next ops included; one that moves none wins."""
+        """Per axis, in mesh order, the choice that moves the fewest bytes."""
         choices = answered(rules.find(call.target), call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         ins: list[Marks] = [()] * len(call.ins)
@@ -294,13 +294,12 @@ class Walk:
         return ins, outs
 
     def best(self, node: torch.fx.Node, found: list[tuple[tuple[float, ...], Any]], axis: int) -> Any:
-        """The cheapest of some priced choices, the first of equals; where several are left, with what the readers would pay."""
-        least = min(price[0] for price, _ in found)
-        left = [(price, placed) for price, placed in found if price[0] < float("inf") and (least > 0 or price[0] == 0)] or found
-        if len(left) > 1 and isinstance(node.meta.get("val"), torch.Tensor):
-            ahead = [self.ahead.price(node, placed[1][0], axis) for _, placed in left]
-            left = [((p[0], p[1], a, p[2]), placed) for (p, placed), a in zip(left, ahead, strict=True)]
-        return min(left, key=lambda pair: pair[0])[1]
+        """The cheapest of some priced choices; of equals the one whose result its readers want, then the first."""
+        least = min(price[:2] for price, _ in found)
+        equals = [(price, placed) for price, placed in found if price[:2] == least]
+        if len(equals) > 1 and isinstance(node.meta.get("val"), torch.Tensor):
+            equals = [((self.ahead.price(node, placed[1][0], axis), *price), placed) for price, placed in equals]
+        return min(equals, key=lambda pair: pair[0])[1]
 
     def fit(self, call: OpCall, choice: Choice, ins: list[Marks], outs: list[Marks]) -> tuple[list[Marks], list[Marks]] | None:
         """Extend the marks of the axes so far by one axis; None where a unit does not fit."""
