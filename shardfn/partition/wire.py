@@ -27,7 +27,7 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Nod
         return x, lambda y: y
     if dtype.is_complex:
         x = b.call(aten.resolve_conj.default, x) if x.meta["val"].is_conj() else x
-        return b.call(aten.view_as_real.default, x), lambda y: b.call(aten.view_as_complex.default, _pairs(b, y))
+        return b.call(aten.view_as_real.default, x), lambda y: b.call(aten.view_as_complex.default, _pairs(b, y, len(shape)))
     if reduces:
         wide = torch.float32 if dtype.is_floating_point else torch.int64
         return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(aten._to_copy.default, y, dtype=dtype)
@@ -35,8 +35,9 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Nod
     return parts, lambda y: b.call(aten.view.default, b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype), [-1])
 
 
-def _pairs(b: Builder, y: torch.fx.Node) -> torch.fx.Node:
-    return _rows(b, y, 2) if y.meta["val"].dim() == 1 else y
+def _pairs(b: Builder, y: torch.fx.Node, dims: int) -> torch.fx.Node:
+    """What arrives as pairs: it does already unless it has lost a dim on the way."""
+    return y if y.meta["val"].dim() == dims + 1 else _rows(b, y, 2)
 
 
 def _rows(b: Builder, y: torch.fx.Node, width: int) -> torch.fx.Node:

@@ -20,6 +20,7 @@ ONCE_FAILED = {  # and why
     "cdist": "the gradient of batches that broadcast",
     "nn.functional.linear_cross_entropy.chunked": "no gradient under torch.func",
     "linalg.eig": "a conjugate that torch had not computed yet could not be sent",
+    "nn.functional.silu.complex": "a complex number without dims could not be reduced",
     "sparse.sampled_addmm": "sparse tensors have no strides",
 }
 NAMES = sorted({n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_FAILED.keys())

@@ -24,6 +24,7 @@ def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
     out = {"gather": sf.constrain(x, P()), "exchange": sf.constrain(x, P(None, "a"))}
     if x.dtype.is_complex:  # torch conjugates and negates when it reads
         out |= {"conjugate": sf.constrain(x.conj(), P()), "negative": sf.constrain(x.conj().imag, P()), "turned": x.conj().flip(0)}
+        out |= {"scalar": x.sum()}
     if x.dtype != torch.bool:
         total = x.sum(0, dtype=x.dtype)
         out |= {"reduce": total, "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a"))}
