@@ -80,7 +80,8 @@ def clear() -> None:
 
 
 def _kept(fn: Any) -> Kept:
-    if isinstance(fn, (types.MethodType, type, torch.nn.Module)) or not hasattr(fn, "__dict__"):
+    can_carry = hasattr(fn, "__dict__") and type(fn).__weakrefoffset__ != 0
+    if isinstance(fn, (types.MethodType, type, torch.nn.Module)) or not can_carry:
         return _kept_alive(fn)
     found = fn.__dict__.get(CARRIED)
     if found is None or found.owner() is not fn:

@@ -99,10 +99,27 @@ class Model(torch.nn.Module):
 
 def test_methods_stay_alive_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ALIVE", 2)
-    models = [Model() for _ in range(4)]
-    for model in models:
+
+    def used() -> weakref.ref[Model]:
+        model = Model()
         assert torch.equal(sf.grad(model.loss)(torch.ones(3)), torch.full((3,), 2.0))
-    seen = [weakref.ref(model) for model in models]
-    del models, model
+        return weakref.ref(model)
+
+    seen = [used() for _ in range(4)]
     gc.collect()
     assert [ref() is not None for ref in seen] == [False, False, True, True]
+
+
+class Slim:
+    __slots__ = ("__dict__",)  # no weak references
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return doubled(x)
+
+
+@pytest.mark.parametrize("fn", [Slim(), torch.sum, Model().loss], ids=["no weak references", "built in", "method"])
+def test_a_callable_that_cannot_carry_a_record_is_staged_once_too(fn: Any) -> None:
+    sf.grad(fn)(torch.ones(3))
+    before = cache.counts["captures"]
+    sf.grad(fn)(torch.ones(3))
+    assert cache.counts["captures"] == before
