@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from .types import Mark, Marks, MeshAxes
+from .types import MEAN, PENDING, Mark, Marks, MeshAxes
 
 
 class P:
@@ -56,7 +57,17 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
         raise ValueError(f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}")
-    return tuple(_mark(p, shape) for p in placements)
+    marks = tuple(_mark(p, shape) for p in placements)
+    kinds = {"sum" if m == MEAN else m for m in marks if m in (*PENDING, MEAN)}
+    if len(kinds) > 1:
+        raise ValueError(f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would matter; reduce one first")
+    return marks
+
+
+def check_mean(marks: Marks, dtype: torch.dtype) -> None:
+    """ValueError for a pending mean of integers, which need not be one."""
+    if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or floating point")
 
 
 def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
@@ -87,9 +98,9 @@ def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
         if not 0 <= dim < len(shape):
             raise ValueError(f"{placement} names dim {placement.dim} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
         return dim
-    if type(placement) is Partial and placement.reduce_op in ("sum", "max", "min"):
+    if type(placement) is Partial and placement.reduce_op in (*PENDING, MEAN):
         return placement.reduce_op
-    raise ValueError(f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial of sum, max or min")
+    raise ValueError(f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial of sum, avg, max or min")
 
 
 def torch_placements(marks: Marks) -> tuple[Placement, ...]:

@@ -15,9 +15,11 @@ from torch.distributed.tensor import Placement
 #   (d, unit)                   the same, but no chunk boundary inside a run of `unit` elements
 #   (d, unit, before, after)    the same, and with it so many elements of the neighbours on either side, zeros at the ends: a halo
 #   "sum" "max" "min"           pending: the value is the reduction over the axis of what the ranks hold
+#   "avg"                       pending too: their mean. Of arguments and results only; inside a program it is a sum of shares
 Mark = str | int | tuple[int, int] | tuple[int, int, int, int]
 Marks = tuple[Mark, ...]  # one for each mesh axis
 PENDING = ("sum", "max", "min")
+MEAN = "avg"
 
 
 @attrs.frozen

@@ -10,10 +10,20 @@ import torch
 import torch.nn.functional as F
 from effort import EFFORT
 from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardfn as sf
+from shardfn.mesh import all_coordinates, axes_of
+from shardfn.placements import marks_of
+from shardfn.runtime.door import cut
 
 Shape = tuple[int, ...]
+SHARES = {  # what rank k of n holds of a pending value
+    "sum": lambda x, k, n: x * (-1.0, 2.0, 0.0)[min(k, 2)] if n > 1 else x,
+    "avg": lambda x, k, n: x * (-n, 2 * n, 0)[min(k, 2)] if n > 1 else x,
+    "max": lambda x, k, n: x - k,
+    "min": lambda x, k, n: x + k,
+}
 MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2}, {"a": 2, "b": 3})
 if EFFORT > 1:
     MESHES = (*MESHES, {"a": 4}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 1, "b": 2})
@@ -46,7 +56,7 @@ class Drawn:
     """A program: inputs with shapes and placements, closed-over indices, lines, the name of its result."""
 
     mesh: dict[str, int]
-    inputs: dict[str, tuple[Shape, sf.P]]
+    inputs: dict[str, tuple[Shape, Any]]
     indices: dict[str, list[int]]
     lines: tuple[str, ...]
     result: str
@@ -75,6 +85,21 @@ class Drawn:
         g = torch.Generator().manual_seed(seed)
         return [torch.randn(shape, generator=g, dtype=torch.float64) for shape, _ in self.inputs.values()]
 
+    def placed_arguments(self, mesh: Any) -> list[Any]:
+        """The same values, those of pending inputs as what each rank of a simulated mesh holds."""
+        specs = [spec for _, spec in self.inputs.values()]
+        return [x if isinstance(spec, sf.P) else spread(x, mesh, spec) for x, spec in zip(self.arguments(), specs, strict=True)]
+
+
+def spread(x: torch.Tensor, mesh: Any, placements: list[Any]) -> Any:
+    """A whole value as a DTensor, pending on the axes that say so: no two ranks of such an axis hold the same."""
+    axes = axes_of(mesh)
+    marks = marks_of(placements, x.shape, axes)
+    held = {c: cut(x, marks, axes, c).clone() for c in all_coordinates(axes)}
+    for k, (mark, n) in enumerate(zip(marks, axes.sizes, strict=True)):
+        held = {c: SHARES[mark](value, c[k], n) if mark in SHARES else value for c, value in held.items()}
+    return sf.from_local(list(held.values()), mesh, placements)
+
 
 class Writer:
     """A program that is being drawn."""
@@ -82,7 +107,7 @@ class Writer:
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
         self.mesh: dict[str, int] = draw(st.sampled_from(MESHES))
-        self.inputs: dict[str, tuple[Shape, sf.P]] = {}
+        self.inputs: dict[str, tuple[Shape, Any]] = {}
         self.indices: dict[str, list[int]] = {}
         self.lines: list[str] = []
         self.shapes: dict[str, Shape] = {}
@@ -104,8 +129,15 @@ class Writer:
 
     def input(self, shape: Shape) -> str:
         name = f"x{len(self.inputs)}"
-        self.inputs[name], self.shapes[name] = (shape, self.placement(shape)), shape
+        pending = self.draw(st.integers(0, 5)) == 5
+        self.inputs[name], self.shapes[name] = (shape, self.pending(shape) if pending else self.placement(shape)), shape
         return name
+
+    def pending(self, shape: Shape) -> list[Any]:
+        """Each axis cuts some dim, or none, or the value is the sum, mean or maximum of what its ranks hold."""
+        kinds = self.pick(("sum", "avg"), ("sum",), ("avg",), ("max",), ("min",))
+        options = [Replicate(), *map(Shard, range(len(shape))), *map(Partial, kinds * 2)]
+        return [self.pick(*options) for _ in self.mesh]
 
     def index(self, size: int) -> tuple[str, int]:
         values = self.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))

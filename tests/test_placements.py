@@ -29,7 +29,9 @@ WRITTEN = {
     "placements": ([Shard(1), Replicate()], (1, "R")),
     "a tuple of placements": ((Shard(1), Replicate()), (1, "R")),
     "from the end": ([Shard(-1), Shard(-3)], (2, 0)),
-    "pending": ([Partial(), Partial("max")], ("sum", "max")),
+    "pending": ([Partial(), Partial("sum")], ("sum", "sum")),
+    "a mean and a sum": ([Partial("avg"), Partial()], ("avg", "sum")),
+    "a maximum": ([Shard(0), Partial("max")], (0, "max")),
     "a minimum": ([Partial("min"), Shard(0)], ("min", 0)),
 }
 
@@ -56,7 +58,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "too few": ([Shard(0)], "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)"),
     "a dim that is not there": ([Shard(2), Replicate()], "S(2) names dim 2 of a tensor with 2 dims, shape (4, 5)"),
     "a dim before the first": ([Shard(-3), Replicate()], "S(-3) names dim -3 of a tensor with 2 dims, shape (4, 5)"),
-    "a mean": ([Partial("avg"), Replicate()], "P(avg) is not a placement that shardfn knows: Shard, Replicate, Partial of sum, max or min"),
+    "a product": (
+        [Partial("product"), Replicate()],
+        "P(product) is not a placement that shardfn knows: Shard, Replicate, Partial of sum, avg, max or min",
+    ),
+    "reductions of two kinds": (
+        [Partial("max"), Partial("avg")],
+        "Partial(max) on dp, Partial(avg) on tp is pending in 2 ways, whose order would matter; reduce one first",
+    ),
 }
 
 
@@ -68,7 +77,7 @@ def test_what_does_not_fit_is_said_in_words(case: str) -> None:
     assert str(error.value) == said
 
 
-MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum"))] * 2)
+MARKS = st.tuples(*[st.sampled_from(("R", 0, 1, 2, "sum", "avg"))] * 2)
 
 
 @given(MARKS)
@@ -81,13 +90,13 @@ def test_torchs_placements_round_trip(marks: Marks) -> None:
 @examples(30)
 def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
     parts: list[tuple[str, ...]] = [tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)]
-    plain = tuple("R" if m == "sum" else m for m in marks)
+    plain = tuple("R" if m in ("sum", "avg") else m for m in marks)
     assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
 
 
 def test_marks_become_the_placements_that_dtensor_has() -> None:
-    marks: tuple[Mark, ...] = ("R", 2, "sum", "max", "min")
-    assert torch_placements(marks) == (Replicate(), Shard(2), Partial("sum"), Partial("max"), Partial("min"))
+    marks: tuple[Mark, ...] = ("R", 2, "sum", "avg", "max", "min")
+    assert torch_placements(marks) == (Replicate(), Shard(2), *map(Partial, ("sum", "avg", "max", "min")))
     with pytest.raises(AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"):
         torch_placements(((0, 3),))
 

@@ -109,6 +109,17 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
             sf.from_local([torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp"))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 12])
+def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int) -> None:
+    x = torch.arange(2.0 * rows).reshape(rows, 2)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        placed = sf.distribute(x, mesh, P(("dp", "tp")))
+        shards = placed._local_tensor.shards
+        again = sf.from_local(shards, mesh, P(("dp", "tp")))
+        assert again.shape == x.shape and torch.equal(sf.full(again), x)
+
+
 def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_dim() -> None:
     x = torch.arange(70.0).reshape(7, 10)
     with sf.fake_world(6):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,9 +19,10 @@ from .. import _compat
 from ..errors import CaptureError, PlacementError, TreeError, problem
 from ..mesh import axes_of, known_mesh
 from ..placements import P, marks_of
-from ..types import MeshAxes
+from ..types import MEAN, MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
+SUMS = ("sum", MEAN)  # what a result may be a term of
 PLACED = {"S": Shard, "R": Replicate, "P": Partial}  # how Dynamo hands placements on
 
 
@@ -219,7 +221,8 @@ def cuts(
         wrong: what does not fit already.
 
     Returns:
-        For each leaf (text, axes over which it is a term of a sum): "dp:2=0,tp:4=" says that dp, of 2 ranks, cuts dim 0.
+        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean over, or 0): "dp:2=0,tp:4=" says that
+        dp, of 2 ranks, cuts dim 0.
 
     Raises:
         TreeError: placements that are no prefix.
@@ -231,7 +234,7 @@ def cuts(
     found, lines = [], []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:
-            found.append(("", "") if shape is None else _cut(what, axes, shape, spec))
+            found.append(("", "", 0) if shape is None else _cut(what, axes, shape, spec))
         except ValueError as error:
             lines.append(f"{path}: {error}")
     if lines:
@@ -241,8 +244,8 @@ def cuts(
     return tuple(found)
 
 
-def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tuple[str, str]:
-    """One leaf: (text, axes over which it is pending); ValueError says what does not fit."""
+def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tuple[str, str, int]:
+    """One leaf, as `cuts` returns it; ValueError says what does not fit."""
     marks, left = _marks(axes, shape, spec), list(shape)
     for (name, n), mark in zip(axes, marks, strict=True):
         if isinstance(mark, int) and what == "in_placements":
@@ -251,11 +254,13 @@ def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tup
                 more = (n - left[mark] % n) * (shape[mark] // left[mark])
                 raise ValueError(f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal pieces; pad it by {more}")
             left[mark] //= n
-        elif isinstance(mark, str) and mark != "R" and (what == "in_placements" or mark != "sum"):
-            why = "only a result can be pending" if mark == "sum" else "only a sum can be pending"
+        elif isinstance(mark, str) and mark != "R" and (what == "in_placements" or mark not in SUMS):
+            why = "only a result can be pending" if mark in SUMS else "only a sum or a mean can be pending"
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
     said = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for (name, n), mark in zip(axes, marks, strict=True)]
-    return ",".join(said), ",".join(name for (name, _), mark in zip(axes, marks, strict=True) if mark == "sum")
+    pending = [name for (name, _), mark in zip(axes, marks, strict=True) if mark in SUMS]
+    means = [n for (_, n), mark in zip(axes, marks, strict=True) if mark == MEAN]
+    return ",".join(said), ",".join(pending), math.prod(means) if means else 0
 
 
 def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:

@@ -9,7 +9,7 @@ import torch
 
 from .. import _compat
 from ..types import Marks
-from . import layout, nested, refusals, registered, rules, steps
+from . import layout, means, nested, refusals, registered, rules, steps
 from .builder import Builder, Piece
 from .collectives import apply_move
 from .redistribute import Move
@@ -194,4 +194,5 @@ def _result(b: Builder, piece: Piece) -> torch.fx.Node:
 
 EMIT: dict[type, Any] = {
     steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply, steps.Nested: _nested, steps.Relabel: _relabel,
+    steps.Rescale: means.rescale,
 }  # fmt: skip

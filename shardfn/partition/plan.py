@@ -16,7 +16,7 @@ from ..capture import sources
 from ..errors import PlacementError, problem
 from ..loops import Loop
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
-from . import layout, manual, refusals, rules, steps
+from . import layout, manual, means, refusals, rules, steps
 from .ahead import Ahead
 from .asking import answered, failed
 from .choice import Choice, OpCall, replicated
@@ -108,25 +108,28 @@ class Walk:
     def enter(self, node: torch.fx.Node, marks: Marks, unreduced: str | None) -> steps.Slot:
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
-        self.values[node] = Value(fake, early=True, slots={marks: (slot, None)}, users=len(node.users), unreduced=unreduced)
+        held = means.rescaled(self, node, slot, means.as_sums(marks))
+        self.values[node] = Value(fake, early=True, slots={held.marks: (held, None)}, users=len(node.users), unreduced=unreduced)
         return slot
 
     def leave(self, node: torch.fx.Node, marks: Marks | None, path: str, output: torch.fx.Node) -> steps.Slot:
         value = self.values[node]
-        if marks is None:
-            marks = _settled(value, self.axes)
-        elif _is_pending(marks):
+        asked = marks or _settled(value, self.axes)
+        marks = means.as_sums(asked)
+        if _is_pending(marks):
             value = self.unaligned[node].value if node in self.unaligned else value
             if not self.reaches(value, marks):
-                raise refusals.cannot_stay_pending(self.name, path, node, marks, self.axes)
-        slot = self.bring(value, marks, output, implicit=False)
+                raise refusals.cannot_stay_pending(self.name, path, node, asked, self.axes)
+        slot = means.rescaled(self, output, self.bring(value, marks, output, implicit=False), asked)
         if _is_pending(marks) and (node in self.unaligned or value.unreduced):
             self.unreduced.append((slot, node))
         return slot
 
     def reaches(self, value: Value, marks: Marks) -> bool:
+        if value.fill is not None:
+            return all(rules.fill_fits(value.fill[1], m) for m in marks)
         shape, size = tuple(value.fake.shape), value.fake.element_size()
-        return value.fill is not None or any(route(shape, size, s.marks, marks, self.axes) for s in value.readable("forward"))
+        return any(route(shape, size, s.marks, marks, self.axes) for s in value.readable("forward"))
 
     def visit(self, node: torch.fx.Node) -> None:
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
@@ -312,12 +315,15 @@ class Walk:
         """What a choice costs on one axis; at equal cost, what keeps the most cut of what came in cut."""
         ins, outs = placed
         total, passes, busy, placed_already = 0.0, False, False, False
+        brought = set()  # what two arguments share is brought once
         for value, slots, marks in zip(values, held, ins, strict=True):
             wanted = marks[axis]
             placed_already = placed_already or any(slot.marks[axis] != "R" for slot in slots)
             passes = passes or wanted in PENDING
             busy = busy or (wanted in PENDING and value.users > 1)
-            total += self.input_price(value, slots, wanted, axis) * self.weight(value, slots, axis)
+            if (id(value), wanted) not in brought:
+                total += self.input_price(value, slots, wanted, axis) * self.weight(value, slots, axis)
+            brought.add((id(value), wanted))
         whole = sum((m[axis] == "R") == placed_already for m in outs)  # nothing is cut that came in whole
         if passes or total > 0:
             total += sum(self.reduce_price(x, m, axis) for x, m in zip(call.outs, outs, strict=True) if m[axis] in PENDING)

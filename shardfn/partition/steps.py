@@ -109,7 +109,24 @@ class Relabel:
         return (self.target,)
 
 
-Step = Redistribute | Apply | Nested | Fill | Relabel
+@attrs.frozen(eq=False)
+class Rescale:
+    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
+
+    node: torch.fx.Node
+    source: Slot
+    target: Slot
+
+    @property
+    def read(self) -> tuple[Slot, ...]:
+        return (self.source,)
+
+    @property
+    def made(self) -> tuple[Slot, ...]:
+        return (self.target,)
+
+
+Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
 
 
 @attrs.frozen(eq=False)

@@ -75,4 +75,5 @@ def _relabelled(step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int])
 
 SAID = {
     steps.Apply: _applied, steps.Nested: _nested, steps.Fill: _filled, steps.Redistribute: _moved, steps.Relabel: _relabelled,
+    steps.Rescale: _relabelled,
 }  # fmt: skip

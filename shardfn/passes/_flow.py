@@ -87,11 +87,17 @@ def _reductions(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, li
     """
     found = {i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)}
     by_node = {g.node: g for g in plan.gradients}
-    leaving = {slot.number: by_node[node] for slot, node in plan.unreduced if node in by_node}
+    leaving = {_as_sum(plan, made_by, slot).number: by_node[node] for slot, node in plan.unreduced if node in by_node}
     for i, step in enumerate(plan.steps):
         if isinstance(step, steps.Redistribute) and (step.node in by_node or step.target.number in leaving):
             found[i] = by_node[step.node] if step.node in by_node else leaving[step.target.number]
     return found
+
+
+def _as_sum(plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot) -> steps.Slot:
+    """A result before it is called a mean."""
+    step = plan.steps[made_by[slot.number]] if slot.number in made_by else None
+    return step.source if isinstance(step, steps.Rescale) else slot
 
 
 def _lineage(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]], gradient: steps.Gradient) -> Iterator[int]:

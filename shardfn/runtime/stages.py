@@ -27,7 +27,7 @@ from ..partition.transfers import Fallback, Transfer, fallbacks, transfers
 from ..partition.verbose import verbose_text
 from ..passes.agenda import rewished
 from ..passes.certificate import Certificate, certify
-from ..placements import is_spec, marks_of
+from ..placements import check_mean, is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
 from ..world import World
 from . import cache
@@ -167,7 +167,10 @@ def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks
     try:
         specs = _tree.broadcast_prefix(request.out_placements, result, is_spec)
         pairs = [spec for spec, leaf in zip(specs, program.out_leaves, strict=True) if leaf is TENSOR]
-        return [None if s is None else marks_of(s, v.shape, placed.axes) for s, v in zip(pairs, values, strict=True)]
+        asked = [None if s is None else marks_of(s, v.shape, placed.axes) for s, v in zip(pairs, values, strict=True)]
+        for marks, v in zip(asked, values, strict=True):
+            check_mean(marks or (), v.dtype)
+        return asked
     except ValueError as error:
         kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
         fix = "a prefix of the result's tree, with placements that fit each tensor"

@@ -42,13 +42,14 @@ class ShardMap(Transformed):
         texts = _texts(where, "in_placements", axes, roots, args, self.ins)
         entering = [
             manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
-            for x, (text, _) in zip(_tree.quick_leaves(args), texts, strict=True)
+            for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
         ]
         out = (self.fn(*_tree.refill(args, iter(entering)), **kwargs),)
         texts = _texts(where, "out_placements", axes, ("result",), out, (self.outs,))
         leaving, paths = [], _tree.quick_paths(out[0], "result")
-        for x, path, (text, pending) in zip(_tree.quick_leaves(out), paths, texts, strict=True):
+        for x, path, (text, pending, shares) in zip(_tree.quick_leaves(out), paths, texts, strict=True):
             if isinstance(x, torch.Tensor):
+                x = x / shares if shares else x
                 x = manual.psum(x, pending, True) if pending else x
                 x = manual.from_local(x, text, f"{where}, out_placements: {path}")
             leaving.append(x)
@@ -66,7 +67,7 @@ class ShardMap(Transformed):
 
 
 def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any) -> Any:
-    """For each leaf, how the manual axes cut it, and the axes over which it is pending."""
+    """For each leaf, how the manual axes cut it, and over which it is pending: what `named.cuts` returns."""
     wrong: list[str] = []
     paths = tuple([p for root, x in zip(roots, tree, strict=True) for p in _tree.quick_paths(x, root)])
     if _is_leaf(specs):
@@ -145,7 +146,7 @@ def shard_map(
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
             Placements, or None: the same on all ranks. What is cut must be divisible.
         out_placements: a prefix tree over the result. What is not cut must be the same on all ranks: summed, gathered, or
-            made of such values. `Partial()`: each rank returns a term of the sum.
+            made of such values. `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
         axis_names: the mesh axes on which fn is per-rank code; all that are not manual yet if None. On the others, and for
             what is planned there, its values are whole.
         backend: "inductor", or "aten"; counts where this is the outermost transform.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from .. import _compat, _tree
 from ..errors import PlacementError, TreeError, problem
 from ..mesh import all_coordinates, axes_of
 from ..partition import layout, wire
-from ..placements import is_spec, marks_of, torch_placements
+from ..placements import check_mean, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
 from ..runtime.simulated import SimulatedTensor, UnreadTensor
 from ..types import Marks
@@ -103,6 +105,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     first = shards[0]
     try:
         marks = marks_of(placements, first.shape, axes)
+        check_mean(marks, first.dtype)
     except ValueError as error:
         raise PlacementError(problem("from_local", str(error)), mesh=mesh, placements=placements) from None
     shape = _whole_shape(shards, marks, axes)
@@ -115,13 +118,13 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
 def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:
     """The shape of the whole: of the shards at hand, or of shards all like this one."""
     everyone = all_coordinates(axes) if len(shards) > 1 else []
-    shape = list(shards[0].shape)
+    shape, cutting = list(shards[0].shape), collections.defaultdict[int, list[int]](list)
     for k, mark in enumerate(marks):
-        found = layout.split(mark)
-        if not found:
-            continue
-        line = [s.shape[found[0]] for s, c in zip(shards, everyone, strict=False) if all(c[j] == 0 for j in range(len(c)) if j != k)]
-        shape[found[0]] = shape[found[0]] * axes.sizes[k] if not line else sum(line)
+        if found := layout.split(mark):
+            cutting[found[0]].append(k)
+    for dim, by in cutting.items():
+        pieces = [s.shape[dim] for s, c in zip(shards, everyone, strict=False) if not any(c[k] for k in range(len(c)) if k not in by)]
+        shape[dim] = sum(pieces) if pieces else shape[dim] * math.prod(axes.sizes[k] for k in by)
     for s, c in zip(shards, everyone, strict=False):
         if tuple(s.shape) != layout.local_shape(shape, marks, axes.sizes, c):
             needed = f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of {tuple(shape)}"

@@ -21,8 +21,9 @@ def sharded(drawn: Drawn) -> Any:
     with sf.fake_world(math.prod(drawn.mesh.values())):
         mesh = sf.make_mesh(tuple(drawn.mesh.values()), tuple(drawn.mesh))
         placed, numbers = tuple(spec for _, spec in drawn.inputs.values()), tuple(range(len(drawn.inputs)))
+        grads = tuple(spec if isinstance(spec, P) else None for spec in placed)
         step = sf.value_and_grad(drawn.function(), argnums=numbers, has_aux=True)
-        out = sf.shard(step, mesh, placed, ((None, drawn.out), placed), backend="aten")(*drawn.arguments())
+        out = sf.shard(step, mesh, placed, ((None, drawn.out), grads), backend="aten")(*drawn.placed_arguments(mesh))
         return sf.full(out)
 
 

@@ -63,6 +63,20 @@ def test_a_result_may_be_a_term_of_a_sum() -> None:
         close(sf.full(inside(X)), X.sum(0) * 2)
 
 
+def test_a_result_may_be_a_term_of_a_mean() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        mean = [sf.Partial("avg"), sf.Partial()]
+        fn = sf.shard_map(lambda x: x.sum(0), mesh, P(("dp", "tp")), mean, backend="aten")
+        out = fn(X)
+        assert list(out.placements) == mean and not kinds(fn, X)
+        close(sf.full(out), X.sum(0) / 2)
+        grad = sf.shard(sf.grad(lambda x: sf.shard_map(lambda x: x**2, None, P("dp"), [sf.Partial("avg"), sf.Replicate()])(x).sum()), mesh)
+        close(sf.full(grad(X)), X)
+        whole = sf.shard_map(lambda x: x.long(), mesh, P(), [sf.Partial("avg"), sf.Replicate()], axis_names={"dp"}, backend="aten")
+        assert sf.full(whole(X)).dtype == torch.float32  # as with pmean, a mean of integers is none
+
+
 def test_arguments_and_results_are_trees_and_constants_pass() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))

@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
         sf.PlacementError,
-        """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum can be pending
+        """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum or a mean can be pending
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),

@@ -39,4 +39,4 @@ def fill_value(target: object, args: tuple[Any, ...]) -> Any:
 
 def fits(value: Any, mark: object) -> bool:
     """Whether a fill may stand at a mark: zeros are a pending sum too."""
-    return mark not in ("sum", "max", "min") or (mark == "sum" and value == 0) or mark in ("max", "min")
+    return mark != "sum" or value == 0
