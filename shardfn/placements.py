@@ -64,6 +64,12 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     return marks
 
 
+def check_whole(spec: Any, marks: Marks) -> None:
+    """ValueError for a plain tensor that is asked to be pending."""
+    if any(m in (*PENDING, MEAN) for m in marks):
+        raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
+
+
 def check_mean(marks: Marks, dtype: torch.dtype) -> None:
     """ValueError for a pending mean of integers, which need not be one."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):

@@ -20,8 +20,8 @@ from ..capture.leaks import LeakedTensor, leaked
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
-from ..placements import check_mean, describe, is_spec, marks_of, torch_placements
-from ..types import CONSTANTS, MEAN, PENDING, Aval, Marks, MeshAxes, ShapeDtype
+from ..placements import check_mean, check_whole, describe, is_spec, marks_of, torch_placements
+from ..types import CONSTANTS, MEAN, Aval, Marks, MeshAxes, ShapeDtype
 from ..world import World, current_world
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
@@ -218,8 +218,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
         raise ValueError(f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; move it with x.to(...)")
     declared = None if spec is None else marks_of(spec, x.shape, axes)
     if not isinstance(x, DTensor):
-        if declared and any(m in (*PENDING, MEAN) for m in declared):
-            raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
+        check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)
     if x.device_mesh != mesh:
         raise ValueError(f"it lives on another mesh, {axes_of(x.device_mesh)}, and the function's is {axes}")

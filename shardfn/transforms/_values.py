@@ -14,7 +14,7 @@ from .. import _compat, _tree
 from ..errors import PlacementError, TreeError, problem
 from ..mesh import all_coordinates, axes_of
 from ..partition import layout, wire
-from ..placements import check_mean, is_spec, marks_of, torch_placements
+from ..placements import check_mean, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
 from ..runtime.simulated import SimulatedTensor, UnreadTensor
 from ..types import Marks
@@ -53,6 +53,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
         try:
             marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, x.shape, axes)
+            check_whole(spec, marks)
             out.append(_placed(x.detach(), mesh, marks) if isinstance(x, torch.Tensor) else x)
         except ValueError as error:
             wrong.append(f"{path or 'the tensor'}: {error}")

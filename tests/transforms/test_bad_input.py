@@ -346,6 +346,9 @@ def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
         "  ['b']: P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
         "  try: placements that fit each tensor",
     ])  # fmt: skip
+    _, text = refusal(sf.PlacementError, lambda: sf.distribute(X, mesh(), [Partial(), Replicate()]))  # it would be twice X
+    said = "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use sf.from_local"
+    assert text == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
     _, text = refusal(sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()}))
     assert text == "distribute: placements is no prefix of the tree\n  the whole tree: placements lack ['a']; placements have also ['b']"
     _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))
