@@ -109,6 +109,18 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
             sf.from_local([torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp"))
 
 
+@pytest.mark.parametrize("kind", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32, torch.float16], ids=str)
+def test_a_pending_value_read_whole_keeps_its_dtype(dtype: torch.dtype, kind: str) -> None:
+    shards = [torch.tensor([1, 0, 3]).to(dtype), torch.tensor([1, 0, 0]).to(dtype)]
+    with sf.fake_world(2):
+        pending = sf.from_local(shards, mesh := sf.make_mesh((2,), ("dp",)), sf.Partial(kind))
+        reduced = sf.shard(lambda x: x.clone(), mesh, backend="aten")(pending)
+        wanted = {"sum": shards[0] + shards[1], "max": torch.maximum(*shards), "min": torch.minimum(*shards)}[kind]
+        for got in (sf.full(pending), sf.full(reduced)):
+            assert got.dtype == dtype and torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 12])
 def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int) -> None:
     x = torch.arange(2.0 * rows).reshape(rows, 2)

@@ -325,7 +325,7 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
     if mark == "R":
         return group[0]
     reduce = {"sum": torch.sum, MEAN: torch.mean, "max": torch.amax, "min": torch.amin}[mark]
-    return reduce(torch.stack(group), 0)
+    return reduce(torch.stack(group), 0).to(group[0].dtype)  # a sum of integers is one of 64 bits
 
 
 def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
