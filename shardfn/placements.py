@@ -70,10 +70,12 @@ def check_whole(spec: Any, marks: Marks) -> None:
         raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
 
 
-def check_mean(marks: Marks, dtype: torch.dtype) -> None:
-    """ValueError for a pending mean of integers, which need not be one."""
+def check_pending(marks: Marks, dtype: torch.dtype) -> None:
+    """ValueError for a reduction that the dtype does not have."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or floating point")
+    if dtype.is_complex and {"max", "min"} & {*marks}:
+        raise ValueError(f"a pending maximum or minimum of {dtype}, which has no order")
 
 
 def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:

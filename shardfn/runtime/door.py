@@ -20,7 +20,7 @@ from ..capture.leaks import LeakedTensor, leaked
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
-from ..placements import check_mean, check_whole, describe, is_spec, marks_of, torch_placements
+from ..placements import check_pending, check_whole, describe, is_spec, marks_of, torch_placements
 from ..types import CONSTANTS, MEAN, Aval, Marks, MeshAxes, ShapeDtype
 from ..world import World, current_world
 from .request import Request
@@ -223,7 +223,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     if x.device_mesh != mesh:
         raise ValueError(f"it lives on another mesh, {axes_of(x.device_mesh)}, and the function's is {axes}")
     own = marks_of(list(x.placements), x.shape, axes)
-    check_mean(own, x.dtype)
+    check_pending(own, x.dtype)
     if declared is not None and own != declared:
         raise ValueError(f"it is placed {describe(own, axes)}, in_placements says {describe(declared, axes)}; reshard it outside")
     return own

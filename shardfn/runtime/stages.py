@@ -27,7 +27,7 @@ from ..partition.transfers import Fallback, Transfer, fallbacks, transfers
 from ..partition.verbose import verbose_text
 from ..passes.agenda import rewished
 from ..passes.certificate import Certificate, certify
-from ..placements import check_mean, is_spec, marks_of
+from ..placements import check_pending, is_spec, marks_of
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
 from ..world import World
 from . import cache
@@ -169,7 +169,7 @@ def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks
         pairs = [spec for spec, leaf in zip(specs, program.out_leaves, strict=True) if leaf is TENSOR]
         asked = [None if s is None else marks_of(s, v.shape, placed.axes) for s, v in zip(pairs, values, strict=True)]
         for marks, v in zip(asked, values, strict=True):
-            check_mean(marks or (), v.dtype)
+            check_pending(marks or (), v.dtype)
         return asked
     except ValueError as error:
         kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError

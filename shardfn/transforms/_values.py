@@ -14,7 +14,7 @@ from .. import _compat, _tree
 from ..errors import PlacementError, TreeError, problem
 from ..mesh import all_coordinates, axes_of
 from ..partition import layout, wire
-from ..placements import check_mean, check_whole, is_spec, marks_of, torch_placements
+from ..placements import check_pending, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
 from ..runtime.simulated import SimulatedTensor, UnreadTensor
 from ..types import Marks
@@ -106,7 +106,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     first = shards[0]
     try:
         marks = marks_of(placements, first.shape, axes)
-        check_mean(marks, first.dtype)
+        check_pending(marks, first.dtype)
     except ValueError as error:
         raise PlacementError(problem("from_local", str(error)), mesh=mesh, placements=placements) from None
     shape = _whole_shape(shards, marks, axes)

@@ -134,6 +134,10 @@ REFUSED = {
         "shard(<lambda>), out_placements: a pending mean of torch.int64 need not be an integer; use Partial('sum'), or floating point\n"
         "  at: HERE\n  try: a prefix of the result's tree, with placements that fit each tensor",
     ),
+    "a maximum of complex numbers": (
+        lambda mesh: sf.from_local(torch.ones(3, dtype=torch.complex64), mesh, Partial("max")),
+        "from_local: a pending maximum or minimum of torch.complex64, which has no order",
+    ),
     "a mean of a plain tensor": (
         lambda mesh: sf.shard(lambda x: x, mesh, MEAN, backend="aten")(X),
         "shard(<lambda>), argument x: a plain tensor is a whole value and cannot be P(avg); use sf.from_local\n"
