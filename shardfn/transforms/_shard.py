@@ -78,6 +78,7 @@ def shard(
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
             Placements, or None: as the argument is (a plain tensor is replicated).
         out_placements: a prefix tree over the result; None leaves results where they fall, pending sums reduced.
+            `Partial()` and `Partial("avg")` keep what no op has reduced as each rank's term of the sum or mean.
         implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
         donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
         static_argnums: positional arguments that are constants; a tensor there is an error. What is no tensor is one anyhow.

@@ -83,7 +83,8 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     Args:
         x: this rank's local tensor; in a simulated world it may be a list with one tensor for each rank of the mesh.
         mesh: a DeviceMesh.
-        placements: one leaf: `P`, a Placement, or a list of Placements.
+        placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or `Partial("avg")` x is this rank's term
+            of a sum or mean.
 
     Returns:
         A DTensor; its shape follows from all shards being of this size.
