@@ -279,7 +279,8 @@ def _gather(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
     name, n = w.index(shape[d])
     spread = tuple(n if k == d else w.pick(size, size, 1) for k, size in enumerate(shape))
-    index = f"{name}.reshape{tuple(n if k == d else 1 for k in range(len(shape)))}.expand{spread}"
+    own = ".contiguous()" if any(spread[k] != shape[k] for k in range(len(shape)) if k != d) else ""  # else the plain one is wrong
+    index = f"{name}.reshape{tuple(n if k == d else 1 for k in range(len(shape)))}.expand{spread}{own}"
     form = w.pick("{x}.gather({d}, {i})", "{x}.scatter_add({d}, {i}, {x}.new_ones({n}))", "{x}.scatter_add({d}, {i}, {y})")
     y = w.input(spread) if "{y}" in form else ""
     w.write(form.format(x=x, d=d, i=index, n=spread, y=y), spread if "gather" in form else shape)

@@ -299,3 +299,25 @@ def test_s13_the_backward_of_a_strict_function_is_strict() -> None:
         traced = step.trace(x, w).program.graph.graph
         marked = {n.meta["phase"] for n in traced.nodes if "implicit_comm=error" in (n.meta.get("custom") or {})}
         assert marked == {"forward", "backward"}
+
+
+SMALLER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gather": lambda x, at: x.gather(0, at),
+    "scatter_add": lambda x, at: x.scatter_add(0, at, x.new_ones(at.shape)),
+    **{kind: lambda x, at, kind=kind: x.scatter_reduce(0, at, 0.5 * x[:2, :17], kind) for kind in ("sum", "amax", "mean")},
+}
+
+
+@pytest.mark.parametrize("op", list(SMALLER))
+def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(op: str) -> None:
+    """torch adds to columns that the index does not have, also in the gradient of gather."""
+    x, row = values(3, 20), torch.tensor([2, 0])
+    index = lambda: row.reshape(2, 1).expand(2, 17)
+    fn = lambda at: lambda x: (SMALLER[op](x, at()) ** 2).sum()
+    right = fn(lambda: index().contiguous())  # what is read as an index of its own
+    leaf = x.clone().requires_grad_()
+    value = right(leaf)
+    wanted = value.detach(), *torch.autograd.grad(value, leaf)
+    for placed in (P(), P("a"), P(None, "a")):
+        assert_close(run(sf.value_and_grad(fn(index)), (x,), placed), wanted)
+    assert_close(sf.jit(sf.value_and_grad(fn(index)), backend="aten")(x), wanted)

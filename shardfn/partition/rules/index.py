@@ -194,11 +194,27 @@ def lower_gather(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[A
     return b.call(aten.where.self, hit, found, b.call(aten.zeros_like.default, found))
 
 
+def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
+    """The arguments with the index in memory of its own if it is smaller than the table, apart from `dim`.
+
+    Where such an index repeats itself in memory (`expand`), torch's CPU kernel goes by the table's sizes (2.13, along dim 0).
+    """
+    (table, index), dim = (x.meta["val"].shape for x in (args[0], args[2])), args[1]
+    smaller = any(i < n for d, (i, n) in enumerate(zip(index, table, strict=True)) if d != dim % len(table))
+    return [*args[:2], b.contiguous(args[2]), *args[3:]] if smaller else args
+
+
+def lower_scatter_reduce(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+    """The op itself."""
+    return b.call(aten.scatter_reduce.two, *_with_own_index(b, args), **kwargs)
+
+
 def lower_scatter(target: Any) -> Any:
     """What falls outside goes to one extra slot, which is cut off again."""
 
     def lower(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
         table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
+        args = _with_own_index(b, args)
         if not table.cuts(dim):
             return b.call(target, *args, **kwargs)
         size, behind = table.local_shape[dim], len(table.shape) - 1 - dim
@@ -218,5 +234,6 @@ ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
 LOWER = {
     aten.embedding.default: lower_embedding,
     aten.gather.default: lower_gather,
+    aten.scatter_reduce.two: lower_scatter_reduce,
     **{op: lower_scatter(op) for op in (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)},
 }
