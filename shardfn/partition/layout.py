@@ -122,6 +122,22 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return all(n == 1 or s == t for n, s, t in zip(shape, stride, dense_strides(shape, stride_order(shape, stride)), strict=True))
 
 
+def can_view(shape: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether memory laid out like this can be read as another shape of as many elements: none of its dims crosses a gap."""
+    if 0 in shape:
+        return True
+    runs: list[int] = []  # the sizes of the runs without a gap, the outermost first
+    step = None
+    for n, s in reversed([(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]):
+        runs = [n * runs[0], *runs[1:]] if s == step else [n, *runs]
+        step = n * s
+    for n in reversed([n for n in new if n != 1]):
+        if runs[-1] % n:
+            return False
+        runs = [*runs[:-1], runs[-1] // n] if runs[-1] > n else runs[:-1]
+    return True
+
+
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """Gapless strides in a given order of dims."""
     out, step = [1] * len(shape), 1

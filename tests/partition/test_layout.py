@@ -142,3 +142,31 @@ def test_stride_order_keeps_equal_strides_in_the_order_of_dims() -> None:
         assert layout.stride_order(shape, torch.empty(shape).stride()) == tuple(
             sorted(range(3), key=lambda d: (-torch.empty(shape).stride(d), d))
         )
+
+
+@st.composite
+def laid_out(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A tensor with its dims permuted, expanded or sliced in memory, and another shape of as many elements."""
+    x = torch.empty(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    x = x.permute(draw(st.permutations(range(x.dim()))))
+    for d in range(x.dim()):
+        if x.shape[d] == 1:
+            x = x.expand(*x.shape[:d], draw(st.integers(1, 3)), *x.shape[d + 1 :])
+        elif draw(st.integers(0, 3)) == 3:
+            x = x.narrow(d, 0, x.shape[d] - 1)
+    total, new = x.numel(), []
+    while total > 1 or draw(st.booleans()):
+        new.append(draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0])))
+        total //= new[-1]
+    return x, tuple(new)
+
+
+@given(laid_out())
+@examples(200)
+def test_what_can_be_viewed_is_what_torch_views(drawn: tuple[torch.Tensor, tuple[int, ...]]) -> None:
+    x, new = drawn
+    try:
+        viewed = x.view(new).shape == new
+    except RuntimeError:
+        viewed = False
+    assert layout.can_view(x.shape, x.stride(), new) == viewed

@@ -12,6 +12,7 @@ import samples
 import torch
 from effort import EFFORT
 
+import shardfn as sf
 from shardfn.partition import layout, rules
 from shardfn.partition.choice import Choice, replicated
 from shardfn.types import PENDING, Marks
@@ -171,3 +172,13 @@ def test_an_op_without_a_rule_is_only_run_on_whole_values() -> None:
     op = pieces.OneOp(aten.roll.default, (torch.ones(5, 3), [1], [0]), {})
     assert rules.find(op.call.target) is None
     assert choices(op, (1,)) == [(("R",), ("R",))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_reshape_of_what_a_rank_holds_expanded_is_a_copy(n: int) -> None:
+    """Its strides on a rank are not those of the whole, and torch's fake tensors allow views that are none."""
+    x = torch.arange(1.0)
+    fn = lambda x: x.unsqueeze(1).expand(1, 3).unsqueeze(0).expand(2, 1, 3).reshape(1, 1, 6)
+    with sf.fake_world(n):
+        got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(x)
+        assert torch.equal(sf.full(got), fn(x))

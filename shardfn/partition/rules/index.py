@@ -200,7 +200,7 @@ def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
     Where such an index repeats itself in memory (`expand`), torch's CPU kernel goes by the table's sizes (2.13, along dim 0).
     """
     (table, index), dim = (x.meta["val"].shape for x in (args[0], args[2])), args[1]
-    smaller = any(i < n for d, (i, n) in enumerate(zip(index, table, strict=True)) if d != dim % len(table))
+    smaller = any(i < n for d, (i, n) in enumerate(zip(index, table, strict=False)) if d != dim % len(table))
     return [*args[:2], b.contiguous(args[2]), *args[3:]] if smaller else args
 
 
