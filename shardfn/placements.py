@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from .types import MEAN, PENDING, Mark, Marks, MeshAxes
+from .types import MEAN, REDUCTIONS, Mark, Marks, MeshAxes
 
 
 class P:
@@ -58,7 +58,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if len(placements) != len(axes.names):
         raise ValueError(f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}")
     marks = tuple(_mark(p, shape) for p in placements)
-    kinds = {"sum" if m == MEAN else m for m in marks if m in (*PENDING, MEAN)}
+    kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
         raise ValueError(f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would matter; reduce one first")
     return marks
@@ -66,7 +66,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 def check_whole(spec: Any, marks: Marks) -> None:
     """ValueError for a plain tensor that is asked to be pending."""
-    if any(m in (*PENDING, MEAN) for m in marks):
+    if any(m in REDUCTIONS for m in marks):
         raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
 
 
@@ -106,7 +106,7 @@ def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
         if not 0 <= dim < len(shape):
             raise ValueError(f"{placement} names dim {placement.dim} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
         return dim
-    if type(placement) is Partial and placement.reduce_op in (*PENDING, MEAN):
+    if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return placement.reduce_op
     raise ValueError(f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial of sum, avg, max or min")
 

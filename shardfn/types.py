@@ -20,6 +20,7 @@ Mark = str | int | tuple[int, int] | tuple[int, int, int, int]
 Marks = tuple[Mark, ...]  # one for each mesh axis
 PENDING = ("sum", "max", "min")
 MEAN = "avg"
+REDUCTIONS = (*PENDING, MEAN)
 
 
 @attrs.frozen

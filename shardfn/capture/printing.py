@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..types import MEAN, PENDING, Marks, Program
+from ..types import REDUCTIONS, Marks, Program
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -25,7 +25,7 @@ def tensor_type(shape: Iterable[int], dtype: torch.dtype, marks: Marks = (), nam
         if not isinstance(mark, str):
             dim, unit, *halo = mark if isinstance(mark, tuple) else (mark, 1)
             sizes[dim] += f"@{name}" + (f":{unit}" if unit > 1 else "") + "".join(f"+{rows}" for rows in halo)
-    pending = [f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in (*PENDING, MEAN)]
+    pending = [f"{mark}@{name}" for name, mark in zip(names, marks, strict=True) if mark in REDUCTIONS]
     return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{'; ' + ' '.join(pending) if pending else ''}]"
 
 

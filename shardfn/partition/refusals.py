@@ -9,11 +9,11 @@ import torch
 
 from ..capture.drawing import draws
 from ..errors import PlacementError, RuleError, problem
-from ..types import MEAN, PENDING, Marks, MeshAxes
+from ..types import REDUCTIONS, Marks, MeshAxes
 
 
 def pending_over(marks: Marks, axes: MeshAxes) -> str:
-    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in (*PENDING, MEAN))
+    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in REDUCTIONS)
 
 
 def not_reduced(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
