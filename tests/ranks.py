@@ -1,9 +1,16 @@
-"""Run a function on n real ranks: gloo processes on this machine, one thread each."""
+"""Run a function on n real ranks: gloo processes on this machine, one thread each.
+
+Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two processes, twenty all-reduces,
+reduce-scatters and all-gathers each, nothing of ours) two died of "malloc(): unaligned fastbin chunk detected" and its like.
+So ranks that die by such a signal run once more, with a warning; whatever they raise, or die of again, is raised here.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +19,33 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
+
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     """The result of `fn(*args)` on each of n ranks; a rank's failure is raised here with its traceback."""
+    try:
+        return _spawned(n, fn, args)
+    except CrashedError as crash:
+        warnings.warn(f"{crash}; they run once more: {getattr(fn, '__name__', fn)}", stacklevel=2)
+    return _spawned(n, fn, args)
+
+
+class CrashedError(RuntimeError):
+    """A rank died by a signal, not by an exception of its own."""
+
+
+def _spawned(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (n, folder, fn, args), nprocs=n, join=True)
+        ranks = mp.spawn(_rank, (n, folder, fn, args), nprocs=n, join=False)
+        try:
+            while not ranks.join():
+                pass
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:  # whichever rank was seen first
+            died = [rank for rank, process in enumerate(ranks.processes) if process.exitcode in CRASHES]
+            if died:
+                raise CrashedError(f"ranks {died} of {n} crashed") from error
+            raise
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(n)]
 
 
