@@ -38,7 +38,7 @@ SMOOTH = (  # of {x} along dim {d} of size {n}; the shape stays
     "torch.fft.irfft(torch.fft.rfft({x}, dim={d}) * 2j, n={n}, dim={d})", "torch.fft.fft({x}, dim={d}).imag", "{x}.logcumsumexp({d})",
     "{x} / (1 + {x}.norm(3, {d}, keepdim=True))", "{x}.cummax({d})[0]", "{x} * ({x} > 0).any({d}, keepdim=True)",
     "{x} * ({x} > -9).all({d}, keepdim=True)", "{x}.masked_fill({x} > 0.5, 0.25)", "torch.lerp({x}, {x}.flip({d}), 0.25)",
-    "{x} - {x}.kthvalue(1, {d}, keepdim=True)[0]", "{x} - {x}.median({d}, keepdim=True)[0]",
+    "{x} - {x}.kthvalue(1, {d}, keepdim=True)[0]", "{x} - {x}.contiguous().median({d}, keepdim=True)[0]",
     "{x} - torch.cat([{x}, {x} + 1], {d}).std({d}, keepdim=True, correction=0)",  # where all are equal, rounding decides its gradient
     "F.normalize({x}, dim={d})", "{x}.nan_to_num() + torch.cumulative_trapezoid({x}, dim={d}).sum({d}, keepdim=True)",
     "{x} + {x}.mT.diagonal(dim1=-2, dim2=-1).sum() if {x}.dim() > 1 else {x}", "{x}.tril() if {x}.dim() > 1 else {x}",

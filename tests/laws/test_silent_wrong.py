@@ -321,3 +321,16 @@ def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(op: str) -> 
     for placed in (P(), P("a"), P(None, "a")):
         assert_close(run(sf.value_and_grad(fn(index)), (x,), placed), wanted)
     assert_close(sf.jit(sf.value_and_grad(fn(index)), backend="aten")(x), wanted)
+
+
+@pytest.mark.parametrize("op", ["median", "nanmedian"])
+@pytest.mark.parametrize("dim", [0, -3])
+def test_the_median_along_a_dim_that_repeats_itself(op: str, dim: int) -> None:
+    """torch reads past the end of the memory: whatever lies there."""
+    x = values(5, 7)
+    fn = lambda x: (getattr(x.expand(3, 5, 7), op)(dim).values ** 2).sum()
+    wanted = (x**2).sum(), 2 * x
+    for placed in (P(), P("a"), P(None, "a")):
+        assert_close(run(sf.value_and_grad(fn), (x,), placed), wanted)
+    assert_close(sf.jit(sf.value_and_grad(fn), backend="aten")(x), wanted)
+    assert_close(sf.jit(sf.value_and_grad(fn))(x), wanted)

@@ -17,7 +17,8 @@ SIZES = view.SIZES  # op -> which argument is the shape of the result
 # op -> what a rank passes instead of the global arguments
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
 DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST, AFTER}  # ops that a rank runs if it has some of their first input
-LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER, **manual.LOWER}  # op -> how a rank computes it, where that is not the op itself
+# op -> how a rank computes it, where that is not the op itself
+LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER, **reduction.LOWER, **manual.LOWER}
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -101,3 +102,17 @@ def _between_fixed_ends(call: OpCall) -> range:
 def _unflipped(call: OpCall) -> list[int]:
     n = call.ins[0].dim()
     return [d for d in range(n) if d not in {f % n for f in call.args[1]}]
+
+
+def lower_median(target: Any) -> Any:
+    """A dim that repeats itself in memory (`expand`) in memory of its own: along it torch's CPU kernel reads past the end (2.13)."""
+
+    def lower(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+        value = args[0].meta["val"]
+        repeats = value.dim() > 0 and value.stride(args[1]) == 0
+        return b.call(target, b.contiguous(args[0]) if repeats else args[0], *args[1:], **kwargs)
+
+    return lower
+
+
+LOWER = {op: lower_median(op) for op in (aten.median.dim, aten.nanmedian.dim)}
