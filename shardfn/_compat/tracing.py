@@ -25,7 +25,7 @@ DYNAMIC_SHAPE = DynamicOutputShapeException
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Tracing makes many objects that live on; collecting garbage among them is an eighth of its time."""
+    """Reading and placing a program makes many objects that live on; looking for garbage among them is an eighth of the time, or more."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from .._compat import paused_gc
 from ..capture.copying import copied
 from ..loops import Loop
 from ._bucket import bucket
@@ -33,13 +32,12 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
     Returns:
         The graph before the first pass and after each.
     """
-    with paused_gc():
-        graph = _inside_first(graph)
-        check(graph, agenda.axes)
-        graphs = [graph]
-        for run in PIPELINE:
-            graphs.append(run(graphs[-1], agenda))
-            check(graphs[-1], agenda.axes)
+    graph = _inside_first(graph)
+    check(graph, agenda.axes)
+    graphs = [graph]
+    for run in PIPELINE:
+        graphs.append(run(graphs[-1], agenda))
+        check(graphs[-1], agenda.axes)
     return graphs
 
 

@@ -102,6 +102,7 @@ class Traced:
         ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
         return axes, ins, _out_marks(self.request, self.program, self.placed), self.placed.unreduced
 
+    @_compat.paused_gc()
     def lower(
         self, *, cap: int | str | None = None, first_cap: int | str | None = None, plan: BucketPlan | None = None
     ) -> Lowered:

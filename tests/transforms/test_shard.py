@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
 
 import models
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.runtime import cache
+from shardfn.runtime import cache, stages
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -256,6 +257,25 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any
         compiled(x, x)
     with pytest.raises(sf.TreeError, match="x: placed"):
         compiled(sf.distribute(x, mesh, P("tp")))
+
+
+def test_no_garbage_is_looked_for_while_a_program_is_placed(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    place = stages.place
+    monkeypatch.setattr(stages, "place", lambda *args: (seen.append(gc.isenabled()), place(*args))[1])
+    fn = aten(lambda x: x * 2, mesh, (P("dp"),))
+    traced = fn.trace(sf.ShapeDtype((8, 16)))
+    traced.lower()
+    assert seen == [False] and gc.isenabled()
+    with pytest.raises(sf.ShardError):
+        aten(lambda x: sf.constrain(x, P(None, None, "dp")), mesh, (P("dp"),)).trace(sf.ShapeDtype((8, 16))).lower()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        traced.lower()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_stages_print_as_short_programs(mesh: Any) -> None:
