@@ -102,7 +102,6 @@ class Traced:
         ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
         return axes, ins, _out_marks(self.request, self.program, self.placed), self.placed.unreduced
 
-    @_compat.paused_gc()
     def lower(
         self, *, cap: int | str | None = None, first_cap: int | str | None = None, plan: BucketPlan | None = None
     ) -> Lowered:
@@ -118,6 +117,10 @@ class Traced:
             TreeError: a plan of another program.
         """
         cache.counts["partitions"] += 1
+        with _compat.paused_gc():
+            return self._lowered(cap, first_cap, plan)
+
+    def _lowered(self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None) -> Lowered:
         wanted = self.placements()
         chosen = place(self.program, *wanted)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
