@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 from ..types import PENDING, Mark, Marks
 from . import layout, steps
@@ -18,6 +18,8 @@ def in_units(choice: Choice, held: list[list[steps.Slot]], axis: int) -> list[Ch
             cut = layout.split(slot.marks[axis])
             if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
                 units.add(cut[1] // wanted[1])
+    if len(units) == 1:
+        return [choice]
     return [(_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)]  # in one order: all ranks break ties alike
 
 
@@ -25,7 +27,8 @@ def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
     return tuple(layout.scaled(m, unit) for m in marks)
 
 
-def extended(shape: Sequence[int], marks: Marks, mark: Mark, sizes: Sequence[int]) -> Marks | None:
+@functools.lru_cache(maxsize=65536)
+def extended(shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]) -> Marks | None:
     """The marks of one more axis; None where they do not go together."""
     pending = {m for m in (*marks, mark) if m in PENDING}
     if len(pending) > 1:
