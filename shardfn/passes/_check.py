@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from .. import _compat
 from ..types import Collective, MeshAxes
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -13,7 +14,7 @@ SENDS = ("_c10d_functional", "shardfn.halo", "shardfn.permute")
 
 
 @functools.cache
-def sends(target: torch._ops.OpOverload) -> bool:
+def sends(target: torch.library.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
     return any(name in str(target) for name in SENDS) and target is not WAIT
 
@@ -34,7 +35,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
             continue
         assert "val" in node.meta, f"{node} has no value"
         record = node.meta.get("collective")
-        started = isinstance(node.target, torch._ops.OpOverload) and sends(node.target)
+        started = isinstance(node.target, _compat.OpOverload) and sends(node.target)
         assert started == isinstance(record, Collective), f"{node} is a collective without a record, or the other way round"
         if record is not None:
             assert record.axis in axes.names, f"{node} is over {record.axis}, which is no axis of {axes}"
