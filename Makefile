@@ -43,7 +43,7 @@ conformance: venv  ## every operator of torch's database, sharded in every way: 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
 
-bench-schedule: venv  ## what scheduling programs of up to 100,000 nodes costs
+bench-schedule: venv  ## what placing and scheduling programs of up to 100,000 nodes costs
 	$(BIN)/python -m bench.schedule
 
 bench-buckets: venv  ## whole training steps on two ranks, next to DDP and FSDP, and over a slow link

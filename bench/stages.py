@@ -39,7 +39,7 @@ def sharded(step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: A
 
 
 def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, *, numerics: bool) -> dict[str, float]:
-    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n."""
+    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n; and how many nodes were captured."""
     step, args = step_and_args()
     with sf.fake_world(n, numerics=numerics):
         made: list[Any] = []
@@ -49,7 +49,8 @@ def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, 
         traced: list[Any] = []
         capture = seconds(lambda: traced.append(fn.trace(*args)))
         partition = seconds(traced[0].lower)
-    return {"mesh": mesh_seconds, "capture": capture, "partition": partition, "both": capture + partition}
+    nodes = len(traced[0].program.graph.graph.nodes)
+    return {"mesh": mesh_seconds, "capture": capture, "partition": partition, "both": capture + partition, "nodes": nodes}
 
 
 def simulation() -> tuple[float, float]:
@@ -86,6 +87,8 @@ def main() -> None:
         large.append(staging(2**20, (64, 128, 128), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
     for label, rows in (("dp 2 x tp 4, simulated", demo), ("8 ranks, 3-D, no values", small), ("2**20 ranks, 3-D, no values", large)):
         print(f"{label:<30}" + "  ".join(f"{key} {median(rows, key):5.2f} s" for key in ("mesh", "capture", "partition", "both")))
+    nodes = median(demo, "nodes")
+    print(f"partition, a node of {nodes:<4.0f}      {median(demo, 'partition') / nodes * 1e3:.2f} ms  (limit 0.5)")
     print(f"2**20 ranks / 8 ranks          {median(large, 'both') / median(small, 'both'):.2f}  (limit 2)")
     alone, eight = simulation()
     print(f"one device, eager              {alone * 1e3:.0f} ms a step")
