@@ -39,7 +39,7 @@ def sharded(step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: A
 
 
 def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, *, numerics: bool) -> dict[str, float]:
-    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n; and how many nodes were captured."""
+    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n; and how many calls were captured."""
     step, args = step_and_args()
     with sf.fake_world(n, numerics=numerics):
         made: list[Any] = []
@@ -49,7 +49,7 @@ def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, 
         traced: list[Any] = []
         capture = seconds(lambda: traced.append(fn.trace(*args)))
         partition = seconds(traced[0].lower)
-    nodes = len(traced[0].program.graph.graph.nodes)
+    nodes = sum(node.op == "call_function" for node in traced[0].program.graph.graph.nodes)
     return {"mesh": mesh_seconds, "capture": capture, "partition": partition, "both": capture + partition, "nodes": nodes}
 
 
