@@ -1,10 +1,14 @@
-"""Trees of arguments: the only file that imports optree."""
+"""Trees of arguments: the only file that imports optree.
+
+The leaves of a dict come in the order of its keys: a function may read that order, so it is part of
+a tree's structure. Two trees are paired by `pair`, which pairs dicts by key.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import optree
@@ -12,6 +16,8 @@ import torch
 
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
+_ordered = optree.dict_insertion_ordered(True, namespace=NAMESPACE)  # our namespace alone
+_ordered.__enter__()  # and left when this module goes
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeDef]:
@@ -31,7 +37,8 @@ def leaves(tree: Any) -> list[Any]:
 
 def _is_plain(x: Any) -> bool:
     """Whether x is a container that Dynamo reads quickly."""
-    return type(x) in (dict, list, tuple, OrderedDict) or hasattr(x, "_fields")
+    plain = type(x) in (dict, list, tuple, OrderedDict, defaultdict, deque)
+    return plain or (isinstance(x, tuple) and hasattr(x, "_fields"))
 
 
 def quick_leaves(tree: Any) -> list[Any]:
@@ -54,23 +61,34 @@ def quick_paths(x: Any, path: str) -> list[str]:
     if not _is_plain(x):
         count = len(leaves(x))
         return [path] if count == 1 else [f"{path}<{i}>" for i in range(count)]
+    return [found for way, child in _children(x) for found in quick_paths(child, path + way)]
+
+
+def _children(x: Any) -> list[tuple[str, Any]]:
+    """The children of a container, each with how Python reaches it."""
     if isinstance(x, dict):
-        named = [(f"{path}[{key!r}]", child) for key, child in x.items()]
-    elif hasattr(x, "_fields"):
-        named = [(f"{path}.{name}", child) for name, child in zip(x._fields, x, strict=True)]
-    else:
-        named = [(f"{path}[{i}]", child) for i, child in enumerate(x)]
-    return [found for p, child in named for found in quick_paths(child, p)]
+        return [(f"[{key!r}]", child) for key, child in x.items()]
+    if hasattr(x, "_fields"):
+        return [(f".{name}", child) for name, child in zip(x._fields, x, strict=True)]
+    if _is_plain(x):
+        return [(f"[{i}]", child) for i, child in enumerate(x)]
+    one = optree.tree_flatten_one_level(x, none_is_leaf=True, namespace=NAMESPACE)
+    entries = [one.path_entry_type(entry, one.type, one.kind) for entry in one.entries]
+    return [(entry.codify(""), child) for entry, child in zip(entries, one.children, strict=True)]
 
 
 def refill(tree: Any, feed: Iterator[Any]) -> Any:
     """A tree like this one with other leaves, taken in the order of `quick_leaves`."""
     if isinstance(tree, dict):
         filled = {key: _refilled(child, feed) for key, child in tree.items()}
+        if type(tree) is defaultdict:
+            return defaultdict(tree.default_factory, filled)
         return OrderedDict(filled) if type(tree) is OrderedDict else filled
     children = [_refilled(child, feed) for child in tree]
     if hasattr(tree, "_fields"):
         return type(tree)(*children)
+    if type(tree) is deque:
+        return deque(children, tree.maxlen)
     return children if type(tree) is list else tuple(children)
 
 
@@ -81,6 +99,28 @@ def _refilled(child: Any, feed: Iterator[Any]) -> Any:
         return next(feed)
     old, treedef = flatten(child)
     return unflatten(treedef, [next(feed) for _ in old])
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether a leaf is a tensor."""
+    return isinstance(x, torch.Tensor)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether a leaf is a tensor that has derivatives."""
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def tensors(tree: Any, chosen: Callable[[Any], bool] = is_tensor) -> list[torch.Tensor]:
+    """The tensors among the leaves of a tree, in order; or others that are chosen."""
+    return [x for x in quick_leaves((tree,)) if chosen(x)]
+
+
+def with_tensors(tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor) -> Any:
+    """A tree with these in the places of its tensors, or of what is chosen; all else stays."""
+    feed = iter(others)
+    filled = [next(feed) if chosen(x) else x for x in quick_leaves((tree,))]
+    return refill((tree,), iter(filled))[0]
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -121,7 +161,7 @@ def argument_paths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     else:
         names = _positional_names(bound, len(args))
     out = [name + path for name, arg in zip(names, args, strict=True) for path in paths(arg)]
-    return out + [name + path for name in sorted(kwargs) for path in paths(kwargs[name])]
+    return out + [name + path for name in kwargs for path in paths(kwargs[name])]
 
 
 def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
@@ -134,50 +174,79 @@ def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
     return names[:count]
 
 
+def pair(
+    tree: Any,
+    like: Any,
+    names: tuple[str, str],
+    path: str = "",
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> tuple[list[Any], list[str]]:
+    """One leaf of a tree for each leaf of another, in that one's order: dicts by key, all else by position.
+
+    Args:
+        tree: whose leaves are asked for.
+        like: whose order counts.
+        names: what mismatches call the two, in the plural.
+        path: how both are reached.
+        is_leaf: whether a part of `tree` stands for all leaves of its counterpart, as in a prefix tree;
+            without it the two trees have one structure.
+
+    Returns:
+        (the leaves, None where there is none; the mismatches, a line each).
+    """
+    if is_leaf is not None and is_leaf(tree):
+        return [tree] * len(quick_leaves((like,))), []
+    if not is_node(tree) and not is_node(like):
+        return [tree], []
+    at, nothing = path or "the whole tree", [None] * len(quick_leaves((like,)))
+    if is_leaf is not None and not is_node(tree):
+        return [tree] * len(nothing), []
+    if not _same_kind(tree, like):
+        return nothing, [f"{at}: {names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"]
+    mine, theirs = dict(_children(tree)), dict(_children(like))
+    if mine.keys() != theirs.keys():
+        return nothing, [f"{at}: {_difference(names[0], list(mine), list(theirs))}"]
+    found: list[Any] = []
+    wrong: list[str] = []
+    for way, child in theirs.items():
+        leaf, more = pair(mine[way], child, names, path + way, is_leaf)
+        found += leaf
+        wrong += more
+    return found, wrong
+
+
 def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
-    """One leaf of the prefix for every leaf of the tree.
+    """One leaf of a tree of placements for every leaf of the arguments.
 
     Raises:
         ValueError: the prefix does not match; its args are the mismatches, one line each.
     """
-    errors = _prefix_errors(prefix, tree, is_leaf, "")
-    if errors:
-        raise ValueError(*errors)
-    return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, none_is_leaf=True, namespace=NAMESPACE)
+    found, wrong = pair(prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf)
+    if wrong:
+        raise ValueError(*wrong)
+    return found
 
 
-def _prefix_errors(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], path: str) -> list[str]:
-    if is_leaf(prefix) or _is_leaf(prefix):
-        return []
-    if _is_leaf(tree):
-        return [f"{path or 'the whole tree'}: placements have {_kind(prefix)}, the arguments have {_kind(tree)}"]
-    mine, theirs = _children(prefix), _children(tree)
-    if type(prefix) is not type(tree) or mine.keys() != theirs.keys():
-        return [f"{path or 'the whole tree'}: {_difference(prefix, tree, mine, theirs)}"]
-    return [e for key in mine for e in _prefix_errors(mine[key], theirs[key], is_leaf, path + key)]
+def is_node(x: Any) -> bool:
+    """Whether x is a container, and not a leaf."""
+    if isinstance(x, torch.Tensor):
+        return False
+    return _is_plain(x) or not optree.tree_is_leaf(x, none_is_leaf=True, namespace=NAMESPACE)
 
 
-def _is_leaf(x: Any) -> bool:
-    return optree.tree_is_leaf(x, none_is_leaf=True, namespace=NAMESPACE)
+def _same_kind(a: Any, b: Any) -> bool:
+    """Whether two trees are containers of one kind; dicts of all kinds are."""
+    return is_node(a) and (type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict)))
 
 
-def _children(x: Any) -> dict[str, Any]:
-    one = optree.tree_flatten_one_level(x, none_is_leaf=True, namespace=NAMESPACE)
-    return {entry(child).codify(""): value for entry, child, value in _entries(one)}
+def _said(x: Any) -> str:
+    if is_node(x):
+        return f"a {type(x).__name__}"
+    return "a tensor" if hasattr(x, "shape") else f"a leaf {x!r}"
 
 
-def _entries(one: Any) -> list[tuple[Any, Any, Any]]:
-    kind, node = one.path_entry_type, one.type
-    return [(lambda key: kind(key, node, one.kind), key, child) for key, child in zip(one.entries, one.children, strict=True)]
-
-
-def _kind(x: Any) -> str:
-    return "a leaf " + repr(x) if _is_leaf(x) and not hasattr(x, "shape") else "a tensor" if _is_leaf(x) else f"a {type(x).__name__}"
-
-
-def _difference(prefix: Any, tree: Any, mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    if type(prefix) is not type(tree):
-        return f"placements have {_kind(prefix)}, the arguments have {_kind(tree)}"
-    missing, extra = [k for k in theirs if k not in mine], [k for k in mine if k not in theirs]
-    said = [f"{label} {', '.join(keys)}" for label, keys in (("placements lack", missing), ("placements have also", extra)) if keys]
-    return "; ".join(said)
+def _difference(mine: str, keys: list[str], wanted: list[str]) -> str:
+    missing = [key for key in wanted if key not in keys]
+    extra = [key for key in keys if key not in wanted]
+    pairs = (("lack", missing), ("have also", extra))
+    return "; ".join([f"{mine} {verb} {', '.join(some)}" for verb, some in pairs if some])

@@ -6,7 +6,12 @@ import os
 import sys
 from typing import Any
 
+import torch
+
 _HERE = os.path.dirname(__file__)
+_MODELS = os.path.join(_HERE, "demo")
+_TORCH = os.path.dirname(torch.__file__)
+_LIBRARIES = ("/optree/", "<string>", "<frozen", "<eval_with_key>", "<attrs", "importlib/", "contextlib.py")
 
 
 class ShardError(Exception):
@@ -41,6 +46,20 @@ class ShardError(Exception):
         self.source = source
         self.fix = fix
 
+    def locate(self, source: str | None) -> None:
+        """Add the user's line to an error that names none.
+
+        Args:
+            source: `file:line`; None where no line is known.
+        """
+        if self.source is not None or source is None:
+            return
+        head, *lines = str(self).split("\n")
+        advice = [i for i, line in enumerate(lines) if line.startswith(("  needed: ", "  try: "))]
+        lines.insert(advice[0] if advice else len(lines), f"  at: {source}")
+        self.args = ("\n".join([head, *lines]),)
+        self.source = source
+
 
 class PlacementError(ShardError):
     """A placement that does not fit its tensor, its mesh or what was declared."""
@@ -70,10 +89,16 @@ class FakeValueError(ShardError):
     """A value that was read in a world that computes none."""
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to torch, to shardfn's stages or to a library, and not to the user."""
+    library = any(part in file for part in _LIBRARIES) or file.startswith(_TORCH)
+    return library or (file.startswith(_HERE) and not file.startswith(_MODELS))
+
+
 def call_site() -> str | None:
     """The `file:line` of user code that called into shardfn."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 

@@ -75,7 +75,7 @@ def test_none_is_a_leaf_and_an_empty_container_is_none() -> None:
 
 def test_paths_are_written_as_python_writes_them() -> None:
     tree = {"w": [1, Point(2, {"k": 3})], "b": (4,), "box": Box(5)}
-    assert _tree.paths(tree) == ["['b'][0]", "['box'].inside", "['w'][0]", "['w'][1].x", "['w'][1].y['k']"]
+    assert _tree.paths(tree) == ["['w'][0]", "['w'][1].x", "['w'][1].y['k']", "['b'][0]", "['box'].inside"]
     assert _tree.paths(7) == [""]
 
 
@@ -87,7 +87,7 @@ CALLS = {
     "positional": ((({"w": 1},), {}), ["params['w']"]),
     "variable": ((([1], 2, (3, 4)), {}), ["params[0]", "batch[0]", "batch[1][0]", "batch[1][1]"]),
     "keywords": (((1,), {"k": 2}), ["params", "k"]),
-    "other keywords, sorted": (((1,), {"z": {"a": 2}, "b": 3}), ["params", "b", "z['a']"]),
+    "other keywords, as given": (((1,), {"z": {"a": 2}, "b": 3}), ["params", "z['a']", "b"]),
     "by keyword": (((), {"params": [1]}), ["params[0]"]),
 }
 
@@ -138,7 +138,7 @@ def test_one_leaf_is_a_prefix_of_any_tree_and_a_tree_is_a_prefix_of_itself(tree:
 def test_a_prefix_ends_where_it_likes() -> None:
     tree = {"layers": [{"w": 1, "b": 2}, {"w": 3, "b": 4}], "head": Point(5, 6)}
     prefix = {"layers": ["first", {"w": "w", "b": None}], "head": "head"}
-    assert _tree.broadcast_prefix(prefix, tree, is_spec) == ["head", "head", "first", "first", None, "w"]
+    assert _tree.broadcast_prefix(prefix, tree, is_spec) == ["first", "first", "w", None, "head", "head"]
 
 
 class Spec:
@@ -169,6 +169,37 @@ def test_a_prefix_that_does_not_match_says_where_all_at_once(case: str) -> None:
     with pytest.raises(ValueError) as error:
         _tree.broadcast_prefix(prefix, tree, is_spec)
     assert list(error.value.args) == wanted
+
+
+def reordered(tree: Any) -> Any:
+    """The same tree with the keys of every dict in the opposite order."""
+    if isinstance(tree, (dict, OrderedDict)):
+        return type(tree)((key, reordered(child)) for key, child in reversed(list(tree.items())))
+    if isinstance(tree, Point):
+        return Point(*map(reordered, tree))
+    return type(tree)(map(reordered, tree)) if type(tree) in (list, tuple) else tree
+
+
+@given(TREES)
+@examples(80)
+def test_two_trees_are_paired_by_key_whatever_the_order_of_insertion(tree: Any) -> None:
+    leaves, wrong = _tree.pair(reordered(tree), tree, ("a", "b"))
+    assert not wrong and leaves == _tree.quick_leaves((tree,))
+
+
+@given(TREES, TREES)
+@examples(80)
+def test_pairing_other_trees_lists_a_mismatch_and_no_leaf_is_lost(tree: Any, like: Any) -> None:
+    leaves, wrong = _tree.pair(tree, like, ("the tangents", "the primals"), "x")
+    assert len(leaves) == len(_tree.quick_leaves((like,)))
+    same = _tree.flatten(tree)[1] == _tree.flatten(reordered(like))[1]
+    assert wrong or same or sorted(_tree.quick_paths(tree, "x")) == sorted(_tree.quick_paths(like, "x"))
+    assert all(line.startswith("x") for line in wrong)
+
+
+def test_the_order_of_keys_is_part_of_a_structure() -> None:
+    first, second = _tree.flatten({"a": 1, "b": 2}), _tree.flatten({"b": 2, "a": 1})
+    assert first[0] == [1, 2] and second[0] == [2, 1] and first[1] != second[1]
 
 
 def tensors(tree: Any) -> Any:

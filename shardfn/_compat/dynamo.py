@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from ..errors import ShardError, call_site, is_ours
 from .tracing import inside_transform, is_fake
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
@@ -63,10 +64,31 @@ def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
 def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo call this function of constants as it is, and take its result for a constant.
 
-    What torch.compiler.assume_constant_result does, without importing torch._dynamo, which takes seconds (torch 2.11 to 2.15).
+    What torch.compiler.assume_constant_result does, without importing torch._dynamo, which takes
+    seconds (torch 2.11 to 2.15). An error of ours that it raises gets the line that Dynamo reads, or
+    that calls: every check of ours that runs under Dynamo is such a function.
     """
-    fn._dynamo_marked_constant = True
-    return fn
+
+    @functools.wraps(fn)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except ShardError as error:
+            error.locate(_read_line() or call_site())
+            raise
+
+    checked._dynamo_marked_constant = True
+    return checked
+
+
+def _read_line() -> str | None:
+    """The innermost line of the user's that Dynamo is reading; None where it reads nothing."""
+    from torch._guards import TracingContext
+
+    if TracingContext.try_get() is None:
+        return None
+    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:

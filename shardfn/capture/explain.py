@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from .. import _compat
-from ..errors import CaptureError, problem
+from ..errors import CaptureError, call_site, is_ours, problem
 from . import data_dependent, sources
+from .unsupported import unsupported
 
 HELD = ("it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes")
 
@@ -24,7 +25,11 @@ CAUSES = (
     ),
     ("side effects happened", "it changes something outside of itself: {places}", "return the new value instead of storing it"),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
-    (_compat.ASKS_RANK, "it asks which rank it runs on, and it is a function of whole tensors", "sizes, such as mesh.size()"),
+    (
+        _compat.ASKS_RANK,
+        "it asks which rank it runs on, and its answer would be the same on every rank",
+        "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
+    ),
     ("operator `print`", "it prints", "return the value and print it outside"),
     ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
     ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "shardfn.cond, scan or while_loop"),
@@ -36,6 +41,11 @@ CAUSES = (
     ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
     ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
     ("of class `LeakedTensor`", "it uses a traced value that an earlier call has stored", "return the value from what computes it"),
+    (
+        "can not return a BatchedTensor when out_dim is None",
+        "a result that differs between the samples of a vmap has out_axes None",
+        "out_axes=0 for that result",
+    ),
     ("mutate a captured Tensor", *HELD),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
@@ -45,7 +55,8 @@ CAUSES = (
 def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str], read: Any = None) -> CaptureError:
     """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have read another around it."""
     said, source = str(error), _line(error) or _definition(fn)
-    got, fix = _cause(error, said, paths, read or fn)
+    frames = list(getattr(error, "real_stack", None) or ())
+    got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
     text = problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
     return CaptureError(text, source=source, fix=fix)
 
@@ -53,7 +64,7 @@ def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Se
 def raised(error: BaseException, name: str) -> CaptureError:
     """The CaptureError for what a module raised that runs as it is."""
     said = str(error)
-    frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not sources.is_ours(f.filename)]
+    frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not is_ours(f.filename)]
     source = frames[-1] if frames else None
     known = next(((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None) or data_dependent.cause(error, said)
     got, fix = known or (f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}", "a call that works on plain tensors")
@@ -107,14 +118,16 @@ def _line(error: BaseException) -> str | None:
     frames += [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
     if not frames:
         frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    mine = [f"{file}:{line}" for file, line in frames if not sources.is_ours(file)]
+    mine = [f"{file}:{line}" for file, line in frames if not is_ours(file)]
     return mine[-1] if mine else None
 
 
 def _definition(fn: Callable[..., Any]) -> str | None:
     """Where a function is defined, for errors that know no line."""
     code = getattr(getattr(fn, "func", fn), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else None
+    if code is None or is_ours(code.co_filename):
+        return call_site()
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -159,8 +172,10 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
     """
     for node in graph.graph.nodes:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
-            source, fix = node.meta.get("source"), "whole values, and placements; shard adds the communication, and constrain asks for it"
-            text = problem(name, f"it communicates by itself: {node.target}", needed="a function of whole tensors", fix=fix, source=source)
+            source = node.meta.get("source")
+            fix = "sf.psum(x, axis_name) and its kin inside shard_map; elsewhere placements: shard adds the communication"
+            got = f"it communicates by itself: {node.target}"
+            text = problem(name, got, needed="a function of global tensors", fix=fix, source=source)
             raise CaptureError(text, source=source, fix=fix)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import _compat, _tree
-from ..errors import CaptureError, ShardError, problem
+from ..errors import CaptureError, ShardError, is_ours, problem
 from ..types import CONSTANTS
 from . import data_dependent, explain, leaks, module_copy, sources, substitutes
 from .custom_ops import refuse_dropped_call
@@ -132,7 +132,7 @@ def _spread(buffers: dict[str, torch.Tensor], values: Any) -> dict[str, torch.Te
 
 def _refuse_rank(file: str) -> None:
     """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
-    if not sources.is_ours(file):
+    if not is_ours(file):
         raise RuntimeError(_compat.ASKS_RANK)
 
 
@@ -215,7 +215,7 @@ def _line(until: CodeType) -> str | None:
     """The innermost frame of user code, of those that the module runs in, as a stack trace shows it."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code is not until:
-        if not sources.is_ours(frame.f_code.co_filename):
+        if not is_ours(frame.f_code.co_filename):
             return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
         frame = frame.f_back
     return None

@@ -6,7 +6,6 @@ import bisect
 import contextlib
 import functools
 import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,22 +13,14 @@ from typing import Any
 import torch
 
 from .. import _compat
+from ..errors import is_ours
 from . import policies
 
-_TORCH = os.path.dirname(torch.__file__)
-_OURS = os.path.dirname(os.path.dirname(__file__))
-_MODELS = os.path.join(_OURS, "demo")
 ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
 REGION = "checkpoint="  # with a number behind it: one call of a checkpointed function; its policy is the value
 OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
 _numbers = itertools.count()  # one for each such call, so that no two captures, one inside the other, share any
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def is_ours(file: str) -> bool:
-    """Whether a file belongs to torch, to shardfn's stages or to a library, and not to the user."""
-    library = any(part in file for part in ("/optree/", "<string>", "<frozen", "<eval_with_key>", "importlib/", "contextlib.py"))
-    return library or file.startswith(_TORCH) or (file.startswith(_OURS) and not file.startswith(_MODELS))
 
 
 def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..capture import named
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
 from ._grad import ValueAndGrad
+from ._paired import NUMBERS, paired, scalar
 from ._shard import Shard
 from ._transformed import Transformed, innermost, name_of
 
@@ -43,16 +45,27 @@ def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: t
     differentiates = isinstance(fn, ValueAndGrad)
     whole = fn.numbers(len(args)) if differentiates else (0,)
     cut = tuple(n for n in range(len(args)) if n not in whole) if batch_argnums is None else batch_argnums
-    leaves = {n: _tree.quick_leaves((args[n],)) for n in cut}
-    rows = [x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None for n in cut for x in leaves[n]]
+    rows = [_rows(x) for n in cut for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in cut for p in _tree.quick_paths(args[n], f"args[{n}]")]
     check_rows(f"accumulate({name_of(fn)})", k, paths, rows)
-    batches = [tuple(_microbatch(arg, leaves[n], k, i) if n in leaves else arg for n, arg in enumerate(args)) for i in range(k)]
+    batches = [tuple(_microbatch(arg, k, i) if n in cut else arg for n, arg in enumerate(args)) for i in range(k)]
     if differentiates:
         return _gradients(fn, k, args, batches, kwargs)
     outs = [fn(*batch, **kwargs) for batch in batches]
-    sums = [_total(xs) for xs in zip(*[_tree.quick_leaves((out,)) for out in outs], strict=True)]
-    return _tree.refill((outs[0],), iter([x / k for x in sums]))[0]
+    sums = [_total(xs) for xs in zip(*_columns(fn, outs), strict=True)]
+    return _tree.with_tensors(outs[0], [x / k for x in sums])
+
+
+def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
+    """The tensors of each microbatch's result, in the order of the first one's."""
+    where = f"accumulate({name_of(fn)})"
+    names, paths = ("the results of a microbatch", "those of the first"), ("result", "result")
+    rows = [paired(where, out, outs[0], names, paths, "return one tree for every microbatch") for out in outs]
+    return [[x for x in row if isinstance(x, torch.Tensor)] for row in rows]
+
+
+def _rows(x: Any) -> int | None:
+    return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None
 
 
 def _gradients(fn: Any, k: int, args: tuple[Any, ...], batches: Sequence[tuple[Any, ...]], kwargs: dict[str, Any]) -> Any:
@@ -64,8 +77,8 @@ def _gradients(fn: Any, k: int, args: tuple[Any, ...], batches: Sequence[tuple[A
     auxes = [aux for _, aux, _ in found]
     stacked = None
     if fn.has_aux:
-        columns = zip(*[_tree.quick_leaves((aux,)) for aux in auxes], strict=True)
-        stacked = _tree.refill((auxes[0],), iter([torch.stack(column) for column in columns]))[0]
+        columns = zip(*_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True)
+        stacked = _tree.with_tensors(_as_tensors(auxes[0]), [torch.stack(column) for column in columns])
     return fn.returned(*fn.placed((value, stacked, gradients), args, wishes))
 
 
@@ -76,10 +89,20 @@ def _total(xs: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _microbatch(arg: Any, leaves: list[Any], k: int, i: int) -> Any:
-    """Rows i, i + k, i + 2k, ...: every rank has its share of each microbatch, so nothing is sent to cut one."""
-    rows = [x.reshape(x.shape[0] // k, k, *x.shape[1:]).select(1, i) if x.dim() else x for x in leaves]
-    return _tree.refill((arg,), iter(rows))[0]
+def _as_tensors(tree: Any) -> Any:
+    """A tree with tensors for its numbers."""
+    leaves = _tree.quick_leaves((tree,))
+    filled = [scalar(x, named.device()) if isinstance(x, NUMBERS) else x for x in leaves]
+    return _tree.refill((tree,), iter(filled))[0]
+
+
+def _microbatch(arg: Any, k: int, i: int) -> Any:
+    """Rows i, i + k, i + 2k, ...: every rank has its share of each microbatch, so nothing is sent to split one."""
+    return _tree.with_tensors(arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)])
+
+
+def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
+    return x.reshape(x.shape[0] // k, k, *x.shape[1:]).select(1, i)
 
 
 @_compat.constant_in_graph
@@ -94,6 +117,17 @@ def check_rows(name: str, k: int, paths: Sequence[str], rows: Sequence[int | Non
         fix = "a batch whose first dim is a multiple of microbatches; batch_argnums for the arguments that are batches"
         lines = wrong or ["no batch argument holds a tensor with rows"]
         raise TreeError(problem(name, f"the batch cannot be cut in {k} equal microbatches", *lines, fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_microbatches(name: str, is_count: bool, got: str) -> None:
+    """Check the number of microbatches.
+
+    Raises:
+        ShardError: it is not a positive int.
+    """
+    if not is_count:
+        raise ShardError(problem(name, f"microbatches is {got}", needed="a positive int", fix="1 or more"))
 
 
 def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int | tuple[int, ...] | None = None) -> Accumulate:
@@ -123,8 +157,7 @@ def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int 
         >>> sf.accumulate(sf.grad(loss), microbatches=2)(torch.ones(1), torch.tensor([[1.0], [3.0]]))
         tensor([10.])
     """
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
-        text = problem(f"accumulate({name_of(fn)})", f"microbatches is {microbatches!r}", needed="a positive int")
-        raise ShardError(text)
+    is_count = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
+    check_microbatches(f"accumulate({name_of(fn)})", is_count, repr(microbatches))
     numbers = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
     return Accumulate((fn,), microbatches, numbers)

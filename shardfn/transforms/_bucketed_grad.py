@@ -47,7 +47,9 @@ class BucketedGrad(ValueAndGrad):
         refuse_argnums(f"bucketed_grad({name_of(self.fn)})", self.argnums, numbers, len(args))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
-        leaves = _tree.quick_leaves(tuple(args[n] for n in numbers))
+        every = _tree.quick_leaves(tuple(args[n] for n in numbers))
+        paths = [p for p, x in zip(paths, every, strict=True) if x is not None]
+        leaves = [x for x in every if x is not None]
         kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
         by_path = [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
         by_tree = None if callable(self.ignore) else self.ignore

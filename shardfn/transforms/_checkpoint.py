@@ -11,7 +11,7 @@ import torch
 
 from .. import _compat, _tree
 from ..capture import policies, prims, sources
-from ..errors import ShardError, TreeError, problem
+from ..errors import TreeError, problem
 from ..runtime import Request
 from ._transformed import Transformed, innermost
 from .checkpoint_policies import nothing_saveable
@@ -63,16 +63,25 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
         tensor([1., 1.])
     """
     text = nothing_saveable if policy is None else policy
-    if not isinstance(text, str):
-        fix = "one of checkpoint_policies, such as dots_saveable"
-        text = problem("checkpoint, policy", f"a {type(text).__name__}", needed="a text", fix=fix)
-        raise ShardError(text, fix=fix)
+    check_text("checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY)
     policies.check("checkpoint, policy", text)
     if fn is None:
         return functools.partial(checkpoint, policy=text)
-    if not callable(fn):
-        raise TreeError(problem("checkpoint", f"a {type(fn).__name__}", needed="a function", fix="checkpoint(fn, policy=...)"))
     return Checkpoint((fn,), text)
+
+
+POLICY = "one of checkpoint_policies, such as dots_saveable"
+
+
+@_compat.constant_in_graph
+def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
+    """Check that an option is a text.
+
+    Raises:
+        TreeError: it is not.
+    """
+    if not is_text:
+        raise TreeError(problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix)
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
@@ -95,8 +104,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
         >>> sf.checkpoint_name(torch.ones(2), "h")
         tensor([1., 1.])
     """
-    if not isinstance(name, str):
-        raise TreeError(problem("checkpoint_name, name", f"a {type(name).__name__}", needed="a str"))
+    check_text("checkpoint_name, name", isinstance(name, str), type(name).__name__, "checkpoint_name(x, 'h')")
     if not _compat.is_tracing():
         return x
     return _tree.refill((x,), iter([prims.named(v, name) if isinstance(v, torch.Tensor) else v for v in _tree.quick_leaves((x,))]))[0]

@@ -8,7 +8,7 @@ import torch
 
 from .. import _compat, _tree
 from ..capture import named, prims
-from ..errors import PlacementError, problem
+from ..errors import PlacementError, TreeError, problem
 from ..placements import P
 
 
@@ -24,6 +24,7 @@ def constrain(x: Any, placements: Any) -> Any:
 
     Raises:
         PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None.
+        TreeError: placements that are not a prefix of x.
 
     Source: jax.lax.with_sharding_constraint.
 
@@ -32,21 +33,40 @@ def constrain(x: Any, placements: Any) -> Any:
         >>> sf.constrain(torch.ones(2), P("dp"))
         tensor([1., 1.])
     """
+    specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "x", is_constraint)
+    check_placements("constrain", tuple(wrong), tuple([_unknown(spec) for spec in specs]))
     if not _compat.is_tracing():
         return x
-    return _pinned(x, placements)
+    leaves = _tree.quick_leaves((x,))
+    pinned = [leaf if spec is None else _pin(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+    return _tree.refill((x,), iter(pinned))[0]
 
 
-def _pinned(x: Any, spec: Any) -> Any:
-    if spec is None:
-        return x
-    if isinstance(spec, P):
-        return _tree.tree_map(lambda leaf: _pin(leaf, spec), x)
-    if isinstance(spec, dict):
-        return {key: _pinned(x[key], spec[key]) for key in x}
-    if isinstance(spec, (list, tuple)):
-        return type(x)([_pinned(a, s) for a, s in zip(x, spec, strict=True)])
-    raise PlacementError(problem("constrain", f"{spec!r}", needed="a P, or a tree of them", fix="P('axis', None)"))
+def is_constraint(x: Any) -> bool:
+    """Whether x is a leaf of a tree of constraints."""
+    return x is None or isinstance(x, P)
+
+
+def _unknown(spec: Any) -> str | None:
+    return None if is_constraint(spec) else str(spec)
+
+
+@_compat.constant_in_graph
+def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]) -> None:
+    """Check that placements fit a tree of values.
+
+    Raises:
+        TreeError: they are not a prefix of it.
+        PlacementError: a leaf that is not a `P` or None.
+    """
+    strangers = [spec for spec in unknown if spec is not None]
+    fix = "P('axis', None)"
+    if strangers:
+        text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
+        raise PlacementError(text, fix=fix)
+    if wrong:
+        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        raise TreeError(problem(where, "placements is not a prefix of the values", *wrong, fix=fix), fix=fix)
 
 
 def _pin(x: Any, spec: P) -> Any:

@@ -10,9 +10,18 @@ import attrs
 import torch
 
 from .. import _compat, _tree
-from ..capture import endings, regions
-from ..errors import TreeError, problem
+from ..capture import endings, named, regions
 from ..runtime import Request
+from ._control_checks import (
+    branch_dtypes,
+    check_after,
+    check_branch_trees,
+    check_carry,
+    check_choice,
+    check_step,
+    rows_of,
+)
+from ._paired import NUMBERS, check_leaves, kind, kinds, scalar
 from ._transformed import Transformed, name_of
 
 
@@ -25,8 +34,9 @@ class Controlled(Transformed):
     settings: tuple[Any, ...]
 
     @property
-    def __name__(self) -> str:
-        return f"{self.body.__name__.removeprefix('_')}({name_of(self.fn)})"
+    def verb(self) -> str:
+        """The name of the loop or branch."""
+        return self.body.__name__.removeprefix("_")
 
     def inline(self, *args: Any) -> Any:
         return self.body(self.fn, self.settings, *args)
@@ -51,7 +61,8 @@ def scan(
         reverse: whether the last row comes first; results stay where their row is.
 
     Returns:
-        (the carry after the last run, the tree of results, each stacked along a new first dim).
+        (the carry after the last run, the tree of results, each stacked along a new first dim; a
+        number that f returns is stacked as a tensor, and None stays None).
 
     Raises:
         TreeError: rows of different numbers; a carry that changes its tree, a shape or a dtype.
@@ -74,36 +85,75 @@ def scan(
 def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
-    carries, columns = _tree.quick_leaves((init,)), [] if xs is None else _tree.quick_leaves((xs,))
-    count = rows_of(name, _shapes(columns), tuple(_tree.quick_paths(xs, "xs")) if columns else (), length)
-    check_carry(name, _kinds(carries), tuple(_tree.quick_paths(init, "init")))
+    carries, columns = _tree.tensors(init), [] if xs is None else _tree.tensors(xs)
+    count = rows_of(name, *_leaves(xs, "xs"), length)
+    check_carry(name, *_leaves(init, "init"))
     rows = [x[0] if count else x.new_zeros(x.shape[1:]) for x in columns]
 
     def run(*tensors: torch.Tensor) -> Any:
-        carry = _tree.refill((init,), iter(tensors[: len(carries)]))[0]
-        row = None if xs is None else _tree.refill((xs,), iter(tensors[len(carries) :]))[0]
-        after, y = f(carry, row)
-        check_same_tree(name, _said(init), _said(after))
-        kept = _tree.quick_leaves((after,))
-        check_after(name, _kinds(carries), _kinds(kept), tuple(_tree.quick_paths(init, "carry")))
-        outs = regions.leave([*kept, *_tensors(y)])
-        return outs[: len(carries)], _refilled(y, outs[len(carries) :])
+        carry = _tree.with_tensors(init, tensors[: len(carries)])
+        row = None if xs is None else _tree.with_tensors(xs, tensors[len(carries) :])
+        kept, y = _step(name, f(carry, row), init)
+        outs = regions.leave([*kept, *_tree.tensors(y)])
+        return outs[: len(carries)], _tree.with_tensors(y, outs[len(carries) :])
 
     kept, y = regions.region(run, [*carries, *rows])
-    outs = endings.scan([*kept, *_tensors(y)], carries, columns, count, reverse)
-    return _tree.refill((init,), iter(outs[: len(carries)]))[0], _refilled(y, outs[len(carries) :])
+    ys = _tree.tensors(y)
+    if not carries and not ys:
+        return init, y
+    outs = endings.scan([*kept, *ys], carries, columns, count, reverse)
+    ends, stacked = outs[: len(carries)], outs[len(carries) :]
+    return _tree.with_tensors(init, ends), _tree.with_tensors(y, stacked)
+
+
+def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of the carry that a body returns, in the order of the first one, and its result as tensors."""
+    is_pair = isinstance(out, (tuple, list)) and len(out) == 2
+    check_step(name, is_pair, type(out).__name__)
+    after, y = out
+    leaves, paths = _tree.quick_leaves((y,)), _tree.quick_paths(y, "result")
+    check_leaves(name, "a result cannot be stacked", paths, kinds(leaves), "numbers")
+    filled = [scalar(x, named.device()) if isinstance(x, NUMBERS) else x for x in leaves]
+    return _carried(name, after, init), _tree.refill((y,), iter(filled))[0]
+
+
+def _carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
+    """The tensors of a carry, in the order of the first one; a number takes that one's dtype."""
+    leaves, wrong = _tree.pair(after, init, ("the carries that leave", "the carries that enter"), "carry")
+    entered = _tree.quick_leaves((init,))
+    paths = _tree.quick_paths(init, "carry")
+    check_after(name, tuple(wrong), tuple(paths), kinds(entered), kinds(leaves))
+    pairs = [(x, c) for x, c in zip(leaves, entered, strict=True) if isinstance(c, torch.Tensor)]
+    return [x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype) for x, c in pairs]
+
+
+def _leaves(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The paths and kinds of the leaves of a tree that may be None."""
+    if tree is None:
+        return (), ()
+    return tuple(_tree.quick_paths(tree, path)), kinds(_tree.quick_leaves((tree,)))
 
 
 def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool) -> Any:
-    """Where Dynamo does not read, under a torch.func transform or in a module that is kept whole: run by run."""
-    columns = [] if xs is None else _tree.leaves(xs)
-    count = columns[0].shape[0] if columns else length
+    """Where Dynamo does not read, under a torch.func transform or in a module that it leaves to run."""
+    name = f"scan({name_of(f)})"
+    columns = [] if xs is None else _tree.tensors(xs)
+    count = rows_of(name, *_leaves(xs, "xs"), length)
+    check_carry(name, *_leaves(init, "init"))
     carry, results = init, []
-    for i in reversed(range(count)) if reverse else range(count):
-        carry, y = f(carry, None if xs is None else _tree.tree_map(lambda x, i=i: x[i], xs))
+    order = reversed(range(count)) if reverse else range(count)
+    for i in order:
+        row = None if xs is None else _tree.with_tensors(xs, [x[i] for x in columns])
+        kept, y = _step(name, f(carry, row), init)
+        carry = _tree.with_tensors(init, kept)
         results.append(y)
+    if not results:
+        empty = None if xs is None else _tree.with_tensors(xs, [x.new_zeros(x.shape[1:]) for x in columns])
+        y = _step(name, f(init, empty), init)[1]
+        return init, _tree.with_tensors(y, [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)])
     ordered = list(reversed(results)) if reverse else results
-    return carry, _tree.tree_map(lambda *ys: torch.stack(ys) if isinstance(ys[0], torch.Tensor) else ys[0], *ordered)
+    stacked = [torch.stack(ys) for ys in zip(*[_tree.tensors(y) for y in ordered], strict=True)]
+    return carry, _tree.with_tensors(ordered[0], stacked)
 
 
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -147,7 +197,7 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
         operands: trees of tensors; what the functions close over may be differentiated too.
 
     Returns:
-        What the chosen function returns. Under `vmap` with mapped choices both are computed.
+        What the chosen function returns, numbers as tensors. Under `vmap` with mapped choices both are computed.
 
     Raises:
         TreeError: results of different trees, shapes or dtypes.
@@ -159,28 +209,75 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
         >>> sf.cond(torch.tensor(True), torch.sin, torch.cos, torch.tensor(0.0))
         tensor(0.)
     """
-    if isinstance(pred, bool):
+    if isinstance(pred, (bool, int, float)):
         return (true_fn if pred else false_fn)(*operands)
     if _compat.is_in_dynamo():
         return _cond(true_fn, (false_fn,), pred, *operands)
     if _compat.is_tracing() or _compat.inside_transform():
-        truth = pred.reshape(()).to(torch.bool)
-        return _tree.tree_map(lambda a, b: torch.where(truth, a, b), true_fn(*operands), false_fn(*operands))
+        return _cond_eagerly(true_fn, false_fn, pred, *operands)
     return Controlled((true_fn,), _cond, (false_fn,))(pred, *operands)
 
 
 def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any) -> Any:
     (false_fn,) = settings
-    check_choice(f"cond({name_of(true_fn)}, {name_of(false_fn)})", tuple(pred.shape), pred.dtype)
+    name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
+    check_choice(f"{name}, pred", kind(pred))
 
-    def run(fn: Any) -> Any:
+    def run(fn: Any, like: Any, dtypes: Any) -> Any:
+        """One branch; its leaves in the order of `like`, and numbers as tensors of these dtypes."""
         out = fn(*operands)
-        return _refilled(out, regions.leave(_tensors(out)))
+        leaves = _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
+        if dtypes is not None:
+            leaves = _as_tensors(leaves, dtypes)
+        left = regions.leave([x for x in leaves if isinstance(x, torch.Tensor)] or [torch.zeros(())])
+        feed = iter(left)
+        filled = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return _tree.refill((out if like is None else like,), iter(filled))[0]
 
-    yes, no = regions.region(lambda: run(true_fn), []), regions.region(lambda: run(false_fn), [])
-    first, second = _tensors(yes), _tensors(no)
-    check_branches(f"cond({name_of(true_fn)}, {name_of(false_fn)})", _said(yes), _said(no), _kinds(first), _kinds(second))
-    return _refilled(yes, endings.cond(pred.reshape(()).to(torch.bool), first, second))
+    yes = regions.region(lambda: run(true_fn, None, None), [])
+    no = regions.region(lambda: run(false_fn, yes, None), [])
+    dtypes = _dtypes(name, yes, no)
+    if any(d is not None for d in dtypes):
+        like = yes
+        yes = regions.region(lambda: run(true_fn, like, dtypes), [])
+        no = regions.region(lambda: run(false_fn, like, dtypes), [])
+    first, second = _tree.tensors(yes), _tree.tensors(no)
+    if not first:
+        return yes
+    return _tree.with_tensors(yes, endings.cond(pred.reshape(()).to(torch.bool), first, second))
+
+
+def _branch(name: str, out: Any, like: Any) -> list[Any]:
+    """The leaves of what false_fn returns, in the order in which true_fn has them."""
+    leaves, wrong = _tree.pair(out, like, ("the results of false_fn", "the results of true_fn"), "result")
+    check_branch_trees(name, tuple(wrong))
+    return leaves
+
+
+def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
+    """For each leaf of two branches the dtype of its numbers; None where there are none."""
+    first, second = _tree.quick_leaves((yes,)), _tree.quick_leaves((no,))
+    constants = [tuple([None if isinstance(x, torch.Tensor) else x for x in side]) for side in (first, second)]
+    paths = tuple(_tree.quick_paths(yes, "result"))
+    return branch_dtypes(name, paths, kinds(first), kinds(second), *constants)
+
+
+def _as_tensors(leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]) -> list[Any]:
+    """Leaves with tensors for numbers, of these dtypes."""
+    pairs = zip(leaves, dtypes, strict=True)
+    return [x if d is None or isinstance(x, torch.Tensor) else scalar(x, named.device(), d) for x, d in pairs]
+
+
+def _cond_eagerly(true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any) -> Any:
+    """Where Dynamo does not read: both branches, and one of them is chosen."""
+    name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
+    check_choice(f"{name}, pred", kind(pred))
+    yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
+    others = _branch(name, false_fn(*operands), yes)
+    dtypes = _dtypes(name, yes, _tree.refill((yes,), iter(others))[0])
+    pairs = zip(_as_tensors(_tree.quick_leaves((yes,)), dtypes), _as_tensors(others, dtypes), strict=True)
+    chosen = [torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
+    return _tree.refill((yes,), iter(chosen))[0]
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
@@ -208,150 +305,37 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     if _compat.is_in_dynamo():
         return _while_loop(body_fun, (cond_fun,), init_val)
     if _compat.is_tracing() or _compat.inside_transform():
-        carry = init_val
-        while cond_fun(carry):
-            carry = body_fun(carry)
-        return carry
+        return _while_eagerly(cond_fun, body_fun, init_val)
     return Controlled((body_fun,), _while_loop, (cond_fun,))(init_val)
 
 
 def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
     (cond_fun,) = settings
     name = f"while_loop({name_of(body_fun)})"
-    carries = _tree.quick_leaves((init,))
-    check_carry(name, _kinds(carries), tuple(_tree.quick_paths(init, "init_val")))
+    carries = _tree.tensors(init)
+    check_carry(name, *_leaves(init, "init_val"), needs_one=True)
 
     def test(*tensors: torch.Tensor) -> Any:
-        said = cond_fun(_tree.refill((init,), iter(tensors))[0])
-        return regions.leave([said.reshape(()).to(torch.bool)])
+        return regions.leave([_truth(name, cond_fun(_tree.with_tensors(init, tensors)))])
 
     def run(*tensors: torch.Tensor) -> Any:
-        after = body_fun(_tree.refill((init,), iter(tensors))[0])
-        check_same_tree(name, _said(init), _said(after))
-        kept = _tree.quick_leaves((after,))
-        check_after(name, _kinds(carries), _kinds(kept), tuple(_tree.quick_paths(init, "carry")))
-        return regions.leave(kept)
+        return regions.leave(_carried(name, body_fun(_tree.with_tensors(init, tensors)), init))
 
     outs = endings.while_loop(regions.region(test, carries), regions.region(run, carries), carries)
-    return _tree.refill((init,), iter(outs))[0]
+    return _tree.with_tensors(init, outs)
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in _tree.quick_leaves((tree,)) if isinstance(x, torch.Tensor)]
+def _while_eagerly(cond_fun: Any, body_fun: Any, init: Any) -> Any:
+    """Where Dynamo does not read."""
+    name = f"while_loop({name_of(body_fun)})"
+    check_carry(name, *_leaves(init, "init_val"), needs_one=True)
+    carry = init
+    while _truth(name, cond_fun(carry)):
+        carry = _tree.with_tensors(init, _carried(name, body_fun(carry), init))
+    return carry
 
 
-def _refilled(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """A tree with these tensors in the places of its own; constants stay."""
-    feed = iter(tensors)
-    leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves((tree,))]
-    return _tree.refill((tree,), iter(leaves))[0]
-
-
-def _shapes(xs: list[Any]) -> tuple[Any, ...]:
-    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in xs)
-
-
-def _kinds(xs: list[Any]) -> tuple[Any, ...]:
-    """Shape and dtype of each, or the name of its type where it is no tensor."""
-    return tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__ for x in xs)
-
-
-def _said(tree: Any) -> str:
-    """A tree as text, with a star for each leaf."""
-    if isinstance(tree, dict):
-        return "{" + ", ".join([f"{key!r}: {_said(child)}" for key, child in tree.items()]) + "}"
-    if isinstance(tree, list):
-        return "[" + ", ".join([_said(child) for child in tree]) + "]"
-    if isinstance(tree, tuple):
-        return "(" + ", ".join([_said(child) for child in tree]) + ")"
-    return "*"
-
-
-def _kind(said: Any) -> str:
-    return f"a {said}, which is no tensor" if isinstance(said, str) else f"{said[0]} {said[1]}"
-
-
-@_compat.constant_in_graph
-def rows_of(name: str, shapes: tuple[Any, ...], paths: tuple[str, ...], length: int | None) -> int:
-    """How many rows a scan has.
-
-    Raises:
-        TreeError: leaves without rows, or with different numbers of them.
-    """
-    wrong = [f"{p} has no rows: it is {'no tensor' if s is None else 'a scalar'}" for p, s in zip(paths, shapes, strict=True) if not s]
-    counts = {s[0] for s in shapes if s} | ({length} if length is not None else set())
-    if not wrong and len(counts) > 1:
-        wrong = [f"{p} has {s[0]} rows" for p, s in zip(paths, shapes, strict=True)]
-        wrong += [] if length is None else [f"length is {length}"]
-    if not wrong and not counts:
-        wrong = ["it has no rows, and length is not given"]
-    if wrong:
-        fix = "xs whose leaves have one first dim, or length"
-        raise TreeError(problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix)
-    return counts.pop()
-
-
-@_compat.constant_in_graph
-def check_carry(name: str, kinds: tuple[Any, ...], paths: tuple[str, ...]) -> None:
-    """Check that a carry is made of tensors.
-
-    Raises:
-        TreeError: naming the leaves that are none.
-    """
-    wrong = [f"{path} is {_kind(kind)}" for path, kind in zip(paths, kinds, strict=True) if isinstance(kind, str)]
-    if wrong:
-        fix = "torch.tensor(x) for what changes from run to run; the function may close over what does not"
-        raise TreeError(problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix)
-
-
-@_compat.constant_in_graph
-def check_same_tree(name: str, entered: str, left: str) -> None:
-    """Check that a carry keeps its tree.
-
-    Raises:
-        TreeError: it does not.
-    """
-    if entered != left:
-        fix = "return a carry built as the one that came in"
-        raise TreeError(problem(name, f"the carry enters as {entered} and leaves as {left}", needed="the same tree", fix=fix), fix=fix)
-
-
-@_compat.constant_in_graph
-def check_after(name: str, entered: tuple[Any, ...], left: tuple[Any, ...], paths: tuple[str, ...]) -> None:
-    """Check that a carry keeps its shapes and dtypes.
-
-    Raises:
-        TreeError: naming the leaves that change.
-    """
-    pairs = zip(paths, entered, left, strict=True)
-    wrong = [f"{path} enters as {_kind(before)} and leaves as {_kind(after)}" for path, before, after in pairs if before != after]
-    if wrong:
-        fix = "cast or reshape the carry before it is returned, or start with what the function returns"
-        raise TreeError(problem(name, *wrong, needed="a carry of the same shapes and dtypes in every run", fix=fix), fix=fix)
-
-
-@_compat.constant_in_graph
-def check_choice(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Check that a truth value is one.
-
-    Raises:
-        TreeError: it has several elements.
-    """
-    if any(n != 1 for n in shape):
-        fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
-        raise TreeError(problem(f"{name}, pred", f"{shape} {dtype}", needed="a bool, or a tensor with one element", fix=fix), fix=fix)
-
-
-@_compat.constant_in_graph
-def check_branches(name: str, yes: str, no: str, first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
-    """Check that two branches return the same tree of the same shapes and dtypes.
-
-    Raises:
-        TreeError: with every result that differs.
-    """
-    wrong = [f"true_fn returns {yes}, false_fn {no}"] if yes != no else []
-    pairs = enumerate(zip(first, second, strict=False))
-    wrong += [f"result {k}: true_fn returns {_kind(a)}, false_fn {_kind(b)}" for k, (a, b) in pairs if a != b]
-    if wrong:
-        fix = "cast, or expand, the result of one branch"
-        raise TreeError(problem(name, *wrong, needed="branches with the same results", fix=fix), fix=fix)
+def _truth(name: str, said: Any) -> torch.Tensor:
+    """What cond_fun returns, as a tensor."""
+    check_choice(f"{name}, the result of cond_fun", kind(said))
+    return said.reshape(()).to(torch.bool) if isinstance(said, torch.Tensor) else scalar(bool(said), named.device())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +13,7 @@ from ..capture import endings, recording, regions
 from ..capture.custom_rules import Pair, forward, reverse
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
+from ._paired import paired, zero_like
 from ._transformed import Transformed, innermost
 
 
@@ -49,9 +50,7 @@ class Custom(Transformed):
         Raises:
             ShardError: there is one.
         """
-        if self.rules:
-            fix = f"{self.verb}(f) anew, with the other rule"
-            raise ShardError(problem(self.__name__, "it has a rule already", fix=fix), fix=fix)
+        check_unruled(self.__name__, self.verb, len(self.rules))
         self.rules[:] = rules
 
     def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
@@ -76,20 +75,10 @@ class Custom(Transformed):
         """The function itself, as a region."""
 
         def run(*tensors: torch.Tensor) -> Any:
-            out = self.fn(*self.joined(still, _with(moving, tensors)))
-            return _with((out,), regions.leave(_tensors((out,))))[0]
+            out = self.fn(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            return _tree.with_tensors(out, regions.leave(_tree.tensors(out)))
 
         return regions.region(run, xs)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in _tree.quick_leaves(tree) if isinstance(x, torch.Tensor)]
-
-
-def _with(tree: Any, tensors: Any) -> Any:
-    """A tree with these tensors in the places of its own."""
-    feed = iter(tensors)
-    return _tree.refill(tree, iter([next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves(tree)]))
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -113,50 +102,83 @@ class CustomVjp(Custom):
 
     def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         fwd, bwd = self.rules
-        xs = _tensors(moving)
+        xs = _tree.tensors(moving)
         out = self.plain(still, moving, xs)
+        results = _tree.tensors(out)
 
         def forward(*tensors: torch.Tensor) -> Any:
-            found = fwd(*self.joined(still, _with(moving, tensors)))
-            check_pair(self.__name__, isinstance(found, tuple) and len(found) == 2, "fwd", "(result, residuals)")
-            return _with(found, regions.leave(_tensors(found)))
+            found = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            after, residuals = self.forward_results(found, out)
+            left = regions.leave([*after, *_tree.tensors(residuals)])
+            return left[: len(after)], _tree.with_tensors(residuals, left[len(after) :])
 
         after, residuals = regions.region(forward, xs)
-        check_like(self.__name__, "the result of fwd", _kinds((after,)), "that of the function", _kinds((out,)))
-        kept, results = _tensors((residuals,)), _tensors((out,))
+        kept = _tree.tensors(residuals)
 
         def backward(*tensors: torch.Tensor) -> Any:
-            back = bwd(*still, _with((residuals,), tensors[: len(kept)])[0], _with((out,), tensors[len(kept) :])[0])
-            check_pair(self.__name__, isinstance(back, tuple) and len(back) == len(moving), "bwd", f"a tuple of {len(moving)} cotangents")
-            return _with(back, regions.leave(_tensors(back)))
+            cotangent = _cotangent(out, tensors[len(kept) :])
+            back = bwd(*still, _tree.with_tensors(residuals, tensors[: len(kept)]), cotangent)
+            gradients = self.cotangents(back, moving)
+            left = iter(regions.leave([g for g in gradients if g is not None]))
+            return [None if g is None else next(left) for g in gradients]
 
         back = regions.region(backward, [*kept, *results])
-        for k, (g, x) in enumerate(zip(back, moving, strict=True)):
-            if g is not None:
-                check_like(self.__name__, f"cotangent {k} of bwd", _kinds((g,)), "the argument", _kinds((x,)))
-        given = [g is not None for g, x in zip(back, moving, strict=True) for _ in _tensors((x,))]
-        outs = endings.custom_vjp(self.__name__, results, [*_tensors((after,)), *kept], _tensors(back), xs, given)
-        return _with((out,), outs)[0]
+        given = [g is not None for g in back]
+        gradients = [g for g in back if g is not None]
+        outs = endings.custom_vjp(self.__name__, results, [*after, *kept], gradients, xs, given)
+        return _tree.with_tensors(out, outs)
 
+    def forward_results(self, found: Any, out: Any) -> tuple[list[torch.Tensor], Any]:
+        """(the tensors of the result that fwd returns, in the order of the function's; the residuals)."""
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        check_pair(self.__name__, is_pair, "fwd", "(result, residuals)")
+        names, paths = ("the results of fwd", "those of the function"), ("result", "result")
+        leaves = paired(self.__name__, found[0], out, names, paths, "return what the function returns")
+        return [x for x in leaves if isinstance(x, torch.Tensor)], found[1]
+
+    def cotangents(self, back: Any, moving: tuple[Any, ...]) -> list[torch.Tensor | None]:
+        """What bwd returns for each tensor of the arguments; None for zero."""
+        is_tuple = isinstance(back, tuple) and len(back) == len(moving)
+        check_pair(self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents")
+        names, paths = ("the cotangents of bwd", "the arguments"), ("cotangent", "args")
+        fix = "return for each argument a tree like it, or None for zero"
+        leaves = paired(self.__name__, back, moving, names, paths, fix, is_zero)
+        pairs = zip(leaves, _tree.quick_leaves(moving), strict=True)
+        tensors = [(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]
+        return [g if _tree.is_floating(x) else None for g, x in tensors]
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         fwd, bwd = self.rules
-        xs, trees = _tensors(moving), dict[str, Any]()
+        xs, trees = _tree.tensors(moving), dict[str, Any]()
+        out = self.fn(*self.joined(still, moving))
+        count = len(_tree.tensors(out))
 
         def rule(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            trees["out"], trees["residuals"] = fwd(*self.joined(still, _with(moving, tensors)))
-            return [*_tensors((trees["out"],)), *_tensors((trees["residuals"],))]
+            found = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            after, trees["residuals"] = self.forward_results(found, out)
+            return [*after, *_tree.tensors(trees["residuals"])]
 
         def back(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            n = len(tensors) - len(_tensors((trees["out"],)))
-            found = bwd(*still, _with((trees["residuals"],), tensors[:n])[0], _with((trees["out"],), tensors[n:])[0])
-            pairs = zip(found, moving, strict=True)
-            filled = [_with((x,), [torch.zeros_like(t) for t in _tensors((x,))])[0] if g is None else g for g, x in pairs]
-            return _tensors(tuple(filled))
+            n = len(tensors) - count
+            residuals = _tree.with_tensors(trees["residuals"], tensors[:n])
+            found = self.cotangents(bwd(*still, residuals, _cotangent(out, tensors[n:])), moving)
+            return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
 
-        out = self.fn(*self.joined(still, moving))
-        pair = Pair(self.__name__, rule, rule, back, len(xs), len(_tensors((out,))), (True,) * len(xs))
-        return _with((out,), reverse(pair, xs))[0]
+        pair = Pair(self.__name__, rule, rule, back, len(xs), count, (True,) * len(xs))
+        return _tree.with_tensors(out, reverse(pair, xs))
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a part of a tree of cotangents says zero."""
+    return x is None
+
+
+def _cotangent(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The cotangent of a result: these for its tensors, zeros for its constants."""
+    feed = iter(tensors)
+    leaves = _tree.quick_leaves((out,))
+    filled = [next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves]
+    return _tree.refill((out,), iter(filled))[0]
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -185,30 +207,57 @@ class CustomJvp(Custom):
 
     def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         (rule,) = self.rules
-        xs = _tensors(moving)
+        xs = _tree.tensors(moving)
         out = self.plain(still, moving, xs)
 
         def pushed(*tensors: torch.Tensor) -> Any:
-            found = rule(*still, _with(moving, tensors[: len(xs)]), _with(moving, tensors[len(xs) :]))
-            check_pair(self.__name__, isinstance(found, tuple) and len(found) == 2, "the rule", "(result, tangent of the result)")
-            check_like(self.__name__, "the tangent", _kinds((found[1],)), "the result", _kinds((found[0],)))
-            return regions.leave(_tensors((found[1],)))
+            primals = _tree.with_tensors(moving, tensors[: len(xs)])
+            tangents = _cotangent(moving, tensors[len(xs) :])
+            return regions.leave(self.tangents(rule(*still, primals, tangents), out))
 
         dots = regions.region(pushed, [*xs, *xs])
-        return _with((out,), endings.custom_jvp(self.__name__, _tensors((out,)), list(dots), xs))[0]
+        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(dots), xs)
+        return _tree.with_tensors(out, outs)
 
+    def tangents(self, found: Any, out: Any) -> list[torch.Tensor]:
+        """The tangent of each tensor of the result, in the order of the function's."""
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        check_pair(self.__name__, is_pair, "the rule", "(result, tangent of the result)")
+        theirs, paths = "those of the function", ("result", "result")
+        paired(self.__name__, found[0], out, ("the results of the rule", theirs), paths)
+        names, paths = ("the tangents of the rule", "the results"), ("tangent", "result")
+        leaves = paired(self.__name__, found[1], out, names, paths)
+        pairs = zip(leaves, _tree.quick_leaves((out,)), strict=True)
+        tensors = [(t, x) for t, x in pairs if isinstance(x, torch.Tensor)]
+        return [torch.zeros_like(x) if t is None else t for t, x in tensors]
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         (rule,) = self.rules
-        xs = _tensors(moving)
-        plain = lambda *ts: _tensors((self.fn(*self.joined(still, _with(moving, ts))),))  # noqa: E731
-        push = lambda *ts: _tensors((rule(*still, _with(moving, ts[: len(xs)]), _with(moving, ts[len(xs) :]))[1],))  # noqa: E731
+        xs = _tree.tensors(moving)
         out = self.fn(*self.joined(still, moving))
-        return _with((out,), forward(Pair(self.__name__, plain, push, None, len(xs), 0, ()), xs))[0]
+
+        def plain(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            return _tree.tensors(self.fn(*self.joined(still, _tree.with_tensors(moving, tensors))))
+
+        def push(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            primals = _tree.with_tensors(moving, tensors[: len(xs)])
+            tangents = _cotangent(moving, tensors[len(xs) :])
+            return self.tangents(rule(*still, primals, tangents), out)
+
+        pair = Pair(self.__name__, plain, push, None, len(xs), 0, ())
+        return _tree.with_tensors(out, forward(pair, xs))
 
 
-def _kinds(tree: Any) -> tuple[Any, ...]:
-    return tuple([(tuple(x.shape), x.dtype) for x in _tensors(tree)])
+@_compat.constant_in_graph
+def check_unruled(name: str, verb: str, count: int) -> None:
+    """Check that a function has no rule yet.
+
+    Raises:
+        ShardError: it has one.
+    """
+    if count:
+        fix = f"{verb}(f) once more, with the other rule"
+        raise ShardError(problem(name, "it has a rule already", fix=fix), fix=fix)
 
 
 @_compat.constant_in_graph
@@ -231,18 +280,6 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
     """
     if not holds:
         raise TreeError(problem(name, f"{who} returns something else", needed=wanted))
-
-
-@_compat.constant_in_graph
-def check_like(name: str, what: str, got: tuple[Any, ...], like: str, wanted: tuple[Any, ...]) -> None:
-    """Check that two trees hold tensors of the same shapes and dtypes.
-
-    Raises:
-        TreeError: they do not.
-    """
-    if got != wanted:
-        said = lambda kinds: ", ".join(f"{shape} {dtype}" for shape, dtype in kinds) or "nothing"  # noqa: E731
-        raise TreeError(problem(name, f"{what} holds {said(got)}", needed=f"as {like}: {said(wanted)}"))
 
 
 def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomVjp:

@@ -1,4 +1,7 @@
-"""A function of trees as one of tensors, for torch.func, which sees tuples of tensors only."""
+"""A function of trees as one of tensors, for torch.func, which sees tuples of tensors only.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,38 @@ from typing import Any
 
 import torch
 
-from .. import _tree
+from .. import _compat, _tree
+from ..errors import CaptureError, problem
+from ._paired import check_leaves, kinds, zero_like
+from ._transformed import name_of
 
 
 class Flattened:
-    """A function of trees as one of the tensors in some of its arguments; it keeps what it returned last.
+    """A function of trees as one of the tensors in some of its arguments; it keeps its last result.
 
     Args:
         fn: the function.
         args: all its positional arguments.
-        numbers: of the arguments whose tensors are passed in.
+        numbers: of the arguments whose tensors are passed in; constants in them stay.
         kwargs: its keyword arguments.
-        has_aux: whether it returns (value, aux); the flat one then returns (tensors of the value, tensors of aux).
+        has_aux: whether it returns (value, aux); the flat function then returns (tensors of the
+            value, tensors of aux).
+        moving: which leaves of those arguments are passed in.
+        where: set where every leaf of the value must have a derivative: how errors call the function.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], numbers: tuple[int, ...], kwargs: Any, has_aux: bool) -> None:
-        self.fn, self.args, self.numbers, self.kwargs, self.has_aux = fn, args, numbers, kwargs, has_aux
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        numbers: tuple[int, ...],
+        kwargs: Any,
+        has_aux: bool,
+        moving: Callable[[Any], bool] = _tree.is_floating,
+        where: str | None = None,
+    ) -> None:
+        self.fn, self.args, self.numbers, self.kwargs = fn, args, numbers, kwargs
+        self.has_aux, self.moving, self.where = has_aux, moving, where
         self.returned: list[Any] = []
 
     @property
@@ -32,28 +51,61 @@ class Flattened:
 
     @property
     def primals(self) -> tuple[torch.Tensor, ...]:
-        """Their tensors."""
-        return tuple(_tree.quick_leaves(self.chosen))
+        """What is passed in."""
+        return tuple(_tree.tensors(self.chosen, self.moving))
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         filled = list(self.args)
-        for n, arg in zip(self.numbers, _tree.refill(self.chosen, iter(tensors)), strict=True):
+        chosen = _tree.with_tensors(self.chosen, tensors, self.moving)
+        for n, arg in zip(self.numbers, chosen, strict=True):
             filled[n] = arg
         out = self.fn(*filled, **self.kwargs)
+        if self.has_aux:
+            is_pair = isinstance(out, (tuple, list)) and len(out) == 2
+            check_aux(name_of(self.fn), is_pair, type(out).__name__)
         value, aux = ((out[0],), (out[1],)) if self.has_aux else ((out,), ())
+        if self.where is not None:
+            leaves, paths = _tree.quick_leaves(value), _tree.quick_paths(value[0], "result")
+            check_leaves(self.where, "a result has no derivative", paths, kinds(leaves), "results")
         self.returned.append((value, aux))
-        flat = tuple(_tree.quick_leaves(value))
-        return (flat, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))) if self.has_aux else flat
+        flat = tuple(_tree.tensors(value))
+        return (flat, tuple(_tree.tensors(aux))) if self.has_aux else flat
 
     def value(self, leaves: Iterable[Any]) -> Any:
-        """The tree of the value, with these leaves."""
-        return _tree.refill(self.returned[0][0], iter(leaves))[0]
+        """The tree of the value, with these in the places of its tensors."""
+        return _tree.with_tensors(self.returned[0][0], leaves)[0]
+
+    def tangent(self, leaves: Iterable[Any]) -> Any:
+        """The tree of the value's tangent: these for its tensors, zeros for its constants."""
+        tree, feed = self.returned[0][0], iter(leaves)
+        filled = [
+            next(feed) if isinstance(x, torch.Tensor) else zero_like(x)
+            for x in _tree.quick_leaves(tree)
+        ]
+        return _tree.refill(tree, iter(filled))[0]
 
     def aux(self, tensors: Iterable[torch.Tensor]) -> Any:
         """The tree of aux, with these tensors in place of those that were traced."""
-        tree, feed = self.returned[0][1], iter(tensors)
-        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves(tree)]
-        return _tree.refill(tree, iter(leaves))[0]
+        return _tree.with_tensors(self.returned[0][1], tensors)[0]
+
+    def derivatives(self, leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
+        """The chosen arguments with these for what is passed in, and None for every constant."""
+        feed = iter(leaves)
+        filled = [next(feed) if self.moving(x) else None for x in _tree.quick_leaves(self.chosen)]
+        return _tree.refill(self.chosen, iter(filled))
+
+
+@_compat.constant_in_graph
+def check_aux(name: str, is_pair: bool, got: str) -> None:
+    """Check that a function with `has_aux` returns a pair.
+
+    Raises:
+        CaptureError: it does not.
+    """
+    if not is_pair:
+        fix = "return (value, aux), or has_aux=False"
+        text = problem(name, f"it returns a {got}", needed="a pair (value, aux): has_aux=True", fix=fix)
+        raise CaptureError(text, fix=fix)
 
 
 def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:

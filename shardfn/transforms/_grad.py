@@ -12,7 +12,9 @@ from .. import _compat, _tree
 from ..capture import prims
 from ..errors import CaptureError, problem
 from ..runtime import Request
-from ._transformed import Transformed, innermost, name_of
+from ._flattened import Flattened
+from ._paired import check_leaves, kinds
+from ._transformed import Transformed, innermost, name_of, parameter_names
 
 Argnums = int | tuple[int, ...]
 
@@ -31,18 +33,19 @@ class ValueAndGrad(Transformed):
 
     def found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[torch.Tensor]]:
         """(value, aux or None, gradients); the gradients are not placed yet."""
-        return differentiate(self.fn, self.numbers(len(args)), self.has_aux, args, kwargs)
+        return differentiate(self.verb, self.fn, self.numbers(len(args)), self.has_aux, args, kwargs)
 
     def placed(self, found: tuple[Any, Any, list[torch.Tensor]], args: tuple[Any, ...], wishes: list[str]) -> tuple[Any, Any, Any]:
         """(value, aux, gradients in the tree of their arguments, each placed as its argument is)."""
         value, aux, gradients = found
         chosen = tuple(args[n] for n in self.numbers(len(args)))
-        trees = _tree.refill(chosen, iter(prims.align(gradients, _tree.quick_leaves(chosen), wishes)))
+        placed = prims.align(gradients, _tree.tensors(chosen), wishes)
+        trees = _tree.with_tensors(chosen, placed)
         return value, aux, trees[0] if isinstance(self.argnums, int) else trees
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         """How the reduction of each gradient may travel: as it likes."""
-        return [""] * len(_tree.quick_leaves(tuple(args[n] for n in self.numbers(len(args)))))
+        return [""] * len(_tree.tensors(tuple(args[n] for n in self.numbers(len(args)))))
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         """The result, of what was found."""
@@ -71,35 +74,38 @@ class Grad(ValueAndGrad):
 
 
 def differentiate(
-    fn: Callable[..., Any], numbers: tuple[int, ...], has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    verb: str,
+    fn: Callable[..., Any],
+    numbers: tuple[int, ...],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """(value, aux or None, gradients) of a function at arguments."""
-    chosen = tuple(args[n] for n in numbers)
-    constants: list[Any] = []  # of aux, which torch.func cannot carry
-
-    def flat(primals: tuple[torch.Tensor, ...]) -> Any:
-        filled = list(args)
-        for n, arg in zip(numbers, _tree.refill(chosen, iter(primals)), strict=True):
-            filled[n] = arg
-        out = fn(*filled, **kwargs)
-        if not has_aux:
-            return _loss(out, fn), ()
-        if not isinstance(out, (tuple, list)) or len(out) != 2:
-            refuse_loss(name_of(fn), "no pair (scalar, aux), and has_aux=True")
-        value, aux = _loss(out[0], fn), (out[1],)
-        constants.append(aux)
-        return value, tuple(x for x in _tree.quick_leaves(aux) if isinstance(x, torch.Tensor))
-
-    gradients, (value, tensors) = torch.func.grad_and_value(flat, has_aux=True)(tuple(_tree.quick_leaves(chosen)))
-    return value, _rebuilt(constants[0], tensors) if has_aux else None, list(gradients)
+    names = parameter_names(fn, len(args))
+    roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
+    paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
+    flat = Loss(fn, args, numbers, kwargs, has_aux)
+    got = kinds(_tree.quick_leaves(flat.chosen))
+    check_leaves(f"{verb}({name_of(fn)})", "an argument cannot be differentiated", paths, got, "floating")
+    found: Any = torch.func.grad_and_value(flat, argnums=0, has_aux=True)
+    gradients, (value, aux) = found(flat.primals)
+    return value, flat.aux(aux) if has_aux else None, list(gradients)
 
 
-def _loss(value: Any, fn: Callable[..., Any]) -> Any:
-    if not isinstance(value, torch.Tensor):
-        refuse_loss(name_of(fn), f"a {type(value).__name__}")
-    elif not value.dtype.is_floating_point:
-        refuse_loss(name_of(fn), f"of {value.dtype}")
-    return value
+class Loss(Flattened):
+    """A scalar function of trees as one of a tuple of tensors: it returns (scalar, tensors of aux)."""
+
+    def __call__(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        out = Flattened.__call__(self, *primals)
+        value = self.returned[-1][0][0]
+        if not isinstance(value, torch.Tensor):
+            refuse_loss(name_of(self.fn), f"a {type(value).__name__}")
+        elif not value.dtype.is_floating_point:
+            refuse_loss(name_of(self.fn), f"of {value.dtype}")
+        elif value.numel() != 1:
+            refuse_loss(name_of(self.fn), f"of shape {tuple(value.shape)}")
+        return (value, out[1]) if self.has_aux else (value, ())
 
 
 @_compat.constant_in_graph
@@ -112,13 +118,6 @@ def refuse_loss(name: str, what: str) -> None:
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
     text = problem(f"the gradient of {name}", f"its value is {what}", needed="a floating scalar", fix=fix)
     raise CaptureError(text, fix=fix)
-
-
-def _rebuilt(aux: tuple[Any], tensors: tuple[torch.Tensor, ...]) -> Any:
-    """aux with these tensors in place of the ones that were traced."""
-    feed = iter(tensors)
-    leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves(aux)]
-    return _tree.refill(aux, iter(leaves))[0]
 
 
 def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> ValueAndGrad:

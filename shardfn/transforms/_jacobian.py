@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import attrs
@@ -12,7 +12,8 @@ from .. import _tree
 from ..runtime import Request
 from ._flattened import Flattened, positions
 from ._grad import Argnums
-from ._transformed import Transformed, innermost
+from ._paired import check_leaves, kinds
+from ._transformed import Transformed, innermost, name_of, parameter_names
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -26,20 +27,43 @@ class Jacobian(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         numbers = positions(self.argnums, len(args))
-        flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux)
+        names = parameter_names(self.fn, len(args))
+        roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
+        paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
+        where = f"{self.verb}({name_of(self.fn)})"
+        flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
+        got = kinds(_tree.quick_leaves(flat.chosen))
+        check_leaves(where, "an argument cannot be differentiated", paths, got, "floating")
         primals = flat.primals
         found = self.derived(flat, tuple(range(len(primals))))(*primals)
         rows, aux = found if self.has_aux else (found, ())
-        jacobian = flat.value(self.nested(flat.chosen, row) for row in rows)
+        jacobian = self.rebuilt(flat, iter(rows))
         return (jacobian, flat.aux(aux)) if self.has_aux else jacobian
+
+    def rebuilt(self, flat: Flattened, rows: Iterator[Any]) -> Any:
+        """The tree of the value with derivatives in the places of its leaves."""
+        value = flat.returned[0][0]
+        filled = [self.leaf(flat, x, rows) for x in _tree.quick_leaves(value)]
+        return _tree.refill(value, iter(filled))[0]
+
+    def leaf(self, flat: Flattened, x: Any, rows: Iterator[Any]) -> Any:
+        """The derivatives of one result: zeros for those of a number."""
+        if x is None:
+            return None
+        row = next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
+        return self.nested(flat, row)
+
+    def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        """The derivatives of a number."""
+        return [torch.zeros_like(x) for x in primals]
 
     def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
         """The matrix of a flat function: for each result, for each of these arguments."""
         return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
 
-    def nested(self, chosen: tuple[Any, ...], row: Any) -> Any:
+    def nested(self, flat: Flattened, row: Any) -> Any:
         """What stands in place of one result: its derivatives in the trees of the arguments."""
-        trees = _tree.refill(chosen, iter(row))
+        trees = flat.derivatives(row)
         return trees[0] if isinstance(self.argnums, int) else trees
 
     def asked(self) -> Request:
@@ -69,8 +93,11 @@ class Hessian(Jacobian):
         inner = torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
         return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
 
-    def nested(self, chosen: tuple[Any, ...], row: Any) -> Any:
-        return Jacobian.nested(self, chosen, [Jacobian.nested(self, chosen, column) for column in row])
+    def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        return [[x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals]
+
+    def nested(self, flat: Flattened, row: Any) -> Any:
+        return Jacobian.nested(self, flat, [Jacobian.nested(self, flat, column) for column in row])
 
 
 def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:

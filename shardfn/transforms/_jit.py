@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import attrs
 
 from .. import _compat
-from ..errors import TreeError, problem
 from ..runtime import Request
 from ._linear import Evaluated
 from ._transformed import innermost
@@ -72,8 +71,6 @@ def jit(
     }
     if fn is None:
         return functools.partial(jit, **options)
-    if not callable(fn):
-        raise TreeError(problem("jit", f"a {type(fn).__name__}", needed="a function", fix="jit(fn)"))
     made = Jitted((fn,), options)
     if not _compat.is_tracing():
         made.request  # noqa: B018  a wrong option is an error here, not at the first call

@@ -13,6 +13,7 @@ from ..capture import prims
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._flattened import Flattened
+from ._paired import check_leaves, kinds, paired
 from ._transformed import Transformed, innermost, name_of
 
 
@@ -41,11 +42,18 @@ class Forward(Evaluated):
     has_aux: bool = False
 
     def inline(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-        flat = Flattened(self.fn, primals, tuple(range(len(primals))), {}, self.has_aux)
-        matched(name_of(self.fn), "tangents", shapes(tangents), "primals", shapes(primals))
-        found: Any = torch.func.jvp(flat, flat.primals, tuple(_tree.quick_leaves(tangents)), has_aux=self.has_aux)
-        out = flat.value(found[0]), flat.value(found[1])
+        flat = self.flattened(primals)
+        names, paths = ("the tangents", "the primals"), ("tangents", "primals")
+        given = paired(f"jvp({name_of(self.fn)})", tangents, primals, names, paths)
+        pairs = zip(given, _tree.quick_leaves(primals), strict=True)
+        dots = tuple([t for t, x in pairs if _tree.is_floating(x)])
+        found: Any = torch.func.jvp(flat, flat.primals, dots, has_aux=self.has_aux)
+        out = flat.value(found[0]), flat.tangent(found[1])
         return (*out, flat.aux(found[2])) if self.has_aux else out
+
+    def flattened(self, primals: tuple[Any, ...]) -> Flattened:
+        """The function of the floating tensors among its arguments."""
+        return flattened(self.verb, self.fn, primals, self.has_aux)
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, self.inline)
@@ -61,34 +69,50 @@ class Reverse(Forward):
     verb: ClassVar[str] = "vjp"
 
     def inline(self, primals: tuple[Any, ...], cotangent: Any) -> Any:
-        flat = Flattened(self.fn, primals, tuple(range(len(primals))), {}, self.has_aux)
+        flat = self.flattened(primals)
         _, pull, *_ = torch.func.vjp(flat, *flat.primals, has_aux=self.has_aux)
         return pulled(name_of(self.fn), flat, pull, cotangent)
 
 
+def flattened(verb: str, fn: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool) -> Flattened:
+    """A function of the floating tensors among its arguments.
+
+    Raises:
+        TreeError: an argument is a float, whose derivative would be lost.
+    """
+    paths = _tree.quick_paths(primals, "primals")
+    where, got = f"{verb}({name_of(fn)})", kinds(_tree.quick_leaves(primals))
+    check_leaves(where, "an argument has no derivative", paths, got, "primals")
+    return Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
+
+
 def pulled(name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any) -> Any:
-    """The cotangents of the primals, in their trees."""
-    matched(name, "the cotangent", shapes((cotangent,)), "the value", shapes(flat.returned[0][0]))
-    found, primals = list(pull(tuple(_tree.quick_leaves((cotangent,))))), list(flat.primals)
-    return _tree.refill(flat.chosen, iter(prims.align(found, primals, [""] * len(primals))))
+    """The cotangents of the primals, in their trees; None for what has no derivative."""
+    value = flat.returned[0][0][0]
+    names, paths = ("the cotangents", "the results"), ("cotangent", "result")
+    given = paired(f"vjp({name})", cotangent, value, names, paths)
+    pairs = zip(given, _tree.quick_leaves((value,)), strict=True)
+    cotangents = [_materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]
+    found, primals = list(pull(tuple(cotangents))), list(flat.primals)
+    return flat.derivatives(prims.align(found, primals, [""] * len(primals)))
 
 
-def shapes(tree: Any) -> tuple[Any, ...]:
-    """The shapes of the leaves of a tree; None for what is no tensor."""
-    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in _tree.quick_leaves(tree))
+def _materialized(cotangent: Any, x: torch.Tensor) -> torch.Tensor:
+    """A cotangent as torch.func takes it: zeros where a result has no derivative."""
+    return torch.zeros_like(x) if cotangent is None else cotangent
 
 
 @_compat.constant_in_graph
-def matched(name: str, what: str, got: tuple[Any, ...], like: str, wanted: tuple[Any, ...]) -> None:
-    """Check that tangents fit primals, or a cotangent a value.
+def check_tuples(name: str, primals: str, tangents: str) -> None:
+    """Check that primals and tangents are tuples of arguments.
 
     Raises:
-        TreeError: other leaves, or leaves of other shapes.
+        TreeError: they are not.
     """
-    if got != wanted:
-        said = lambda found: ", ".join("no tensor" if s is None else str(s) for s in found)  # noqa: E731
-        fix = f"a tree like {like}, with tensors of the same shapes"
-        raise TreeError(problem(name, f"{what}: {said(got)}", needed=f"as {like}: {said(wanted)}", fix=fix), fix=fix)
+    if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
+        fix = "jvp(fn, (x,), (dx,))"
+        got = f"primals are a {primals}, tangents a {tangents}"
+        raise TreeError(problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix), fix=fix)
 
 
 def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
@@ -113,6 +137,7 @@ def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, .
         >>> sf.jvp(lambda x: x**2, (torch.tensor(3.0),), (torch.tensor(1.0),))
         (tensor(9.), tensor(6.))
     """
+    check_tuples(name_of(fn), type(primals).__name__, type(tangents).__name__)
     return Forward((fn,), has_aux)(tuple(primals), tuple(tangents))
 
 
@@ -140,7 +165,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         (tensor(12.), (tensor(4.), tensor(3.)))
     """
     if _compat.is_tracing() or _compat.inside_transform():
-        flat = Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
+        flat = flattened("vjp", fn, primals, has_aux)
         value, pull, *aux = torch.func.vjp(flat, *flat.primals, has_aux=has_aux)
         back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)  # noqa: E731
         return (flat.value(value), back, flat.aux(aux[0])) if has_aux else (flat.value(value), back)

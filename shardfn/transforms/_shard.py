@@ -12,7 +12,6 @@ import attrs
 
 from .. import _compat
 from ..capture import sources
-from ..errors import TreeError, problem
 from ..placements import is_spec
 from ..runtime import Request
 from ._constrain import constrain
@@ -112,8 +111,6 @@ def shard(
 
 
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
-    if not callable(fn):
-        raise TreeError(problem("shard", f"a {type(fn).__name__}", needed="a function", fix="shard(fn, mesh, ...)"))
     made = Shard((fn,), arguments)
     if not _compat.is_tracing():
         made.request  # noqa: B018  a wrong option is an error here, not at the first call

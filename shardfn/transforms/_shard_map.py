@@ -12,7 +12,6 @@ from torch.distributed.tensor import Placement
 
 from .. import _compat, _tree
 from ..capture import manual, named
-from ..errors import TreeError, problem
 from ..mesh import axes_of
 from ..placements import P
 from ..runtime import Request
@@ -76,34 +75,16 @@ def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple
     if not isinstance(specs, (list, tuple)) or len(specs) != len(tree):
         wrong.append(f"{_said(specs)} for {len(tree)} arguments")
     else:
+        names = ("placements", "the values")
         for s, x, root in zip(specs, tree, roots, strict=True):
-            found += _spread(s, x, root, wrong)
+            leaves, more = _tree.pair(s, x, names, root, _is_leaf)
+            found += [_constant(leaf) if _is_leaf(leaf) else None for leaf in leaves]
+            wrong += more
     shapes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in _tree.quick_leaves(tree)])
     return named.cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
 
 
-def _spread(spec: Any, tree: Any, path: str, wrong: list[str]) -> list[Any]:
-    """One spec for each leaf, as constants; what does not fit is added to `wrong`."""
-    if _is_leaf(spec):
-        return [_constant(spec)] * len(_tree.quick_leaves((tree,)))
-    pairs = []
-    if isinstance(spec, dict) and isinstance(tree, dict):
-        missing = [repr(k) for k in tree if k not in spec]
-        extra = [repr(k) for k in spec if k not in tree]
-        wrong += [f"{path}: no placement for key {k}" for k in missing]
-        wrong += [f"{path}: a placement for key {k}, which is not there" for k in extra]
-        pairs = [(spec.get(k), tree[k], f"{path}[{k!r}]") for k in tree]
-    elif isinstance(spec, (list, tuple)) and isinstance(tree, (list, tuple)) and len(spec) == len(tree):
-        pairs = [(s, t, f"{path}[{i}]") for i, (s, t) in enumerate(zip(spec, tree, strict=True))]
-    else:
-        wrong.append(f"{path}: {_said(spec)} for {_said(tree)}")
-        return [None] * len(_tree.quick_leaves((tree,)))
-    return [x for s, t, p in pairs for x in _spread(s, t, p, wrong)]
-
-
 def _said(tree: Any) -> str:
-    if isinstance(tree, torch.Tensor):
-        return "a tensor"
     return f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else f"a {type(tree).__name__}"
 
 
@@ -174,8 +155,6 @@ def shard_map(
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     mesh, ins, outs, axis_names, backend = arguments
-    if not callable(fn):
-        raise TreeError(problem("shard_map", f"a {type(fn).__name__}", needed="a function", fix="shard_map(fn, mesh, ...)"))
     wanted = None if axis_names is None else (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
     if _compat.is_tracing():
         names = () if mesh is None else tuple(mesh.mesh_dim_names)

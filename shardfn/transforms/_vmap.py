@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +13,7 @@ from ..capture import named, prims
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._flattened import Flattened
+from ._paired import check_leaves, kinds
 from ._transformed import Transformed, innermost, name_of
 
 
@@ -29,34 +30,62 @@ class Vmap(Transformed):
     spmd_axis: str | tuple[str, ...] | None = None
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        flat = Flattened(self.fn, args, tuple(range(len(args))), kwargs, False)
-        axes = spread(self.in_axes, args, "in_axes")
+        where = f"vmap({name_of(self.fn)})"
+        mapped = Mapped(self.fn, args, tuple(range(len(args))), kwargs, False, _tree.is_tensor)
+        mapped.outs, mapped.name = self.out_axes, where
+        axes = spread(where, "in_axes", self.in_axes, args, "args")
         leaves = _tree.quick_leaves(args)
-        paths = tuple(_tree.quick_paths(args, "args"))
-        shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
-        check_axes(name_of(self.fn), paths, shapes, tuple(axes), self.axis_size)
+        size = batch_size(where, tuple(_tree.quick_paths(args, "args")), kinds(leaves), tuple(axes), self.axis_size)
+        pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
+        tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
         if self.spmd_axis is not None:
-            leaves = [x if d is None else cut(x, d, self.spmd_axis) for x, d in zip(leaves, axes, strict=True)]
+            tensors = [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
         if self.axis_name is not None:
-            size = self.axis_size
-            for x, d in zip(leaves, axes, strict=True):
-                size = size if d is None else x.shape[d]
             numbers = torch.arange(size, device=named.device())
-            out = torch.func.vmap(_Naming(flat, self.axis_name, size), in_dims=(0, *axes))(numbers, *leaves)
-        elif all(axis is None for axis in axes):
-            out = [x.unsqueeze(0).expand(self.axis_size, *x.shape) for x in flat(*leaves)]
+            named_fn = _Naming(mapped, self.axis_name, size)
+            stacked, shared = torch.func.vmap(named_fn, in_dims=(0, *dims), out_dims=(0, None))(numbers, *tensors)
+        elif all(d is None for d in dims):
+            stacked, shared = mapped(*tensors)
+            stacked = tuple([x.unsqueeze(0).expand(size, *x.shape) for x in stacked])
         else:
-            out = torch.func.vmap(flat, in_dims=tuple(axes))(*leaves)
-        outs = spread(self.out_axes, flat.returned[0][0][0], "out_axes")
+            stacked, shared = torch.func.vmap(mapped, in_dims=tuple(dims), out_dims=(0, None))(*tensors)
         if self.spmd_axis is not None:
-            out = [cut(x, 0, self.spmd_axis) for x in out]
-        return flat.value(x.movedim(0, d) for x, d in zip(out, outs, strict=True))
+            stacked = tuple([cut(x, 0, self.spmd_axis) for x in stacked])
+        return mapped.batched(size, iter(stacked), iter(shared))
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return _key(self.in_axes), _key(self.out_axes), self.axis_size, self.axis_name, self.spmd_axis
+
+
+class Mapped(Flattened):
+    """A flat function of one sample: it returns (tensors that get the mapped axis, those that all share)."""
+
+    outs: Any  # out_axes
+    name: str
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        Flattened.__call__(self, *tensors)
+        value = self.returned[-1][0][0]
+        self.axes = spread(self.name, "out_axes", self.outs, value, "result")
+        leaves = _tree.quick_leaves((value,))
+        check_outs(self.name, tuple(_tree.quick_paths(value, "result")), kinds(leaves), tuple(self.axes))
+        pairs = [(x, d) for x, d in zip(leaves, self.axes, strict=True) if isinstance(x, torch.Tensor)]
+        return tuple([x for x, d in pairs if d is not None]), tuple([x for x, d in pairs if d is None])
+
+    def batched(self, size: int, stacked: Iterator[torch.Tensor], shared: Iterator[torch.Tensor]) -> Any:
+        """The result, with the mapped axis where `out_axes` says; a number that gets it becomes a tensor."""
+        value, filled = self.returned[0][0][0], []
+        for x, d in zip(_tree.quick_leaves((value,)), self.axes, strict=True):
+            if isinstance(x, torch.Tensor):
+                filled.append(next(shared) if d is None else next(stacked).movedim(0, d))
+            elif x is None or d is None:
+                filled.append(x)
+            else:
+                filled.append(torch.full((size,), x, device=named.device()))
+        return _tree.refill((value,), iter(filled))[0]
 
 
 class _Naming:
@@ -86,41 +115,50 @@ def _key(axes: Any) -> Any:
     return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
 
 
-def spread(prefix: Any, tree: Any, what: str) -> list[int | None]:
+def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int | None]:
     """One axis for every leaf of a tree, from a prefix of it."""
-    if prefix is None or isinstance(prefix, int):
-        return [prefix] * len(_tree.quick_leaves((tree,)))
-    if isinstance(prefix, dict) and isinstance(tree, dict) and list(prefix) == list(tree):
-        return [axis for key in tree for axis in spread(prefix[key], tree[key], what)]
-    if isinstance(prefix, (list, tuple)) and isinstance(tree, (list, tuple)) and len(prefix) == len(tree):
-        return [axis for p, t in zip(prefix, tree, strict=True) for axis in spread(p, t, what)]
-    refuse_prefix(what, str(prefix), type(tree).__name__, len(tree) if isinstance(tree, (dict, list, tuple)) else 1)
-    return []
+    prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
+    axes, wrong = _tree.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
+    check_prefix(f"{where}, {what}", str(prefix), tuple(wrong))
+    return axes
+
+
+def is_axis(x: Any) -> bool:
+    """Whether x is a leaf of a tree of axes."""
+    return x is None or isinstance(x, int)
 
 
 @_compat.constant_in_graph
-def refuse_prefix(what: str, prefix: str, kind: str, count: int) -> None:
-    """Say that axes do not fit.
+def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
+    """Check that a tree of axes fits.
 
     Raises:
-        TreeError: always.
+        TreeError: it does not.
     """
-    fix = "one int or None for all of it, or the same structure"
-    raise TreeError(problem(f"vmap, {what}", prefix, needed=f"a prefix of a {kind} of {count}", fix=fix), fix=fix)
+    if wrong:
+        fix = "one int or None for all of it, or the same structure"
+        raise TreeError(problem(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix), fix=fix)
 
 
 @_compat.constant_in_graph
-def check_axes(name: str, paths: tuple[str, ...], shapes: tuple[Any, ...], axes: tuple[int | None, ...], size: int | None) -> None:
-    """Check that every mapped axis is there, and that all are of one size.
+def batch_size(
+    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes: tuple[int | None, ...], size: int | None
+) -> int:
+    """How many samples there are: all mapped axes exist and are of one size.
 
     Raises:
         TreeError: axes of different sizes, or that a leaf does not have; no axis at all.
     """
     wrong, found = [], []
-    for path, shape, axis in zip(paths, shapes, axes, strict=True):
-        if axis is not None and (shape is None or not -len(shape) <= axis < len(shape)):
-            wrong.append(f"{path} is {'no tensor' if shape is None else f'of shape {shape}'} and has no axis {axis}")
-        elif axis is not None:
+    for path, leaf, axis in zip(paths, leaves, axes, strict=True):
+        shape = None if isinstance(leaf, str) else leaf[0]
+        if axis is None or leaf == "NoneType":
+            continue
+        if shape is None:
+            wrong.append(f"{path} is a {leaf} and has no axis {axis}")
+        elif not -len(shape) <= axis < len(shape):
+            wrong.append(f"{path} is of shape {shape} and has no axis {axis}")
+        else:
             found.append((path, axis, shape[axis]))
     sizes = {n for _, _, n in found} | ({size} if size is not None else set())
     if len(sizes) > 1:
@@ -130,7 +168,27 @@ def check_axes(name: str, paths: tuple[str, ...], shapes: tuple[Any, ...], axes:
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
         fix = "in_axes with None for what all samples share, and axes of one size"
-        raise TreeError(problem(f"vmap({name})", *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
+        raise TreeError(problem(name, *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
+    return sizes.pop()
+
+
+@_compat.constant_in_graph
+def check_outs(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes: tuple[int | None, ...]) -> None:
+    """Check that each result can get the mapped axis where `out_axes` says.
+
+    Raises:
+        TreeError: an axis that a result does not have; a result that is not a tensor or a number.
+    """
+    check_leaves(name, "a result cannot be stacked", paths, leaves, "numbers")
+    dims = [0 if isinstance(leaf, str) else len(leaf[0]) for leaf in leaves]
+    wrong = [
+        f"{path} has {n + 1} dims with the mapped axis, and has no axis {axis}"
+        for path, n, axis in zip(paths, dims, axes, strict=True)
+        if axis is not None and not -n - 1 <= axis <= n
+    ]
+    if wrong:
+        fix = "out_axes from 0 to the number of dims of one sample's result"
+        raise TreeError(problem(f"{name}, out_axes", *wrong, fix=fix), fix=fix)
 
 
 def vmap(
@@ -147,7 +205,8 @@ def vmap(
         fn: of one sample; returns a tensor or a tree of them.
         in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the samples; None where all
             samples share a leaf.
-        out_axes: a prefix tree over the result: where that axis goes.
+        out_axes: a prefix tree over the result: where that axis goes; None for what is equal for
+            all samples. A number that fn returns becomes a tensor, one element for each sample.
         axis_name: what `psum` and the other collectives in fn call the mapped axis.
         axis_size: how many samples; needed only if no argument is mapped.
         spmd_axis: a mesh axis, or several, that cuts the mapped axis, of what comes in as of what goes out.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from message import without_line
 
 import shardfn as sf
 from shardfn import P
@@ -105,21 +106,18 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: mapped(lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")}, P(("dp", "tp")), P())(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result['loss'] is claimed to be the same on all ranks of dp and tp, and varies over them
-  at: FILE
   try: psum or pmean it over dp and tp, or name dp and tp in its out_placements""",
     ),
     "a result that varies over one axis": (
         lambda: mapped(lambda x: sf.psum(x.sum(), "dp"), P(("dp", "tp")), P())(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of tp, and varies over it
-  at: FILE
   try: psum or pmean it over tp, or name tp in its out_placements""",
     ),
     "a result made of the rank's number": (
         lambda: mapped(lambda x: x + sf.axis_index("dp"), P(), P())(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of dp, and varies over it
-  at: FILE
   try: psum or pmean it over dp, or name dp in its out_placements""",
     ),
     "a perm that is none": (
@@ -136,9 +134,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: inside_grad(mapped(fn, ({"w": P(), "c": P()}, (P(), P())), P())),
         sf.TreeError,
         """shard_map(fn), in_placements: it is no prefix of the tree
-  x: no placement for key 'b'
-  x: a placement for key 'c', which is not there
-  args[1]: a tuple of 2 for a tensor
+  x: placements lack ['b']; placements have also ['c']
+  args[1]: placements have a tuple, the values have a tensor
   try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
     ),
     "in_placements of another count": (
@@ -153,15 +150,14 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.TreeError,
         """shard_map(fn): in_placements is no prefix of the arguments
   x: placements lack ['b']; placements have also ['c']
-  at: FILE
   try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
     ),
     "out_placements of another tree": (
         lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(X),
         sf.TreeError,
         """shard_map(<lambda>), out_placements: it is no prefix of the tree
-  result['a']: a tuple of 1 for a tensor
-  result['b']: a tuple of 3 for a tuple of 2
+  result['a']: placements have a tuple, the values have a tensor
+  result['b']: placements have also [2]
   try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
     ),
     "an axis that the mesh does not have": (
@@ -266,10 +262,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: mapped(lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,)))(X),
         sf.CaptureError,
         """shard_map(<lambda>): psum inside the higher-order op cond
-  at: FILE
   try: the collective before or after it, or a Python loop""",
     ),
-    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, mesh, ...)"),
+    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, ...)"),
 }
 
 
@@ -278,8 +273,7 @@ def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
     call, kind, text = CASES[case]
     with sf.fake_world(8), pytest.raises(kind) as caught:
         call()
-    said = [line if not line.startswith("  at: ") else "  at: FILE" for line in str(caught.value).splitlines()]
-    assert "\n".join(said) == text
+    assert without_line(caught.value) == text
 
 
 def test_after_a_mistake_no_name_stays_bound() -> None:

@@ -1,0 +1,196 @@
+"""What scan, cond and while_loop check of their functions; Dynamo calls these as they are, on constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..errors import TreeError, problem
+from ._paired import CONSTANTS, described
+
+
+@_compat.constant_in_graph
+def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None) -> int:
+    """How many rows a scan has.
+
+    Raises:
+        TreeError: leaves without rows, or with different numbers of them.
+    """
+    rows = [(p, leaf) for p, leaf in zip(paths, leaves, strict=True) if leaf != "NoneType"]
+    shapes = [(p, None if isinstance(leaf, str) else leaf[0]) for p, leaf in rows]
+    wrong = [f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}" for p, s in shapes if not s]
+    counts = {s[0] for _, s in shapes if s} | ({length} if length is not None else set())
+    if not wrong and len(counts) > 1:
+        wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
+        wrong += [] if length is None else [f"length is {length}"]
+    if not wrong and not counts:
+        wrong = ["it has no rows, and length is not given"]
+    if wrong:
+        fix = "xs whose leaves have one first dim, or length"
+        raise TreeError(problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix)
+    return counts.pop()
+
+
+@_compat.constant_in_graph
+def check_carry(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], needs_one: bool = False) -> None:
+    """Check that a carry is made of tensors and None.
+
+    Raises:
+        TreeError: naming the leaves that are neither; a carry without tensors where one is needed.
+    """
+    pairs = list(zip(paths, leaves, strict=True))
+    wrong = [f"{path} is a {leaf}, and not a tensor" for path, leaf in pairs if leaf != "NoneType" and isinstance(leaf, str)]
+    if needs_one and all(isinstance(leaf, str) for leaf in leaves) and not wrong:
+        wrong = ["its carry holds no tensor, so it would never end"]
+    if wrong:
+        fix = "torch.tensor(x) for what changes from run to run; the function may close over what does not"
+        raise TreeError(problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_step(name: str, is_pair: bool, got: str) -> None:
+    """Check what the function of a scan returns.
+
+    Raises:
+        TreeError: it is not a pair.
+    """
+    if not is_pair:
+        fix = "return carry, result; None for a result that is not needed"
+        raise TreeError(problem(name, f"the function returns a {got}", needed="a pair (carry, result)", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_after(
+    name: str,
+    wrong: tuple[str, ...],
+    paths: tuple[str, ...],
+    entered: tuple[Any, ...],
+    left: tuple[Any, ...],
+) -> None:
+    """Check that a carry keeps its tree, shapes and dtypes.
+
+    Raises:
+        TreeError: naming the leaves that change.
+    """
+    if wrong:
+        fix = "return a carry built as the one that came in"
+        raise TreeError(problem(name, *wrong, needed="the same tree", fix=fix), fix=fix)
+    rows = zip(paths, entered, left, strict=True)
+    changed = [
+        f"{path} enters as {_described(before)} and leaves as {_described(after)}"
+        for path, before, after in rows
+        if not _stays(before, after)
+    ]
+    if changed:
+        fix = "cast or reshape the carry before it is returned, or start with what the function returns"
+        needed = "a carry of the same shapes and dtypes in every run"
+        raise TreeError(problem(name, *changed, needed=needed, fix=fix), fix=fix)
+
+
+def _described(leaf: Any) -> str:
+    return f"a {leaf}, and not a tensor" if isinstance(leaf, str) else described(leaf)
+
+
+def _stays(before: Any, after: Any) -> bool:
+    """Whether a carry may enter as one leaf and leave as another: numbers take a scalar's dtype."""
+    if isinstance(after, str) and not isinstance(before, str):
+        return before[0] == () and _holds(before[1], after)
+    return before == after
+
+
+def _holds(dtype: torch.dtype, number: str) -> bool:
+    """Whether a number of that type becomes a tensor of a dtype without a change of kind."""
+    if number == "bool":
+        return dtype == torch.bool
+    if number == "int":
+        return dtype != torch.bool
+    if number == "float":
+        return dtype.is_floating_point or dtype.is_complex
+    return number == "complex" and dtype.is_complex
+
+
+@_compat.constant_in_graph
+def check_choice(where: str, leaf: Any) -> None:
+    """Check that a truth value is one.
+
+    Raises:
+        TreeError: it has several elements, or is not a tensor or a number.
+    """
+    if isinstance(leaf, str) and leaf in ("bool", "int", "float"):
+        return
+    if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
+        fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
+        text = problem(where, described(leaf), needed="a bool, or a tensor with one element", fix=fix)
+        raise TreeError(text, fix=fix)
+
+
+@_compat.constant_in_graph
+def check_branch_trees(name: str, wrong: tuple[str, ...]) -> None:
+    """Check that two branches return the same tree.
+
+    Raises:
+        TreeError: with every difference.
+    """
+    if wrong:
+        fix = "return the same tree from both branches"
+        raise TreeError(problem(name, *wrong, needed="branches with the same results", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def branch_dtypes(
+    name: str,
+    paths: tuple[str, ...],
+    first: tuple[Any, ...],
+    second: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    others: tuple[Any, ...],
+) -> tuple[torch.dtype | None, ...]:
+    """The dtype that numbers take in each result of two branches; None where there are no numbers.
+
+    Args:
+        name: how errors call the branch.
+        paths: of the results.
+        first: what true_fn returns: kinds.
+        second: what false_fn returns.
+        constants: the results of true_fn that are not tensors, None in the places of tensors.
+        others: those of false_fn.
+
+    Raises:
+        TreeError: results of different shapes, dtypes or types; other constants than numbers that differ.
+    """
+    rows = list(zip(paths, first, second, constants, others, strict=True))
+    wrong = [
+        f"{path}: true_fn returns {_shown(yes, a)}, false_fn {_shown(no, b)}"
+        for path, yes, no, a, b in rows
+        if not _joins(yes, no, a, b)
+    ]
+    if wrong:
+        fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
+        raise TreeError(problem(name, *wrong, needed="branches with the same results", fix=fix), fix=fix)
+    return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
+
+
+def _joins(yes: Any, no: Any, a: Any, b: Any) -> bool:
+    if isinstance(yes, str) and isinstance(no, str):
+        return yes == no and (yes in CONSTANTS["numbers"] or a == b)
+    if isinstance(yes, str) or isinstance(no, str):
+        tensor, number = (no, yes) if isinstance(yes, str) else (yes, no)
+        return tensor[0] == () and number in CONSTANTS["numbers"] and _holds(tensor[1], number)
+    return yes == no
+
+
+def _shown(leaf: Any, constant: Any) -> str:
+    return f"{constant!r}" if isinstance(leaf, str) else described(leaf)
+
+
+def _dtype(yes: Any, no: Any) -> torch.dtype | None:
+    tensors = [leaf[1] for leaf in (yes, no) if not isinstance(leaf, str)]
+    if len(tensors) == 2 or yes == "NoneType":
+        return None
+    if tensors:
+        return tensors[0]
+    default = torch.get_default_dtype()
+    dtypes = {"bool": torch.bool, "int": torch.int64, "float": default, "complex": default.to_complex()}
+    return dtypes.get(yes)
