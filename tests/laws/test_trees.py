@@ -44,7 +44,7 @@ def shuffled(tree: Tree, turn: int) -> Tree:
 def weighted(tree: Tree) -> Tensor:
     """A number that tells every leaf from every other, by its path."""
     if isinstance(tree, dict):
-        return sum(((ord(key[0]) % 7 + 1) * weighted(child) for key, child in sorted(tree.items())), start=zero())
+        return sum(((ord(key[0]) % 7 + 1) * weighted(tree[key]) for key in sorted(tree)), start=zero())
     if isinstance(tree, list):
         return sum(((i + 2) * weighted(child) for i, child in enumerate(tree)), start=zero())
     return (tree * tree).sum() + 3 * tree[0]
@@ -206,10 +206,10 @@ def lacking(tree: Tree) -> Tree:
 
 MUTATIONS: dict[str, Callable[[Tree], Tree]] = {
     "a key less": lacking,
-    "a key more": lambda t: {**t, "new": values(3, seed=5)},
+    "a key more": lambda t: {**t, "new": torch.ones(3, dtype=F64)},
     "another key": lambda t: {**lacking(t), "new": next(iter(t.values()))},
     "a list for a dict": lambda t: list(t.values()),
-    "a leaf for the tree": lambda t: values(3, seed=5),
+    "a leaf for the tree": lambda t: torch.ones(3, dtype=F64),
     "another dtype": lambda t: sf.tree_map(lambda x: x.float(), t),
     "another shape": lambda t: sf.tree_map(lambda x: x[:2], t),
     "a number": lambda t: sf.tree_map(lambda x: 1.0, t),
