@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured
 from ..compile import Runner
-from ..errors import TreeError, call_site, problem
+from ..errors import ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
-from .door import Placed, reader, spec_of
+from .door import Placed, reader, refuse_lost_gradient, spec_of
 from .request import Request
 from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor
 from .simulator import simulate
@@ -67,6 +67,7 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
         _refuse_other_signature(self, leaves, treedef)
+        _refuse_transforms(self, leaves)
         kinds = tuple(isinstance(leaves[i], DTensor) for i in self.placed.tensors)
         if kinds != self.placed.dtensors:  # whole tensors and DTensors with the same placement are the same values
             return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds)).run(leaves)
@@ -108,6 +109,18 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
         fix, source = "call the transformed function itself, which stages each signature anew", call_site()
         text = problem(f"compiled {compiled.request.name}", "other arguments", *wrong, fix=fix, source=source)
         raise TreeError(text, source=source, fix=fix)
+
+
+def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
+    """Refuse what no compiled program is seen by: autograd, and transforms of torch.func around it."""
+    name, placed = f"compiled {compiled.request.name}", compiled.placed
+    if _compat.inside_transform():
+        fix, source = "the transformed function itself, which the transform reads", call_site()
+        got = "a transform of torch.func is at work around it"
+        raise ShardError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+    for i in placed.tensors:
+        refuse_lost_gradient(f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i])
+    compiled.captured.outside.refuse_lost(name)
 
 
 def _said(x: Any) -> str:
