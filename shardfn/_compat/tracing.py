@@ -139,6 +139,11 @@ def level() -> int | None:
     return None if innermost is None else innermost.level()
 
 
+def level_of(x: torch.Tensor) -> int:
+    """The number of the torch.func transform that a tensor belongs to; -1 or less of a plain one."""
+    return torch._C._functorch.maybe_get_level(x)
+
+
 def under_grad() -> bool:
     """Whether the innermost torch.func transform at work is grad."""
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad

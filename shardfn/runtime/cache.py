@@ -6,10 +6,11 @@ A function carries the record of what was made from it, so the two are forgotten
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -39,6 +40,7 @@ class Kept:
 
 
 _writing = threading.RLock()  # any thread may ask for a request; what is captured, the one that stages
+_taken: set[int] = set()  # donated arguments of the calls at work, by id
 _alive: collections.OrderedDict[int, Kept] = collections.OrderedDict()
 _all_kept: weakref.WeakSet[Kept] = weakref.WeakSet()
 _all_requests: weakref.WeakSet[Request] = weakref.WeakSet()
@@ -69,9 +71,26 @@ def programs(request: Request) -> list[Any]:
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
     """What the simulator runs for a local program, made once."""
-    if program not in _prepared:
-        _prepared[program] = prepare(program)
-    return _prepared[program]
+    found = _prepared.get(program)
+    if found is None:
+        found = _prepared[program] = prepare(program)
+    return found
+
+
+@contextlib.contextmanager
+def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
+    """Tensors that a call takes away while it runs; False if another thread's call is taking one."""
+    mine = {id(x) for x in tensors}
+    with _writing:
+        free = not mine & _taken
+        if free:
+            _taken.update(mine)
+    try:
+        yield free
+    finally:
+        if free:
+            with _writing:
+                _taken.difference_update(mine)
 
 
 def clear() -> None:
