@@ -79,12 +79,12 @@ def capture_python(fn: types.FunctionType, args: tuple[Any, ...]) -> torch.fx.Gr
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
-    from torch._export.utils import _compiling_state_context
 
     # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of different shapes
     wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
-    with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context(), _mended():
+    # torch.compiler.is_compiling() stays False: it is the process's, and other threads' optimizers ask for it
+    with torch._dynamo.config.patch(known), get_metrics_context(), _mended():
         fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
     return create_fx_graph_from_captured_output(out, fn, args, {})
