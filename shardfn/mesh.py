@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from .errors import PlacementError, problem
+from . import _compat
+from .errors import PlacementError, call_site, problem
 from .hardware import Link, costs
 from .types import Cost, MeshAxes
-from .world import current_world, default_device_type, join_world
+from .world import World, current_world, default_device_type, join_world
 
 _stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar("shardfn_meshes", default=())
-_axes: dict[int, tuple[Any, MeshAxes]] = {}
+_axes: dict[int, tuple[Any, MeshAxes, World]] = {}  # by id: the mesh, what it is, and its world
 
 
 def make_mesh(
@@ -67,7 +68,7 @@ def make_mesh(
         raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
     known = _costs(names, links)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(names, shape, known))
+    _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(names, shape, known), current_world())
     return mesh
 
 
@@ -128,16 +129,47 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
     """A mesh's axis names and sizes; no axes for no mesh."""
     if mesh is None:
         return MeshAxes((), ())
+    return _known(mesh)[1]
+
+
+def _known(mesh: DeviceMesh) -> tuple[Any, MeshAxes, World]:
+    """What is known of a mesh; one that is met for the first time is of its root's world, or of this one."""
     known = _axes.get(id(mesh))
     if known is None or known[0]() is not mesh:
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
-        known = _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(tuple(names), tuple(mesh.shape)))
-    return known[1]
+        root = _compat.root_mesh(mesh)
+        world = current_world() if root is mesh else _known(root)[2]
+        known = (weakref.ref(mesh), MeshAxes(tuple(names), tuple(mesh.shape)), world)
+        _axes[id(mesh)] = known
+    return known
+
+
+def is_over(mesh: DeviceMesh | None) -> bool:
+    """Whether a mesh is of another world than the current one, which is one that has ended."""
+    return mesh is not None and _known(mesh)[2] is not current_world()
+
+
+def refuse_ended(where: str, mesh: DeviceMesh) -> None:
+    """Refuse a mesh of another world than the current one: its groups are gone with that world.
+
+    Raises:
+        PlacementError: saying where meshes are made.
+    """
+    if not is_over(mesh):
+        return
+    here = current_world()
+    got, fix = "its mesh belongs to a world that has ended", "make the mesh inside the world that uses it"
+    if mesh.size() != here.size:
+        got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
+    source, needed = call_site(), "a mesh over the current world"
+    text = problem(where, got, needed=needed, fix=fix, source=source)
+    raise PlacementError(text, mesh=mesh, source=source, fix=fix)
 
 
 def known_mesh(key: int | None, axes: MeshAxes) -> DeviceMesh | None:
     """The mesh with this id, or else the last one seen with these axes; None if there is none any more."""
-    alive = [(k, mesh) for k, (ref, found) in _axes.items() if found == axes and (mesh := ref()) is not None]
+    rows = list(_axes.items())  # of this moment: other threads may add to it
+    alive = [(k, mesh) for k, (ref, own, _) in rows if own == axes and (mesh := ref()) is not None]
     return next((mesh for k, mesh in alive if k == key), alive[-1][1] if alive else None)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import os
 import sys
+import threading
 from typing import Any
 
 import attrs
@@ -29,27 +30,60 @@ class World:
     rank: int
 
 
+@attrs.define(eq=False)
+class _Entered:
+    """The fake world of this process: every thread is in it, as every thread has torch's group."""
+
+    world: World | None = None
+    by: fake_world | None = None
+    thread: str = ""  # the name of the thread that entered it
+    hook: Any = None  # sys.excepthook, as it was before
+
+
 _ALONE = World("real", 1, 0)
-_current: contextvars.ContextVar[World | None] = contextvars.ContextVar("shardfn_world", default=None)
-_real: dict[Any, World] = {}
+_entered = _Entered()
+_door = threading.Lock()  # one thread at a time enters or leaves
+_real: dict[Any, tuple[World, int]] = {}  # a process group -> its world, and the process it is of
 
 
 def current_world() -> World:
-    """The world here and now: a fake one, the initialised process group's, or one rank alone."""
-    world = _current.get()
+    """The world here and now: a fake one, the initialised process group's, or one rank alone.
+
+    Raises:
+        ShardError: this process was forked from a rank of several, whose connections it shares.
+    """
+    world = _entered.world
     if world is not None:
         return world
     if not dist.is_initialized():
         return _ALONE
     group = dist.group.WORLD
-    if group not in _real:
-        _real.clear()
-        _real[group] = World("real", dist.get_world_size(), dist.get_rank())
-    return _real[group]
+    world, process = _real.get(group) or _joined(group)
+    if world.size > 1 and process != os.getpid():
+        raise _forked(world)
+    return world
+
+
+def _joined(group: Any) -> tuple[World, int]:
+    """The world of a process group that is met for the first time; one, whichever thread meets it."""
+    with _door:
+        if group not in _real:
+            _real.clear()
+            _real[group] = World("real", dist.get_world_size(), dist.get_rank()), os.getpid()
+        return _real[group]
+
+
+def _forked(world: World) -> ShardError:
+    fix = "multiprocessing's spawn, or plain tensors in the forked process"
+    got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
+    return ShardError(problem("this process", got, needed="a process that joined itself", fix=fix), fix=fix)
 
 
 class fake_world(contextlib.ContextDecorator):
     """Enter a world of n ranks in this one process; a context manager and a decorator.
+
+    The world is the process's, as torch's process group is: all threads and tasks are in it until it
+    is left, by whichever thread. Two at once are an error. Its meshes end with it.
 
     Args:
         n: number of ranks, 1 to 2**20.
@@ -74,24 +108,44 @@ class fake_world(contextlib.ContextDecorator):
         if not 0 <= rank < n:
             raise ShardError(problem("fake_world", f"rank is {rank}", needed=f"0 to {n - 1}, in a world of {n}"))
         self.world = World("simulated" if numerics else "fake", n, rank)
-        self.undo: list[tuple[contextvars.Token[World | None], Any]] = []
 
     def _recreate_cm(self) -> fake_world:
         return fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
 
     def __enter__(self) -> World:
-        if dist.is_initialized():
-            fix = "leave the other fake_world first" if _current.get() else "drop fake_world: this process has real ranks"
-            raise ShardError(problem("fake_world", f"a world of {dist.get_world_size()} ranks exists already", fix=fix), fix=fix)
-        hook = sys.excepthook  # torch adds the rank to every traceback of a process with a group, and leaves it there
-        dist.init_process_group("fake", store=_compat.fake_store(), rank=self.world.rank, world_size=self.world.size)
-        self.undo.append((_current.set(self.world), hook))
+        with _door:
+            if dist.is_initialized():
+                raise _exists_already()
+            hook = sys.excepthook  # torch adds the rank to every traceback, and leaves it there
+            rank, size = self.world.rank, self.world.size
+            dist.init_process_group("fake", store=_compat.fake_store(), rank=rank, world_size=size)
+            _entered.hook, _entered.thread = hook, threading.current_thread().name
+            _entered.by = self
+            self.world = _entered.world = attrs.evolve(self.world)  # a world ends when it is left
         return self.world
 
     def __exit__(self, *exc: object) -> None:
-        token, sys.excepthook = self.undo.pop()
-        _current.reset(token)
-        dist.destroy_process_group()
+        with _door:
+            if _entered.by is not self:
+                fix = f"`with fake_world({self.world.size}):` around what needs it"
+                got = "it is left, and it was not entered or has been left already"
+                raise ShardError(problem("fake_world", got, fix=fix), fix=fix)
+            _entered.world = _entered.by = None
+            sys.excepthook = _entered.hook
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _exists_already() -> ShardError:
+    """The error of a world inside another, of the same thread or of another one."""
+    got = f"a world of {dist.get_world_size()} ranks exists already"
+    fix = "drop fake_world: this process has real ranks"
+    if _entered.world is not None:
+        fix = "leave the other fake_world first"
+        if _entered.thread != threading.current_thread().name:
+            got = f"{got}, entered in thread {_entered.thread}"
+            fix = "one fake_world around all threads: they share the process group"
+    return ShardError(problem("fake_world", got, fix=fix), fix=fix)
 
 
 def join_world(device_type: str) -> None:

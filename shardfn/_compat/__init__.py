@@ -8,6 +8,7 @@ from .distributed import (
     is_unreduced,
     named_group,
     register_group,
+    root_mesh,
     unreduced_spec,
     wait_later,
 )
@@ -29,6 +30,7 @@ from .inductor import (
     trace_artifact,
 )
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
+from .threads import capturing, is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
     DYNAMIC_SHAPE,
@@ -38,12 +40,15 @@ from .tracing import (
     custom_ops,
     derivative_levels,
     fake_mode,
+    has_tangent,
+    in_dual_level,
     innermost_level,
     inside_transform,
     is_fake,
     jvp,
     kernels,
     level,
+    level_of,
     mapped_index,
     open_dual,
     paused_gc,
@@ -53,6 +58,7 @@ from .tracing import (
     under_grad,
     unwound,
     values,
+    without_saved_hooks,
 )
 from .zeros import zeros_kept_fake
 
@@ -64,6 +70,7 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "capture_python",
+    "capturing",
     "constant_in_graph",
     "core_decompositions",
     "custom_ops",
@@ -74,10 +81,13 @@ __all__ = [
     "fake_store",
     "generated_code",
     "gone_spec",
+    "has_tangent",
     "hooked_by",
+    "in_dual_level",
     "inductor",
     "innermost_level",
     "inside_transform",
+    "is_capturing",
     "is_fake",
     "is_in_dynamo",
     "is_tracing",
@@ -86,6 +96,7 @@ __all__ = [
     "keep_in_graph",
     "kernels",
     "level",
+    "level_of",
     "mapped_index",
     "named_group",
     "open_dual",
@@ -97,6 +108,8 @@ __all__ = [
     "reading",
     "recurrent",
     "register_group",
+    "root_mesh",
+    "staging",
     "substitute",
     "trace_artifact",
     "trace_aten",
@@ -105,6 +118,7 @@ __all__ = [
     "unwound",
     "values",
     "wait_later",
+    "without_saved_hooks",
     "wrapped",
     "zeros_kept_fake",
 ]

@@ -31,6 +31,12 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     registry._register_process_group(name, group)
 
 
+def root_mesh(mesh: Any) -> Any:
+    """The mesh that this one is a slice of; itself if it is none."""
+    root = getattr(mesh, "_get_root_mesh", None)
+    return root() if root is not None else torch.distributed.device_mesh._mesh_resources.get_root_mesh(mesh)
+
+
 def named_group(name: str) -> dist.ProcessGroup:
     """The process group that has a name on this rank."""
     return torch._C._distributed_c10d._resolve_process_group(name)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ShardError, call_site, is_ours
-from .tracing import inside_transform, is_fake
+from .tracing import in_dual_level, inside_transform, is_fake
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
 
@@ -101,12 +101,12 @@ def capture_python(fn: types.FunctionType, args: tuple[Any, ...]) -> torch.fx.Gr
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
-    from torch._export.utils import _compiling_state_context
 
     # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of different shapes
     wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
     known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
-    with _compiling_state_context(), torch._dynamo.config.patch(known), get_metrics_context(), _mended():
+    # torch.compiler.is_compiling() stays False: it is the process's, and other threads' optimizers ask for it
+    with torch._dynamo.config.patch(known), get_metrics_context(), _mended():
         fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
     return create_fx_graph_from_captured_output(out, fn, args, {})
@@ -124,12 +124,16 @@ RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.dist
 
 @contextlib.contextmanager
 def _mended() -> Iterator[None]:
-    """Dynamo without three mistakes (torch 2.13): it answers with a shape from before squeeze_, t_ and their kin, takes the number of
-    the rank that traces for a constant of every rank's program, and looks into an autograd.Function
-    under torch.func's transforms, where its own backward and jvp count."""
+    """Dynamo without four mistakes (torch 2.13).
+
+    It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank that traces
+    for a constant of every rank's program, looks into an autograd.Function under torch.func's transforms,
+    where its own backward and jvp count, and makes a fake of another mode of a result of autograd.
+    """
     from torch._dynamo import exc, variables
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder, distributed, script_object
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
         fake = self.proxy.node.meta.get("example_value")
@@ -147,12 +151,20 @@ def _mended() -> Iterator[None]:
             return apply(self, tx, args, kwargs)
         return builder.wrap_fx_proxy(tx, tx.output.create_proxy("call_function", self.fn_cls.apply, *proxy_args_kwargs(args, kwargs)))
 
+    make_fake = builder.wrap_to_fake_tensor_and_record
+
+    def faked(x: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = getattr(x, "is_leaf", True) and not in_dual_level()
+        with contextlib.nullcontext() if plain else _disable_current_modes():
+            return make_fake(x, *args, **kwargs)
+
     objects = [getattr(script_object, "TorchScriptObjectVariable", None), getattr(distributed, "DeviceMeshVariable", None)]
     changes = [(variables.TensorVariable, name, fresh) for name in ("var_getattr", "call_method", "unpack_var_sequence")]
     function, custom = variables.TorchInGraphFunctionVariable, variables.AutogradFunctionVariable
     changes += [(function, "call_function", untold), (custom, "call_apply", whole)]
     changes += [(cls, "call_method", untold) for cls in objects if cls]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked))
         for cls, name, new in changes:
             stack.enter_context(mock.patch.object(cls, name, functools.partialmethod(new, getattr(cls, name))))
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,13 +17,30 @@ from torch._decomp import decompositions
 from torch.distributed.device_mesh import DeviceMesh
 
 from .dynamo import RANK, is_reading
+from .threads import replaced
+
+_HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar("hooked", default=False)
 
 
 @contextlib.contextmanager
 def hooked_by(cls: Any) -> Iterator[None]:
-    """Have modules with backward hooks make this class where they make torch's: that one fails under torch.func (2.11 to 2.15)."""
-    with mock.patch.object(torch.nn.modules.module, "BackwardHook", cls):
-        yield
+    """Have modules with backward hooks make this class where they make torch's.
+
+    Torch's fails under torch.func (2.11 to 2.15). Modules that other threads call make torch's.
+    """
+
+    def choosing(torchs: Any) -> Callable[..., Any]:
+        def chosen(*args: Any) -> Any:
+            return cls(*args) if _HOOKED.get() else torchs(*args)
+
+        return chosen
+
+    token = _HOOKED.set(True)
+    try:
+        with replaced(torch.nn.modules.module, "BackwardHook", choosing):
+            yield
+    finally:
+        _HOOKED.reset(token)
 
 
 @contextlib.contextmanager

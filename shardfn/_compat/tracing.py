@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, is_fake
+from torch.autograd import forward_ad
 
 from . import known_sizes
 
@@ -47,17 +48,32 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_saved_hooks() -> Iterator[None]:
+    """Without the user's hooks on saved tensors: a call saves none, and torch.func refuses to work under them."""
+    hooks, aside = torch._C._autograd, []
+    while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
+        aside.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(aside):
+            hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
 def unwound() -> Iterator[None]:
     """Leave no torch.func level behind when a trace fails in the middle of one."""
     functorch, autograd = torch._C._functorch, torch._C._autograd
-    depth = functorch.get_dynamic_layer_stack_depth()
+    depth, dual = functorch.get_dynamic_layer_stack_depth(), in_dual_level()
     try:
         yield
     except BaseException:
         with contextlib.suppress(RuntimeError):  # it asserts when the last level goes (torch 2.11)
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         with contextlib.suppress(RuntimeError):
-            torch._C._exit_dual_level(level=0)
+            if not dual:  # else it is the user's
+                torch._C._exit_dual_level(level=0)
         if depth == 0:
             functorch.set_inplace_requires_grad_allowed(False)
             autograd._saved_tensors_hooks_enable()
@@ -67,7 +83,6 @@ def unwound() -> Iterator[None]:
 def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
     """torch.func.jvp, also where a replayed graph has opened forward mode: torch counts its levels in Python only (torch 2.13)."""
     from torch._functorch import eager_transforms
-    from torch.autograd import forward_ad
 
     close = open_dual()
     if close is not _nothing:
@@ -88,6 +103,16 @@ def open_dual() -> Callable[[], None]:
     except RuntimeError:
         return _nothing
     return functools.partial(torch._C._exit_dual_level, level=level)
+
+
+def in_dual_level() -> bool:
+    """Whether the user has opened a level of forward-mode AD (torch.autograd.forward_ad)."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(x: torch.Tensor) -> bool:
+    """Whether a tensor is a dual number of the level that is open."""
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def values() -> Any:
@@ -112,6 +137,11 @@ def level() -> int | None:
     """The number of the innermost torch.func transform at work, if there is one."""
     innermost = torch._C._functorch.peek_interpreter_stack()
     return None if innermost is None else innermost.level()
+
+
+def level_of(x: torch.Tensor) -> int:
+    """The number of the torch.func transform that a tensor belongs to; -1 or less of a plain one."""
+    return torch._C._functorch.maybe_get_level(x)
 
 
 def under_grad() -> bool:

@@ -11,13 +11,17 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .threads import is_capturing
+
 ATEN = torch.ops.aten
 VIEWS = ("view", "_reshape_alias", "as_strided")  # with a kernel for such zeros that makes a real tensor of a fake one
 _dispatch = FakeTensorMode.dispatch
 
 
 def _mended(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """What a mode does with a call where tangents may be such zeros."""
+    """What a mode does with a call where tangents may be such zeros; another thread's goes its way."""
+    if not is_capturing():
+        return _dispatch(mode, func, types, args, kwargs)
     if func is ATEN.expand.default and not isinstance(args[0], torch.Tensor):  # a number that was added to such a zero
         args = (torch.scalar_tensor(args[0]), *args[1:])
     if func is ATEN._has_same_storage_numel.default and args[0].stride() != args[1].stride():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, endings, leaks, manual, named, prims, sources, substitutes, varying
+from . import closed_over, decompositions, endings, leaks, manual, named, prims, sources, substitutes, varying
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
@@ -25,8 +25,13 @@ class Captured:
     """A Program and the tensors that the function closes over, which follow its arguments as inputs."""
 
     program: Program
-    closed_over: tuple[torch.Tensor, ...]
+    outside: closed_over.ClosedOver
     mesh: Any = None  # whose names and sizes the Program depends on; None for most
+
+    @property
+    def closed_over(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the function closes over."""
+        return self.outside.tensors
 
 
 def capture(
@@ -77,7 +82,7 @@ def capture(
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
             varying.settle(python, name)
-            graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
+            graph, outside, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
@@ -86,14 +91,21 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
-    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), names.mesh if names.uses_mesh else None)
+    in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(outside.tensors))))
+    outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
+    return Captured(_program(name, graph, in_paths, out), outside, names.mesh if names.uses_mesh else None)
 
 
 @contextlib.contextmanager
 def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
     """Torch as it has to be for a capture."""
-    with mode, _compat.zeros_kept_fake(), _compat.paused_gc(), _compat.quiet(), Derivatives():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_compat.staging())  # first: what follows is of the process
+        for part in (mode, _compat.capturing(), _compat.zeros_kept_fake(), _compat.paused_gc()):
+            stack.enter_context(part)
+        stack.enter_context(_compat.without_saved_hooks())
+        stack.enter_context(_compat.quiet())
+        stack.enter_context(Derivatives())
         yield
 
 
@@ -150,10 +162,10 @@ def _untold(x: Any) -> bool:
     return isinstance(x, str) and "FakeScriptObject object at" in x
 
 
-def _refuse_closed_over(closed_over: list[torch.Tensor], name: str) -> None:
-    if any(isinstance(x, leaks.LeakedTensor) for x in closed_over):
+def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
+    if any(isinstance(x, leaks.LeakedTensor) for x in tensors):
         raise leaks.leaked(f"{name}, a tensor that it closes over")
-    wrong = [x for x in closed_over if type(x) not in (torch.Tensor, torch.nn.Parameter)]
+    wrong = [x for x in tensors if type(x) not in (torch.Tensor, torch.nn.Parameter)]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
         raise CaptureError(problem(name, f"it closes over a {type(wrong[0]).__name__}", needed="plain tensors", fix=fix), fix=fix)
@@ -184,27 +196,43 @@ def _flatten(
     treedef: Any,
     mode: _compat.FakeTensorMode,
     names: tuple[str, list[str]],
-) -> tuple[torch.fx.GraphModule, list[torch.Tensor], Any]:
+) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree with TENSOR for tensors."""
     tensors = [x for x in fakes if isinstance(x, torch.Tensor)]
     positional = _tree.unflatten(treedef, fakes)
     codegen = python.graph._codegen
-    known = {id(x) for x in tensors}
-    # what is made of an argument, as x.T is, is an input of Dynamo's graph too, and a fake tensor; what is closed over is not
-    entering = [x for x in codegen.process_inputs(*positional) if isinstance(x, torch.Tensor) and id(x) not in known]
-    closed_over = [x for x in entering if not _compat.is_fake(x)]
+    outside = _entering(python, tensors, positional)
     result: list[Any] = []
+    ends: set[int] = set()
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
-        mine = {id(x): v for x, v in zip((*tensors, *closed_over), values, strict=True)}
+        mine = {id(x): v for x, v in zip((*tensors, *outside.tensors), values, strict=True)}
         traced = codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
         outputs = Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
         out, _ = _compat.python_results(python, outputs)
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
-        return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
+        results = [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
+        ends.update(closed_over.reached_from(results))
+        return results
 
-    _refuse_closed_over(closed_over, names[0])
-    inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
-    graph = functional(flat, inputs, *names)
+    _refuse_closed_over(outside.tensors, names[0])
+    stand_ins = [mode.from_tensor(x.detach()).requires_grad_(x.requires_grad) for x in outside.tensors]
+    graph = functional(flat, [*tensors, *stand_ins], *names)
     higher_order.fold(graph)
-    return graph, [*closed_over, *lifted_constants(graph, mode, names[0])], result[0]
+    outside = outside.traced(stand_ins, ends, lifted_constants(graph, mode, names[0]))
+    return graph, outside, result[0]
+
+
+def _entering(python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any) -> closed_over.ClosedOver:
+    """The tensors that Dynamo's graph takes and that are no arguments."""
+    known = {id(x) for x in tensors}
+    inputs = python.graph._codegen.process_inputs(*positional)
+    # what is made of an argument, as x.T is, is an input of Dynamo's graph too, and a fake tensor
+    rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
+    mine = [
+        (x, node)
+        for x, node in rows
+        if isinstance(x, torch.Tensor) and id(x) not in known and not _compat.is_fake(x)
+    ]
+    lines = tuple(next(filter(None, (sources.line_of(u.meta.get("stack_trace")) for u in n.users)), None) for _, n in mine)
+    return closed_over.ClosedOver(tuple(x for x, _ in mine), lines=lines)

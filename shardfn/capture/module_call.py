@@ -17,6 +17,8 @@ from ..types import CONSTANTS
 from . import data_dependent, explain, leaks, module_copy, sources, substitutes
 from .custom_ops import refuse_dropped_call
 from .module_hooks import HookedCall
+from .recording import hooked_values
+from .tensor_hooks import Hook, hooked
 
 # How torch.func says that a buffer has no batch yet.
 UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")
@@ -28,10 +30,11 @@ class PureModule:
     Args:
         name: how errors call it.
         shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
+        hooks: of parameters, by name.
     """
 
-    def __init__(self, name: str, shadow: torch.nn.Module) -> None:
-        self.name, self.shadow = name, shadow
+    def __init__(self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]) -> None:
+        self.name, self.shadow, self.hooks = name, shadow, hooks
         self.known: list[dict[str, Any]] = []  # for each call in a traced function: what Dynamo's run of it found
         self.number, self.flat, self.tree = self._steps()
 
@@ -62,7 +65,7 @@ class PureModule:
         return _compat.constant_in_graph(number), _compat.keep_in_graph(flat), _compat.constant_in_graph(tree)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name, "shadow": self.shadow}
+        return {"name": self.name, "shadow": self.shadow, "hooks": self.hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -79,17 +82,21 @@ class PureModule:
                     raise
                 found["batched"] = True
         if found["batched"]:
-            buffers = _spread(buffers, (params, buffers, args, kwargs))
+            frozen = frozen_names(self.shadow)
+            buffers = _spread(buffers, frozen, (params, buffers, args, kwargs))
         return self.run(params, buffers, args, kwargs)
 
     def run(self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """(what the module returns, its buffers afterwards)."""
-        held = {name: x.clone() for name, x in buffers.items()}
-        memo: dict[int, Any] = {id(p): params[name] for name, p in self.shadow.named_parameters()}
+        """(what the module returns, its buffers and frozen parameters afterwards)."""
+        known = hooked_values()
+        seen = {name: hooked(params[name], hooks, known) for name, hooks in self.hooks.items()}
+        held = {**params, **seen, **{name: x.clone() for name, x in buffers.items()}}
+        memo: dict[int, Any] = {id(p): held[name] for name, p in self.shadow.named_parameters()}
         memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
         module = module_copy.copied(self.shadow, memo)
         before = module_copy.snapshot(module)
-        for fn in (module, *module_copy.code(module)):  # the module too: torch's old hooks on the backward want it alive
+        hooks = [hook for hooks in self.hooks.values() for hook in hooks]
+        for fn in (module, *module_copy.code(module), *hooks):  # the module too: torch's old hooks on the backward want it alive
             leaks.watch(self.name, fn)
         with _compat.hooked_by(HookedCall):
             out = module(*args, **kwargs)
@@ -121,13 +128,23 @@ class PureModule:
 
 def _held(module: torch.nn.Module, path: str) -> Any:
     owner, _, name = path.rpartition(".")
-    return module.get_submodule(owner)._buffers[name]
+    part = module.get_submodule(owner)
+    return part._buffers[name] if name in part._buffers else part._parameters[name]
 
 
-def _spread(buffers: dict[str, torch.Tensor], values: Any) -> dict[str, torch.Tensor]:
-    """The buffers with every batch dim that any of the values has."""
+def frozen_names(module: torch.nn.Module) -> frozenset[str]:
+    """The parameters that require no gradient, which travel with the buffers."""
+    return frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _spread(buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any) -> dict[str, torch.Tensor]:
+    """The buffers, but for frozen parameters, with every batch dim that any of the values has."""
     zero = sum(x.new_zeros((), dtype=torch.int8) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor))
-    return {name: x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype) for name, x in buffers.items()}
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype)
+
+    return {name: x if name in frozen else spread(x) for name, x in buffers.items()}
 
 
 def _refuse_rank(file: str) -> None:

@@ -31,6 +31,7 @@ class Recording:
     mode: Any
     loops: list[Loop] = attrs.field(factory=list)
     reading: list[int] = attrs.field(factory=list)  # the functions whose own rule is being read, by id
+    hooked: dict[Any, Any] = attrs.field(factory=dict)  # parameters with hooks: their values, and what hooks see
 
 
 _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
@@ -44,6 +45,12 @@ def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording
         yield _recording.get()
     finally:
         _recording.reset(token)
+
+
+def hooked_values() -> dict[Any, Any]:
+    """What stands for parameters with hooks in the capture at work; of none outside of any."""
+    at_work = _recording.get(None)
+    return {} if at_work is None else at_work.hooked
 
 
 @torch.library.custom_op("shardfn::looped", mutates_args=())

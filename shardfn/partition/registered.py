@@ -22,19 +22,21 @@ _rules: dict[Any, list[Registered]] = {}
 
 def add(entry: Registered) -> None:
     """Let a registration count for its op."""
-    _rules.setdefault(entry.op, []).append(entry)
+    _rules[entry.op] = [*_rules.get(entry.op, ()), entry]
 
 
 def remove(entry: Registered) -> None:
     """Take a registration away; the one before it counts again. Once more does nothing."""
-    left = [other for other in _rules.pop(entry.op, ()) if other is not entry]
+    left = [other for other in _rules.get(entry.op, ()) if other is not entry]
     if left:
         _rules[entry.op] = left
+    else:
+        _rules.pop(entry.op, None)
 
 
 def active() -> tuple[Registered, ...]:
     """What counts now: programs that were partitioned under equal ones are alike."""
-    return tuple(entries[-1] for entries in _rules.values())
+    return tuple(entries[-1] for entries in list(_rules.values()))
 
 
 def find(op: object) -> Rule | None:

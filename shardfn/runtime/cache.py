@@ -6,14 +6,17 @@ A function carries the record of what was made from it, so the two are forgotten
 from __future__ import annotations
 
 import collections
+import contextlib
+import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
 import torch
 
+from ..mesh import is_over
 from .request import Request
 
 counts: collections.Counter[str] = collections.Counter()  # captures, partitions, compilations
@@ -36,6 +39,8 @@ class Kept:
         return Kept(_nobody)
 
 
+_writing = threading.RLock()  # any thread may ask for a request; what is captured, the one that stages
+_taken: set[int] = set()  # donated arguments of the calls at work, by id
 _alive: collections.OrderedDict[int, Kept] = collections.OrderedDict()
 _all_kept: weakref.WeakSet[Kept] = weakref.WeakSet()
 _all_requests: weakref.WeakSet[Request] = weakref.WeakSet()
@@ -44,34 +49,56 @@ _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
     """One request for one transform of one function with equal options, however often the transform is written out."""
-    known = _kept(fn).requests
-    for transform, other, found in known:
-        if transform is kind and other == options:
-            return found
-    made = make()
-    _all_requests.add(made)
-    known.append((kind, options, made))
-    return made
+    with _writing:
+        known = _kept(fn).requests
+        known[:] = [row for row in known if not is_over(row[2].mesh)]  # equal meshes of two worlds are two
+        for transform, other, found in known:
+            if transform is kind and other == options:
+                return found
+        made = make()
+        _all_requests.add(made)
+        known.append((kind, options, made))
+        return made
 
 
 def programs(request: Request) -> list[Any]:
     """(signature, world, captured) of one function: nothing in them depends on a placement, and on a mesh only where they say so."""
-    return _kept(request.fn).programs if isinstance(request.fn, types.FunctionType) else request.programs
+    if not isinstance(request.fn, types.FunctionType):
+        return request.programs
+    with _writing:
+        return _kept(request.fn).programs
 
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
     """What the simulator runs for a local program, made once."""
-    if program not in _prepared:
-        _prepared[program] = prepare(program)
-    return _prepared[program]
+    found = _prepared.get(program)
+    if found is None:
+        found = _prepared[program] = prepare(program)
+    return found
+
+
+@contextlib.contextmanager
+def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
+    """Tensors that a call takes away while it runs; False if another thread's call is taking one."""
+    mine = {id(x) for x in tensors}
+    with _writing:
+        free = not mine & _taken
+        if free:
+            _taken.update(mine)
+    try:
+        yield free
+    finally:
+        if free:
+            with _writing:
+                _taken.difference_update(mine)
 
 
 def clear() -> None:
     """Forget everything; the next call captures and compiles anew."""
-    for kept in _all_kept:
+    for kept in list(_all_kept):
         kept.requests.clear()
         kept.programs.clear()
-    for made in _all_requests:
+    for made in list(_all_requests):
         made.entries.clear()
         made.programs.clear()
     _alive.clear()

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _tree
+from .. import _compat, _tree
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
@@ -31,11 +31,27 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
     for entry in request.entries:
         if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:
-            if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.tensors_of(leaves))):
+            if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.watched(leaves))):
+                break
+            if _compat.in_dual_level():
                 break
             entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
             return entry.run(leaves)
-    return _stage(request, args, kwargs, key, mesh).run(leaves)
+    with _compat.staging():
+        entry = _staged_meanwhile(request, leaves, treedef, key, mesh) or _stage(request, args, kwargs, key, mesh)
+    return entry.run(leaves)
+
+
+def _staged_meanwhile(request: Request, leaves: list[Any], treedef: Any, key: list[Any], mesh: Any) -> Entry | None:
+    """What another thread has staged for this signature while this one waited for its turn."""
+    if _compat.in_dual_level():
+        return None
+    world, rules, follows = current_world(), registered.active(), torch.is_grad_enabled()
+    for entry in list(request.entries):
+        same = entry.treedef == treedef and entry.key == key and entry.rules == rules
+        if same and entry.world is world and entry.mesh is mesh:
+            return None if follows and any(map(REQUIRES_GRAD, entry.watched(leaves))) else entry
+    return None
 
 
 def _signature(x: Any) -> Any:
@@ -50,9 +66,9 @@ def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key:
     compiled = traced.lower().compile()
     placed = traced.placed
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
-    entry = Entry(key, placed.treedef, placed.world, mesh, registered.active(), some, checked(compiled.run, request, placed))
-    entries.insert(0, entry)
-    del entries[KEPT_SIGNATURES:]
+    run, suspects = checked(compiled.run, request, placed), list(traced.captured.outside.suspects())
+    entry = Entry(key, placed.treedef, placed.world, mesh, registered.active(), some, suspects, run)
+    entries[:] = [entry, *entries[: KEPT_SIGNATURES - 1]]  # at once: other threads read it
     return entry
 
 
@@ -71,8 +87,10 @@ class Entry:
     mesh: Any
     rules: tuple[registered.Registered, ...]  # that the program was partitioned by
     tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
+    suspects: list[torch.Tensor]  # closed over, and not to require grad
     run: Callable[[list[Any]], Any]
 
-    def tensors_of(self, leaves: list[Any]) -> list[Any]:
-        """The leaves that are tensors."""
-        return leaves if self.tensors is None else [leaves[i] for i in self.tensors]
+    def watched(self, leaves: list[Any]) -> list[Any]:
+        """The tensors whose gradients would be lost: arguments, and what the function closes over."""
+        tensors = leaves if self.tensors is None else [leaves[i] for i in self.tensors]
+        return tensors + self.suspects if self.suspects else tensors

@@ -12,14 +12,15 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured
 from ..compile import Runner
-from ..errors import TreeError, call_site, problem
+from ..errors import ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
-from .door import Placed, reader, spec_of
+from . import cache
+from .door import Placed, reader, refuse_lost_gradient, spec_of
 from .request import Request
-from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor
+from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 from .simulator import simulate
 
 
@@ -43,7 +44,7 @@ class Compiled:
     runner: Runner | None  # None where nothing compiled runs: in simulated and fake worlds
     execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
     wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
-    donate: Callable[[list[Any], list[Any]], list[Any]] | None = attrs.field(init=False)  # takes arguments away
+    donate: Callable[[list[Any]], list[Any]] | None = attrs.field(init=False)  # executes, and takes arguments away
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -54,19 +55,17 @@ class Compiled:
         return _wrapper(self)
 
     @donate.default
-    def _donate(self) -> Callable[[list[Any], list[Any]], list[Any]] | None:
+    def _donate(self) -> Callable[[list[Any]], list[Any]] | None:
         return _donor(self)
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that are known to fit."""
-        outs = self.execute(leaves)
-        if self.donate is not None:
-            outs = self.donate(leaves, outs)
-        return self.wrap(outs)
+        return self.wrap(self.execute(leaves) if self.donate is None else self.donate(leaves))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
         _refuse_other_signature(self, leaves, treedef)
+        _refuse_transforms(self, leaves)
         kinds = tuple(isinstance(leaves[i], DTensor) for i in self.placed.tensors)
         if kinds != self.placed.dtensors:  # whole tensors and DTensors with the same placement are the same values
             return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds)).run(leaves)
@@ -108,6 +107,18 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
         fix, source = "call the transformed function itself, which stages each signature anew", call_site()
         text = problem(f"compiled {compiled.request.name}", "other arguments", *wrong, fix=fix, source=source)
         raise TreeError(text, source=source, fix=fix)
+
+
+def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
+    """Refuse what no compiled program is seen by: autograd, and transforms of torch.func around it."""
+    name, placed = f"compiled {compiled.request.name}", compiled.placed
+    if _compat.inside_transform():
+        fix, source = "the transformed function itself, which the transform reads", call_site()
+        got = "a transform of torch.func is at work around it"
+        raise ShardError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+    for i in placed.tensors:
+        refuse_lost_gradient(f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i])
+    compiled.captured.outside.refuse_lost(name)
 
 
 def _said(x: Any) -> str:
@@ -178,24 +189,36 @@ def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
     return [next(feed) if c is TENSOR else c for c in constants]
 
 
-def _donor(compiled: Compiled) -> Callable[[list[Any], list[Any]], list[Any]] | None:
-    """Take donated arguments away: whoever uses one afterwards learns which call took it."""
-    placed, name = compiled.placed, compiled.request.name
+def _donor(compiled: Compiled) -> Callable[[list[Any]], list[Any]] | None:
+    """Take donated arguments away: whoever uses one afterwards, or meanwhile, learns which call took it."""
+    placed, name, execute = compiled.placed, compiled.request.name, compiled.execute
     taken = [i for i in placed.tensors if placed.argument_of(i) in compiled.request.donate_argnums]
     if not taken:
         return None
 
-    def donate(leaves: list[Any], outs: list[Any]) -> list[Any]:
-        mine = {id(leaves[i]) for i in taken}
-        outs = [x.detach() if id(x) in mine else x for x in outs]  # a result in a donated tensor's memory
-        for i in taken:
-            x = leaves[i]
-            if isinstance(x, DTensor):
-                x._local_tensor = DonatedTensor(x._local_tensor, name)
-                x._spec = _compat.gone_spec(x._spec)
-            else:
-                torch.utils.swap_tensors(x, DonatedTensor(x, name))
+    def donate(leaves: list[Any]) -> list[Any]:
+        mine = [leaves[i] for i in taken]
+        with cache.claimed(mine) as free:
+            gone = next(filter(None, map(_donated_to, mine)), None)
+            if gone is not None or not free:
+                raise used_after_donation(gone or name)
+            distinct = {id(x): x for x in mine}
+            outs = [x.detach() if id(x) in distinct else x for x in execute(leaves)]  # in its memory
+            for x in distinct.values():
+                _take(x, name)
         return outs
 
     return donate
 
+
+def _donated_to(x: Any) -> str | None:
+    """The call that took a tensor away."""
+    return getattr(x._local_tensor if isinstance(x, DTensor) else x, "call", None)
+
+
+def _take(x: Any, name: str) -> None:
+    if isinstance(x, DTensor):
+        x._local_tensor = DonatedTensor(x._local_tensor, name)
+        x._spec = _compat.gone_spec(x._spec)
+    else:
+        torch.utils.swap_tensors(x, DonatedTensor(x, name))

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture.closed_over import lost_tangent
 from ..capture.leaks import LeakedTensor, leaked
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
-from ..mesh import all_coordinates, axes_of, current_mesh
+from ..mesh import all_coordinates, axes_of, current_mesh, refuse_ended
 from ..partition import layout
 from ..placements import check_pending, check_whole, describe, is_spec, marks_of, torch_placements
 from ..types import CONSTANTS, MEAN, Aval, Marks, MeshAxes, ShapeDtype
@@ -133,12 +134,8 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
         raise PlacementError(problem(request.name, "there is no mesh", fix=fix, source=source), source=source, fix=fix)
-    size = current_world().size
-    if mesh is not None and mesh.size() != size:
-        fix = "make the mesh inside the world that uses it"
-        got, source = f"a mesh of {mesh.size()} ranks in a world of {size}", call_site()
-        text = problem(request.name, got, needed="a mesh over the current world", fix=fix, source=source)
-        raise PlacementError(text, mesh=mesh, source=source, fix=fix)
+    if mesh is not None:
+        refuse_ended(request.name, mesh)
     return mesh
 
 
@@ -156,14 +153,25 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
         if isinstance(x, torch.Tensor):
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
-            if x.requires_grad and torch.is_grad_enabled():
-                fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
-                got = "it requires grad, and autograd would not see through the call"
-                raise ShardError(problem(where, got, fix=fix, source=call_site()), arg_path=path, source=call_site(), fix=fix)
+            refuse_lost_gradient(where, path, x)
         elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static:
             fix, source = _instead(x, path), call_site()
             text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=source)
             raise TreeError(text, arg_path=path, source=source, fix=fix)
+
+
+def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
+    """Refuse an argument whose gradient or tangent the call would lose.
+
+    Raises:
+        ShardError: saying how to differentiate.
+    """
+    if x.requires_grad and torch.is_grad_enabled():
+        fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
+        got, source = "it requires grad, and autograd would not see through the call", call_site()
+        raise ShardError(problem(where, got, fix=fix, source=source), arg_path=path, source=source, fix=fix)
+    if _compat.in_dual_level() and _compat.has_tangent(x):
+        raise lost_tangent(where)
 
 
 def _is_function(x: Any) -> bool:

@@ -40,20 +40,27 @@ log = logging.getLogger("shardfn")
 
 
 def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-    """Stage 1 for one call's arguments."""
+    """Stage 1 for one call's arguments; one thread at a time."""
+    with _compat.staging():
+        return _traced(request, args, kwargs)
+
+
+def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     whole = decompositions.table().keys() & registered.ops()  # composite ops that are not taken apart: they have a rule
     avals = [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves]
     signature = (treedef, avals, whole)
     known = cache.programs(request)
-    captured = next((c for s, world, c in known if s == signature and _is_for(c, world, placed)), None)
+    rows = [(c, world) for s, world, c in known if s == signature and c.outside.is_known()]
+    captured = next((c for c, world in rows if _is_for(c, world, placed)), None)
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
         paths = list(placed.paths)
         captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole), placed.mesh)
         known.append((signature, placed.world, captured))
+    captured.outside.refuse_lost(request.name)
     if placed.mesh is None and captured.mesh is not None:  # a shard_map inside has brought it along
         placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
@@ -116,8 +123,8 @@ class Traced:
             PlacementError, RuleError: a placement that cannot be right.
             TreeError: a plan of another program.
         """
-        cache.counts["partitions"] += 1
-        with _compat.paused_gc():
+        with _compat.staging(), _compat.paused_gc():
+            cache.counts["partitions"] += 1
             return self._lowered(cap, first_cap, plan)
 
     def _lowered(self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None) -> Lowered:
@@ -250,7 +257,10 @@ class Lowered:
         """Stage 4: something to run."""
         request, placed = self.traced.request, self.traced.placed
         backend = backend or request.backend
-        return Compiled(request, placed, self.traced.captured, self.partition, self.programs, backend, _runner(self, backend))
+        with _compat.staging():
+            runner = _runner(self, backend)
+        captured = self.traced.captured
+        return Compiled(request, placed, captured, self.partition, self.programs, backend, runner)
 
 
 def _runner(lowered: Lowered, backend: str) -> Runner | None:

@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat
 from ..capture import PureModule, module_copy
+from ..capture.module_call import frozen_names
+from ..capture.tensor_hooks import hooks_of
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._transformed import Transformed
@@ -46,8 +48,8 @@ class Functional(Transformed):
     __signature__: ClassVar[Any] = Shown()
 
     def inline(self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any) -> Any:
-        check_names(self.pure.name, "params", tuple(params), self.names[0])
-        check_names(self.pure.name, "buffers", tuple(buffers), self.names[1])
+        check_names(self.pure.name, "params", tuple(params), self.names[0], self.names[1])
+        check_names(self.pure.name, "buffers", tuple(buffers), self.names[1], self.names[0])
         if not _compat.is_tracing():
             return self.pure.run(params, buffers, args, kwargs)
         call = self.pure.number()
@@ -62,7 +64,8 @@ class Functional(Transformed):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Functional:
         shadow = copy.deepcopy(self.fn, memo)
-        return Functional((shadow,), PureModule(self.pure.name, shadow), self.names)
+        pure = PureModule(self.pure.name, shadow, self.pure.hooks)
+        return Functional((shadow,), pure, self.names)
 
 
 def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
@@ -83,7 +86,7 @@ def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
 
 
 @_compat.constant_in_graph
-def check_names(name: str, what: str, got: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+def check_names(name: str, what: str, got: tuple[str, ...], wanted: tuple[str, ...], others: tuple[str, ...]) -> None:
     """Check that there is a value for each parameter or buffer, and no other.
 
     Raises:
@@ -93,6 +96,8 @@ def check_names(name: str, what: str, got: tuple[str, ...], wanted: tuple[str, .
     if missing or extra:
         lines = [f"{label} {', '.join(keys)}" for label, keys in (("it lacks", missing), ("it has also", extra)) if keys]
         fix = f"the {what} that functionalize returned, or others under the same names"
+        if any(k in others for k in extra):
+            fix += "; parameters that were frozen (requires_grad=False) are among the buffers"
         raise TreeError(problem(f"{name}, argument {what}", *lines, needed=f"the {what} of the module", fix=fix), arg_path=what, fix=fix)
 
 
@@ -101,7 +106,12 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
 
     `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments: buffers that the module writes to or
     sets anew, such as BatchNorm's statistics, are returned. The function is the module as it was when it was made: its mode,
-    train or eval, its hooks on the forward and on the backward, its parametrizations. Later changes of the module do not reach it.
+    train or eval, its hooks on the forward and on the backward, its parametrizations, which of its parameters are frozen.
+    Later changes of the module do not reach it.
+
+    A frozen parameter (requires_grad=False) is among the buffers: no gradient of it is computed or sent, and none is
+    returned. A hook on a parameter (`p.register_hook`) sees the gradient, and may replace it: of one sample under
+    `vmap(grad(f))`, else the sum over all uses.
 
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A tied weight is one parameter, under
@@ -109,12 +119,14 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
 
     Returns:
         (fn, params, buffers): a function of `(params, buffers, *args, **kwargs)` that returns (what the module returns, the new
-        buffers), to be called alone or under any transform; and dicts by name of detached copies, buffers that are not persistent
-        among them. Batches under `vmap` get buffers of their own where the module writes to them.
+        buffers), to be called alone or under any transform; and dicts by name of detached copies: of the parameters that
+        require grad, and of the buffers, frozen parameters and buffers that are not persistent among them. Batches
+        under `vmap` get buffers of their own where the module writes to them.
 
     Raises:
         TreeError: no nn.Module; or one whose parameters have no values yet.
-        CaptureError: when called, a module that keeps a value in what is no buffer, or that is not one pure graph.
+        CaptureError: a parameter with a post-accumulate-grad hook, or a hook of several tensors; when called, a module
+            that keeps a value in what is no buffer, or that is not one pure graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 
@@ -126,13 +138,20 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
         {'weight': tensor([[1., 2.]])}
     """
     _refuse(module)
-    stand_ins = {id(x): _stand_in(x) for x in (*module.parameters(), *module.buffers())}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    stand_ins = {id(x): _stand_in(x) for _, x in tensors}
     shadow = module_copy.copied(module, dict(stand_ins))
-    own = {id(stand_ins[id(x)]): x.detach().clone() for x in (*module.parameters(), *module.buffers())}
-    params = {name: own[id(x)] for name, x in shadow.named_parameters()}
-    buffers = {name: own[id(x)] for name, x in shadow.named_buffers()}
     name = f"functionalize({type(shadow).__name__})"
-    return Functional((shadow,), PureModule(name, shadow), (tuple(params), tuple(buffers))), params, buffers
+    own = {id(stand_ins[id(x)]): x.detach().clone() for _, x in tensors}
+    by_stand_in = {id(stand_ins[id(x)]): x for _, x in tensors}
+    frozen = frozen_names(shadow)
+    named = dict(shadow.named_parameters())
+    params = {path: own[id(x)] for path, x in named.items() if path not in frozen}
+    buffers = {path: own[id(x)] for path, x in shadow.named_buffers()}
+    buffers |= {path: own[id(x)] for path, x in named.items() if path in frozen}
+    hooks = {path: found for path in params if (found := hooks_of(name, path, by_stand_in[id(named[path])]))}
+    pure = PureModule(name, shadow, hooks)
+    return Functional((shadow,), pure, (tuple(params), tuple(buffers))), params, buffers
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..errors import PlacementError, TreeError, problem
-from ..mesh import all_coordinates, axes_of
+from ..mesh import all_coordinates, axes_of, refuse_ended
 from ..partition import layout, wire
 from ..placements import check_pending, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
@@ -44,6 +44,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         torch.Size([2, 3])
     """
     axes = axes_of(mesh)
+    refuse_ended("distribute", mesh)
     leaves, treedef = _tree.flatten(tree)
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
@@ -101,6 +102,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         torch.Size([4, 3])
     """
     axes, world = axes_of(mesh), current_world()
+    refuse_ended("from_local", mesh)
     shards = list(x) if isinstance(x, Sequence) else [x] * mesh.size() if world.kind == "simulated" else [x]
     if isinstance(x, Sequence) and (world.kind != "simulated" or len(shards) != mesh.size()):
         raise PlacementError(problem("from_local", f"{len(shards)} tensors", needed="one, or one for each rank of a simulated mesh"))
