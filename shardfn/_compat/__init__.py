@@ -28,6 +28,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
+from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
 from .tracing import (
     DATA_DEPENDENT,
@@ -63,6 +64,7 @@ __all__ = [
     "MODULE_OPS",
     "FakeTensorMode",
     "OpOverload",
+    "can_be_taken",
     "capture_python",
     "constant_in_graph",
     "core_decompositions",
@@ -80,6 +82,7 @@ __all__ = [
     "inside_transform",
     "is_fake",
     "is_in_dynamo",
+    "is_sole_owner",
     "is_tracing",
     "is_unreduced",
     "jvp",
@@ -97,6 +100,7 @@ __all__ = [
     "reading",
     "recurrent",
     "register_group",
+    "storage_of",
     "substitute",
     "trace_artifact",
     "trace_aten",

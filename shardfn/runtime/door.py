@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..capture.leaks import LeakedTensor, leaked
+from ..capture.strided import refuse_unstrided
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh
 from ..partition import layout
@@ -67,6 +68,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     _check_call(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    refuse_unstrided(request.name, leaves, paths)
     world, mesh = current_world(), _mesh(request, leaves)
     _check_leaves(request, leaves, paths, _static(request, treedef))
     axes = axes_of(mesh)
@@ -263,7 +265,7 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
     """How to get an argument's local tensor: of this rank, or a list of all ranks' in a simulated world."""
     simulated = placed.world.kind == "simulated" and placed.mesh is not None
     if is_dtensor:
-        return _all_shards(len(all_coordinates(placed.axes))) if simulated else _local
+        return _all_shards(len(all_coordinates(placed.axes))) if simulated else local_of
     if simulated:
         everyone = all_coordinates(placed.axes)
         if all(m == "R" for m in marks):
@@ -275,7 +277,8 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
     return lambda x: cut(x, marks, placed.axes, coordinate)
 
 
-def _local(x: Any) -> torch.Tensor:
+def local_of(x: Any) -> torch.Tensor:
+    """The local tensor of a DTensor."""
     return x._local_tensor
 
 
