@@ -206,8 +206,7 @@ def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
 
 
 def _donation(compiled: Compiled) -> Donation | None:
-    placed, asked = compiled.placed, compiled.request.donate_argnums
-    taken = tuple(i for i in placed.tensors if placed.argument_of(i) in asked)
+    placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
     others = tuple(i for i in placed.tensors if i not in taken)

@@ -283,9 +283,9 @@ def _bind_groups(placed: Placed) -> None:
 
 def _donated(lowered: Lowered) -> list[int]:
     """Which placeholders are donated inputs."""
-    placed, asked = lowered.traced.placed, lowered.traced.request.donate_argnums
+    placed = lowered.traced.placed
     skip = len(placed.axes.names)
-    return [skip + k for k, leaf in enumerate(placed.tensors) if placed.argument_of(leaf) in asked]
+    return [skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated]
 
 
 def _donations(lowered: Lowered, donated: Sequence[int]) -> dict[int, int]:

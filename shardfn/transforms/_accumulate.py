@@ -9,9 +9,11 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import check_argnums, is_number, positions
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
 from ._grad import ValueAndGrad
+from ._options import check_function
 from ._shard import Shard
 from ._transformed import Transformed, innermost, name_of
 
@@ -42,7 +44,10 @@ def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: t
             return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
     differentiates = isinstance(fn, ValueAndGrad)
     whole = fn.numbers(len(args)) if differentiates else (0,)
-    cut = tuple(n for n in range(len(args)) if n not in whole) if batch_argnums is None else batch_argnums
+    if batch_argnums is None:
+        cut = tuple(n for n in range(len(args)) if n not in whole)
+    else:
+        cut = positions(f"accumulate({name_of(fn)})", "batch_argnums", batch_argnums, len(args))
     leaves = {n: _tree.quick_leaves((args[n],)) for n in cut}
     rows = [x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None for n in cut for x in leaves[n]]
     paths = [p for n in cut for p in _tree.quick_paths(args[n], f"args[{n}]")]
@@ -123,8 +128,10 @@ def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int 
         >>> sf.accumulate(sf.grad(loss), microbatches=2)(torch.ones(1), torch.tensor([[1.0], [3.0]]))
         tensor([10.])
     """
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+    check_function("accumulate", fn)
+    if not is_number(microbatches) or microbatches < 1:
         text = problem(f"accumulate({name_of(fn)})", f"microbatches is {microbatches!r}", needed="a positive int")
         raise ShardError(text)
-    numbers = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    name = f"accumulate({name_of(fn)})"
+    numbers = None if batch_argnums is None else check_argnums(name, "batch_argnums", batch_argnums)
     return Accumulate((fn,), microbatches, numbers)

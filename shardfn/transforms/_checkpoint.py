@@ -13,6 +13,7 @@ from .. import _compat, _tree
 from ..capture import policies, prims, sources
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
+from ._options import check_function
 from ._transformed import Transformed, innermost
 from .checkpoint_policies import nothing_saveable
 
@@ -70,8 +71,7 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
     policies.check("checkpoint, policy", text)
     if fn is None:
         return functools.partial(checkpoint, policy=text)
-    if not callable(fn):
-        raise TreeError(problem("checkpoint", f"a {type(fn).__name__}", needed="a function", fix="checkpoint(fn, policy=...)"))
+    check_function("checkpoint", fn, ", policy=...")
     return Checkpoint((fn,), text)
 
 

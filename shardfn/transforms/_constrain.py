@@ -8,7 +8,7 @@ import torch
 
 from .. import _compat, _tree
 from ..capture import named, prims
-from ..errors import PlacementError, problem
+from ..errors import PlacementError, TreeError, problem
 from ..placements import P
 
 
@@ -23,7 +23,9 @@ def constrain(x: Any, placements: Any) -> Any:
         x. Its gradient is pinned likewise.
 
     Raises:
-        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None.
+        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None; an axis named twice, or axes of one
+            dim in another order than the mesh's.
+        TreeError: placements that are no prefix of x.
 
     Source: jax.lax.with_sharding_constraint.
 
@@ -32,28 +34,58 @@ def constrain(x: Any, placements: Any) -> Any:
         >>> sf.constrain(torch.ones(2), P("dp"))
         tensor([1., 1.])
     """
-    if not _compat.is_tracing():
-        return x
-    return _pinned(x, placements)
+    return pinned(x, placements, "constrain")
 
 
-def _pinned(x: Any, spec: Any) -> Any:
+def pinned(x: Any, spec: Any, what: str, path: str = "") -> Any:
+    """A tree, each tensor of it pinned as a prefix tree says; `what` and `path` are for errors."""
     if spec is None:
         return x
     if isinstance(spec, P):
-        return _tree.tree_map(lambda leaf: _pin(leaf, spec), x)
-    if isinstance(spec, dict):
-        return {key: _pinned(x[key], spec[key]) for key in x}
-    if isinstance(spec, (list, tuple)):
-        return type(x)([_pinned(a, s) for a, s in zip(x, spec, strict=True)])
-    raise PlacementError(problem("constrain", f"{spec!r}", needed="a P, or a tree of them", fix="P('axis', None)"))
+        named.check_placed(what, path, spec.parts)
+        return _tree.tree_map(lambda leaf: _pin(leaf, spec), x) if _compat.is_tracing() else x
+    if isinstance(spec, dict) and isinstance(x, dict) and set(spec) == set(x):
+        made = {key: pinned(x[key], spec[key], what, f"{path}[{key!r}]") for key in x}
+        return made if type(x) is dict else type(x)(made)
+    if _is_row(spec) and _is_row(x) and len(spec) == len(x):
+        rows = [pinned(a, s, what, f"{path}[{i}]") for i, (a, s) in enumerate(zip(x, spec, strict=True))]
+        return type(x)(*rows) if hasattr(x, "_fields") else type(x)(rows)
+    refuse_prefix(what, path, _said(spec), _said(x))
+    return x
+
+
+def _is_row(x: Any) -> bool:
+    return isinstance(x, (list, tuple))
+
+
+def _said(tree: Any) -> str:
+    """What a tree is, for an error."""
+    if isinstance(tree, torch.Tensor):
+        return "a tensor"
+    if isinstance(tree, dict):
+        return "a dict with the keys " + ", ".join([repr(key) for key in tree])
+    if _is_row(tree):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a {type(tree).__name__}"
+
+
+@_compat.constant_in_graph
+def refuse_prefix(what: str, path: str, placements: str, tree: str) -> None:
+    """Say that placements do not fit a tree.
+
+    Raises:
+        TreeError: placements of another structure.
+        PlacementError: a leaf that is no placement of a constraint.
+    """
+    where = f"{what}, {path}" if path else what
+    fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
+    got = f"the placements are {placements}, the value is {tree}"
+    kind = TreeError if placements.startswith(("a dict", "a list", "a tuple")) else PlacementError
+    raise kind(problem(where, got, needed="a P, or a tree of them", fix=fix), fix=fix)
 
 
 def _pin(x: Any, spec: P) -> Any:
-    if not isinstance(x, torch.Tensor):
-        return x
-    named.refuse_manual(spec.parts)
-    return prims.redistribute(x, text_of(spec, x.dim()))
+    return prims.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
 
 
 def text_of(spec: P, rank: int) -> str:

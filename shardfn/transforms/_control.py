@@ -10,9 +10,11 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import is_number
 from ..capture import endings, regions
 from ..errors import TreeError, problem
 from ..runtime import Request
+from ._options import check_flag
 from ._transformed import Transformed, name_of
 
 
@@ -74,6 +76,7 @@ def scan(
 def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
+    check_flag(name, "reverse", reverse)
     carries, columns = _tree.quick_leaves((init,)), [] if xs is None else _tree.quick_leaves((xs,))
     count = rows_of(name, _shapes(columns), tuple(_tree.quick_paths(xs, "xs")) if columns else (), length)
     check_carry(name, _kinds(carries), tuple(_tree.quick_paths(init, "init")))
@@ -278,6 +281,9 @@ def rows_of(name: str, shapes: tuple[Any, ...], paths: tuple[str, ...], length: 
     Raises:
         TreeError: leaves without rows, or with different numbers of them.
     """
+    if length is not None and not (is_number(length) and length >= 0):
+        fix = "length=None where xs has rows"
+        raise TreeError(problem(f"{name}, length", f"length is {length!r}", needed="an int, 0 or more", fix=fix), fix=fix)
     wrong = [f"{p} has no rows: it is {'no tensor' if s is None else 'a scalar'}" for p, s in zip(paths, shapes, strict=True) if not s]
     counts = {s[0] for s in shapes if s} | ({length} if length is not None else set())
     if not wrong and len(counts) > 1:

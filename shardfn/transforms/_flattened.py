@@ -54,9 +54,3 @@ class Flattened:
         tree, feed = self.returned[0][1], iter(tensors)
         leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in _tree.quick_leaves(tree)]
         return _tree.refill(tree, iter(leaves))[0]
-
-
-def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The arguments that argnums names, of so many."""
-    numbers = (argnums,) if isinstance(argnums, int) else argnums
-    return tuple(n + count if n < 0 else n for n in numbers)

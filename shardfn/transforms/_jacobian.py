@@ -9,10 +9,11 @@ import attrs
 import torch
 
 from .. import _tree
+from ..argnums import Argnums, positions
 from ..runtime import Request
-from ._flattened import Flattened, positions
-from ._grad import Argnums
-from ._transformed import Transformed, innermost
+from ._flattened import Flattened
+from ._grad import check_derivative
+from ._transformed import Transformed, innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -25,7 +26,7 @@ class Jacobian(Transformed):
     has_aux: bool
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        numbers = positions(self.argnums, len(args))
+        numbers = positions(f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, len(args))
         flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux)
         primals = flat.primals
         found = self.derived(flat, tuple(range(len(primals))))(*primals)
@@ -86,6 +87,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         of the result followed by that of the argument. With `has_aux`, (that, aux).
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacrev.
@@ -96,6 +98,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         tensor([[2., 0.],
                 [0., 4.]])
     """
+    check_derivative("jacrev", fn, argnums, has_aux)
     return Jacobian((fn,), argnums, has_aux)
 
 
@@ -111,6 +114,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         A function of the same arguments that returns what `jacrev` returns.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacfwd.
@@ -121,6 +125,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         tensor([[4., 1.],
                 [2., 5.]])
     """
+    check_derivative("jacfwd", fn, argnums, has_aux)
     return Forward((fn,), argnums, has_aux)
 
 
@@ -136,6 +141,7 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         A function of the same arguments that returns, in the tree of the value, trees of trees like the arguments.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.hessian.
@@ -146,4 +152,5 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
+    check_derivative("hessian", fn, argnums, has_aux)
     return Hessian((fn,), argnums, has_aux)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture.strided import refuse_unstrided
 from ..errors import PlacementError, TreeError, problem
-from ..mesh import all_coordinates, axes_of
+from ..mesh import all_coordinates, axes_of, check_mesh
 from ..partition import layout, wire
 from ..placements import check_pending, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
@@ -44,8 +44,10 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         ...     sf.distribute(torch.zeros(4, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).to_local().shape
         torch.Size([2, 3])
     """
+    check_mesh("distribute", mesh)
     axes = axes_of(mesh)
     leaves, treedef = _tree.flatten(tree)
+    _refuse_dtensors("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
     refuse_unstrided("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
@@ -77,6 +79,25 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     return _compat.dtensors([local], [spec])[0]
 
 
+def _refuse_dtensors(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    wrong = [path for path, x in zip(paths, leaves, strict=True) if isinstance(x, DTensor)]
+    if wrong:
+        fix = "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
+        lines = [f"{path} is a DTensor, which has placements already" for path in wrong]
+        raise PlacementError(problem(where, *lines, needed="plain tensors", fix=fix), arg_path=wrong[0], fix=fix)
+
+
+def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
+    """Check that shards are tensors of one dtype on one device."""
+    kinds = [f"a {type(s).__name__}" if not isinstance(s, torch.Tensor) else f"{s.dtype} on {s.device}" for s in shards]
+    if not shards or len(set(kinds)) > 1 or not isinstance(shards[0], torch.Tensor):
+        lines = [f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)] or ["no tensors"]
+        needed = "tensors of one dtype on one device"
+        raise PlacementError(problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)"))
+    _refuse_dtensors("from_local", shards, paths)
+    refuse_unstrided("from_local", shards, paths)
+
+
 def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The tensor, copied if it shares memory with one of the others."""
     mine = _compat.storage_of(x)
@@ -106,11 +127,12 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         ...     sf.from_local(torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).shape
         torch.Size([4, 3])
     """
+    check_mesh("from_local", mesh)
     axes, world = axes_of(mesh), current_world()
     shards = list(x) if isinstance(x, Sequence) else [x] * mesh.size() if world.kind == "simulated" else [x]
     if isinstance(x, Sequence) and (world.kind != "simulated" or len(shards) != mesh.size()):
         raise PlacementError(problem("from_local", f"{len(shards)} tensors", needed="one, or one for each rank of a simulated mesh"))
-    refuse_unstrided("from_local", shards, [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))])
+    _check_shards(shards, [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))])
     first = shards[0]
     try:
         marks = marks_of(placements, first.shape, axes)

@@ -9,10 +9,12 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import is_number
 from ..capture import named, prims
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._flattened import Flattened
+from ._options import check_function
 from ._transformed import Transformed, innermost, name_of
 
 
@@ -36,6 +38,7 @@ class Vmap(Transformed):
         shapes = tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
         check_axes(name_of(self.fn), paths, shapes, tuple(axes), self.axis_size)
         if self.spmd_axis is not None:
+            named.check_placed(f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,))
             leaves = [x if d is None else cut(x, d, self.spmd_axis) for x, d in zip(leaves, axes, strict=True)]
         if self.axis_name is not None:
             size = self.axis_size
@@ -48,6 +51,7 @@ class Vmap(Transformed):
         else:
             out = torch.func.vmap(flat, in_dims=tuple(axes))(*leaves)
         outs = spread(self.out_axes, flat.returned[0][0][0], "out_axes")
+        check_outs(name_of(self.fn), tuple(outs))
         if self.spmd_axis is not None:
             out = [cut(x, 0, self.spmd_axis) for x in out]
         return flat.value(x.movedim(0, d) for x, d in zip(out, outs, strict=True))
@@ -88,7 +92,7 @@ def _key(axes: Any) -> Any:
 
 def spread(prefix: Any, tree: Any, what: str) -> list[int | None]:
     """One axis for every leaf of a tree, from a prefix of it."""
-    if prefix is None or isinstance(prefix, int):
+    if prefix is None or is_number(prefix):
         return [prefix] * len(_tree.quick_leaves((tree,)))
     if isinstance(prefix, dict) and isinstance(tree, dict) and list(prefix) == list(tree):
         return [axis for key in tree for axis in spread(prefix[key], tree[key], what)]
@@ -133,6 +137,34 @@ def check_axes(name: str, paths: tuple[str, ...], shapes: tuple[Any, ...], axes:
         raise TreeError(problem(f"vmap({name})", *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
 
 
+@_compat.constant_in_graph
+def check_outs(name: str, axes: tuple[int | None, ...]) -> None:
+    """Check that every result says where its samples go.
+
+    Raises:
+        TreeError: one says None.
+    """
+    if None in axes:
+        fix = "an int for each result; index a result that all samples share afterwards, as in y[0]"
+        raise TreeError(problem(f"vmap({name}), out_axes", "None for a result", needed="ints", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
+    """Check the size and the name of a mapped axis.
+
+    Raises:
+        TreeError: a size that is no positive int, a name that is no text.
+    """
+    if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
+        fix = "axis_size=None where an argument is mapped"
+        got = f"axis_size is {axis_size!r}"
+        raise TreeError(problem(f"vmap({name}), axis_size", got, needed="a positive int", fix=fix), fix=fix)
+    if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
+        fix = "axis_name='batch'"
+        raise TreeError(problem(f"vmap({name}), axis_name", f"axis_name is {axis_name!r}", needed="a name", fix=fix), fix=fix)
+
+
 def vmap(
     fn: Callable[..., Any],
     in_axes: Any = 0,
@@ -165,4 +197,6 @@ def vmap(
         >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(torch.eye(2), torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
     """
+    check_function("vmap", fn)
+    check_settings(name_of(fn), axis_size, axis_name)
     return Vmap((fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis)
