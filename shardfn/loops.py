@@ -30,7 +30,7 @@ class Loop:
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
-        return driven(self, tensors, lambda which, inputs: modules[which](*inputs))
+        return apart(driven(self, tensors, lambda which, inputs: modules[which](*inputs)), tensors)
 
     def __repr__(self) -> str:
         return type(self).__name__.lower()
@@ -109,6 +109,17 @@ def driven(loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Ten
         except StopIteration as stop:
             return stop.value
         outs = call(which, inputs)
+
+
+def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
+    """Results in memory of their own: those that lie in an argument's, or in one another's, are copied."""
+    known = {x.untyped_storage().data_ptr() for x in tensors}
+    own = []
+    for x in outs:
+        pointer = x.untyped_storage().data_ptr()
+        own.append(x.clone() if pointer in known else x)
+        known.add(pointer)
+    return own
 
 
 def results(graph: torch.fx.Graph) -> list[Any]:

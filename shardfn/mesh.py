@@ -53,13 +53,19 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
+    if not all(isinstance(x, Sequence) and not isinstance(x, str) for x in (shape, axis_names)):
+        fix = "make_mesh((2, 4), ('dp', 'tp'))"
+        got = f"shape {shape!r}, axis names {axis_names!r}"
+        raise PlacementError(problem("make_mesh", got, needed="a tuple of sizes and one of names", fix=fix), fix=fix)
     shape, names = tuple(shape), tuple(axis_names)
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
+        raise PlacementError(problem("make_mesh", f"shape {shape}", needed="positive ints"))
     if len(shape) != len(names) or len(set(names)) != len(names):
         raise PlacementError(problem("make_mesh", f"shape {shape}, axis names {names}", needed="one distinct name for each axis"))
     bad = [name for name in names if not str(name).isidentifier()]
     if bad:
         raise PlacementError(problem("make_mesh", f"axis names {bad}", needed="names like dp or tp"))
-    device_type = device_type or default_device_type()
+    device_type = _checked_type(device_type or default_device_type())
     join_world(device_type)
     size = current_world().size
     if math.prod(shape) != size:
@@ -70,6 +76,34 @@ def make_mesh(
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(names, shape, known), current_world())
     return mesh
+
+
+def _checked_type(device_type: str) -> str:
+    """The type of a device.
+
+    Raises:
+        PlacementError: torch knows none of that name.
+    """
+    try:
+        if torch.device(device_type).index is None:
+            return device_type
+    except (RuntimeError, TypeError):
+        pass
+    fix = "device_type='cpu' or 'cuda', without a number"
+    got = f"device_type is {device_type!r}"
+    raise PlacementError(problem("make_mesh, device_type", got, needed="the type of a device", fix=fix), fix=fix)
+
+
+def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
+    """Check that something is a mesh.
+
+    Raises:
+        PlacementError: it is none.
+    """
+    if not isinstance(mesh, DeviceMesh) and not (or_none and mesh is None):
+        fix = "sf.make_mesh(shape, axis_names)"
+        text = problem(f"{where}, mesh", f"a {type(mesh).__name__}", needed="a DeviceMesh", fix=fix)
+        raise PlacementError(text, fix=fix)
 
 
 def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
@@ -104,6 +138,7 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
         ...     sf.current_mesh().ndim
         1
     """
+    check_mesh("use_mesh", mesh)
     token = _stack.set((*_stack.get(), mesh))
     try:
         yield mesh

@@ -82,20 +82,47 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if len(spec.parts) > len(shape):
         raise ValueError(f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
     marks: list[Mark] = ["R"] * len(axes.names)
-    used: dict[str, int] = {}
-    for dim, part in enumerate(spec.parts):
-        names = () if part is None else (part,) if isinstance(part, str) else tuple(part)
+    unknown = next((name for names in names_of(spec) for name in names if name not in axes.names), None)
+    if unknown is not None:
+        raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
+    check_axes(spec, axes.names)
+    for dim, names in enumerate(names_of(spec)):
         for name in names:
-            if name not in axes.names:
-                raise ValueError(f"{spec} names axis {name!r}; the mesh has {axes}")
+            marks[axes.names.index(name)] = dim
+    return tuple(marks)
+
+
+def names_of(spec: P) -> list[tuple[str, ...]]:
+    """The mesh axes that each dim is cut by.
+
+    Raises:
+        ValueError: a part that is neither None, nor an axis name, nor a tuple of names.
+    """
+    rows = []
+    for dim, part in enumerate(spec.parts):
+        names = () if part is None else tuple(part) if isinstance(part, (tuple, list)) else (part,)
+        wrong = [name for name in names if not isinstance(name, str) or not name or set(name) & set(",;*")]
+        if wrong:
+            raise ValueError(f"{spec} names {wrong[0]!r} for dim {dim}, which is no axis name; write 'axis', a tuple of names, or None")
+        rows.append(names)
+    return rows
+
+
+def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
+    """Check that no axis is named twice, and that those on one dim go in mesh order, where the mesh's axes are known.
+
+    Raises:
+        ValueError: says which.
+    """
+    used: dict[str, int] = {}
+    for dim, names in enumerate(names_of(spec)):
+        for name in names:
             if name in used:
                 raise ValueError(f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}")
             used[name] = dim
-            marks[axes.names.index(name)] = dim
-        order = [axes.names.index(name) for name in names]
-        if order != sorted(order):
-            raise ValueError(f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {axes.names}")
-    return tuple(marks)
+        ordered = tuple(sorted(names, key=known.index)) if known and set(names) <= set(known) else names
+        if names != ordered:
+            raise ValueError(f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {known}")
 
 
 def _mark(placement: Placement, shape: Sequence[int]) -> Mark:

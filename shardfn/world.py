@@ -79,6 +79,10 @@ def _forked(world: World) -> ShardError:
     return ShardError(problem("this process", got, needed="a process that joined itself", fix=fix), fix=fix)
 
 
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool)
+
+
 class fake_world(contextlib.ContextDecorator):
     """Enter a world of n ranks in this one process; a context manager and a decorator.
 
@@ -103,10 +107,12 @@ class fake_world(contextlib.ContextDecorator):
     """
 
     def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
-        if not 1 <= n <= MAX_RANKS:
-            raise ShardError(problem("fake_world", f"n is {n}", needed=f"1 to {MAX_RANKS} ranks"))
-        if not 0 <= rank < n:
-            raise ShardError(problem("fake_world", f"rank is {rank}", needed=f"0 to {n - 1}, in a world of {n}"))
+        if not _is_count(n) or not 1 <= n <= MAX_RANKS:
+            raise ShardError(problem("fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"))
+        if not _is_count(rank) or not 0 <= rank < n:
+            raise ShardError(problem("fake_world", f"rank is {rank!r}", needed=f"0 to {n - 1}, in a world of {n}"))
+        if not isinstance(numerics, bool):
+            raise ShardError(problem("fake_world", f"numerics is {numerics!r}", needed="True or False"))
         self.world = World("simulated" if numerics else "fake", n, rank)
 
     def _recreate_cm(self) -> fake_world:

@@ -29,6 +29,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
+from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
 from .threads import capturing, is_capturing, staging
 from .tracing import (
@@ -69,6 +70,7 @@ __all__ = [
     "MODULE_OPS",
     "FakeTensorMode",
     "OpOverload",
+    "can_be_taken",
     "capture_python",
     "capturing",
     "constant_in_graph",
@@ -90,6 +92,7 @@ __all__ = [
     "is_capturing",
     "is_fake",
     "is_in_dynamo",
+    "is_sole_owner",
     "is_tracing",
     "is_unreduced",
     "jvp",
@@ -110,6 +113,7 @@ __all__ = [
     "register_group",
     "root_mesh",
     "staging",
+    "storage_of",
     "substitute",
     "trace_artifact",
     "trace_aten",

@@ -79,8 +79,8 @@ def is_unreduced(spec: Any) -> bool:
     return type(spec) is _unreduced_class()
 
 
-def gone_spec(spec: Any) -> Any:
-    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live one."""
+@functools.cache
+def _gone_class() -> type:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class GoneSpec(DTensorSpec):
@@ -90,7 +90,12 @@ def gone_spec(spec: Any) -> Any:
         def __hash__(self) -> int:
             return id(self)
 
-    return GoneSpec(spec.mesh, spec.placements, spec.tensor_meta)
+    return GoneSpec
+
+
+def gone_spec(spec: Any) -> Any:
+    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live one."""
+    return _gone_class()(spec.mesh, spec.placements, spec.tensor_meta)
 
 
 def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:

@@ -82,12 +82,15 @@ def _register_lowerings() -> None:
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
 
 
-def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], list[Any]]:
+def inductor(
+    graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], finish: Callable[[torch.fx.GraphModule], Any]
+) -> Callable[[list[Any]], list[Any]]:
     """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and returns a list.
 
     Args:
         graph: functional ATen, the inputs as placeholders.
         inputs: fake tensors like the inputs.
+        finish: changes the graph when Inductor has simplified it, before it makes code of it.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
@@ -101,6 +104,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
     with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), _inductor_order(), torch.no_grad():
         lowered = make_fx(torch.fx.Interpreter(graph).run, decomposition_table=select_decomp_table())(*inputs)
         joint_graph_passes(lowered)
+        finish(lowered)
         output = next(iter(reversed(lowered.graph.nodes)))
         tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
         output.meta["user_visible_output_idxs"] = tensors

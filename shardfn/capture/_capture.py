@@ -12,7 +12,19 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import closed_over, decompositions, endings, leaks, manual, named, prims, sources, substitutes, varying
+from . import (
+    closed_over,
+    decompositions,
+    endings,
+    leaks,
+    manual,
+    named,
+    prims,
+    sources,
+    strided,
+    substitutes,
+    varying,
+)
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
@@ -27,6 +39,7 @@ class Captured:
     program: Program
     outside: closed_over.ClosedOver
     mesh: Any = None  # whose names and sizes the Program depends on; None for most
+    strided: dict[int, bool] = attrs.field(factory=dict)  # the inputs whose memory as_strided reads: `strided.settle`
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
@@ -90,10 +103,12 @@ def capture(
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
-    graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(outside.tensors))))
+    read = strided.settled(graph, name, in_paths, list(outside.tensors))
+    graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
-    return Captured(_program(name, graph, in_paths, out), outside, names.mesh if names.uses_mesh else None)
+    program = _program(name, graph, in_paths, out)
+    return Captured(program, outside, names.mesh if names.uses_mesh else None, read)
 
 
 @contextlib.contextmanager
@@ -172,11 +187,7 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
 
 
 def _fakes(mode: _compat.FakeTensorMode, leaves: list[Any], device: str, paths: list[str], name: str) -> list[Any]:
-    wrong = [(p, x.layout) for p, x in zip(paths, leaves, strict=True) if isinstance(x, torch.Tensor) and x.layout != torch.strided]
-    if wrong:
-        fix = "x.to_dense(), or its indices and values as arguments"
-        text = problem(name, *(f"{path} is {layout}" for path, layout in wrong), needed="tensors with strides", fix=fix)
-        raise CaptureError(text, arg_path=wrong[0][0], fix=fix)
+    strided.refuse_unstrided(name, leaves, paths)
     return [_fake(mode, leaf, device) for leaf in leaves]
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from .. import _compat
 from ..errors import CaptureError, PlacementError, TreeError, problem
 from ..mesh import axes_of, known_mesh
-from ..placements import P, marks_of
+from ..placements import P, check_axes, marks_of, names_of
 from ..types import MEAN, MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
@@ -185,18 +185,24 @@ def device() -> str:
 
 
 @_compat.constant_in_graph
-def refuse_manual(parts: tuple[Any, ...]) -> None:
-    """Refuse to place a value on an axis on which each rank has its own.
+def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
+    """Check the axes that a value is placed on inside a program: that they are axes, each once, in mesh order, and not manual.
 
     Raises:
         PlacementError: naming the axes.
     """
-    every = [name for part in parts for name in ((part,) if isinstance(part, str) else part or ())]
+    where, mesh = f"{what}, {path}" if path else what, _current().mesh
+    try:
+        every = [name for names in names_of(P(*parts)) for name in names]
+        check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
+    except ValueError as error:
+        fix = "each axis once, by its name; axes on one dim in mesh order"
+        raise PlacementError(problem(where, str(error), fix=fix), placements=P(*parts), fix=fix) from None
     wrong = [name for name in every if name in _current().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
-        raise PlacementError(problem("constrain", said, fix=fix), fix=fix)
+        raise PlacementError(problem(where, said, fix=fix), fix=fix)
 
 
 @_compat.constant_in_graph
@@ -271,7 +277,7 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     kind, said = spec
     whole = axes_of(_current().mesh)
     if kind == "names":
-        named = [n for part in said for n in ((part,) if isinstance(part, str) else part or ())]
+        named = [n for names in names_of(P(*said)) for n in names]
         other = [n for n in named if n in whole.names and n not in manual.names]
         if other:
             why = "is manual already, in a shard_map around it" if other[0] in _current().manual else "is none of its axis_names"

@@ -16,7 +16,7 @@ import torch
 from .. import _compat
 from ..errors import CaptureError, problem
 from ..loops import Loop, inner_nodes, shapes_of
-from . import simplify, sources
+from . import simplify, sources, strided
 from .drawing import draws
 from .explain import refuse_collectives, refuse_mutation
 from .recompute import recompute
@@ -95,6 +95,7 @@ def traced(
         inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
         graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["(a carry or a row)"] * len(inputs))
         sources.attach(graph)
+        strided.settle(graph, name, [], inside=True)
         constants = lifted_constants(graph, _recording.get().mode, name)
         if again:
             _refuse_random(graph.graph, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from .. import _compat, higher_order
 from ..passes import copied
 from .loops import forget, outlined
 from .order import refuse_other_order
+from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
 
 
-def aten(graph: torch.fx.GraphModule) -> Runner:
-    """Run the graph op by op; starts at once."""
+def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
+    """Run the graph op by op; starts at once. Results lie in memory of their own, or in that of donated inputs."""
+    separate(graph, donated)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -28,11 +30,14 @@ def aten(graph: torch.fx.GraphModule) -> Runner:
     return run
 
 
-def inductor(graph: torch.fx.GraphModule) -> Runner:
-    """Compile the graph: C++ on CPU, Triton on CUDA. What its loops run is compiled apart, once."""
+def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
+    """Compile the graph: C++ on CPU, Triton on CUDA. What its loops run is compiled apart, once.
+
+    Results lie in memory of their own, or in that of donated inputs.
+    """
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     numbers = outlined(graph, _inner)
-    runner = _compat.inductor(higher_order.unfold(graph), fakes)
+    runner = _compat.inductor(higher_order.unfold(graph), fakes, lambda lowered: separate(lowered, donated))
     if numbers:
         weakref.finalize(runner, forget, numbers)
     return runner
@@ -46,7 +51,7 @@ def _inner(graph: torch.fx.Graph) -> Runner:
     return runner
 
 
-BACKENDS: dict[str, Callable[[torch.fx.GraphModule], Runner]] = {"aten": aten, "inductor": inductor}
+BACKENDS: dict[str, Callable[..., Runner]] = {"aten": aten, "inductor": inductor}
 
 
 def donate(graph: torch.fx.GraphModule, pairs: dict[int, int]) -> Any:

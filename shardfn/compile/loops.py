@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..loops import Loop, driven
+from ..loops import Loop, apart, driven
 
 Graphs = Sequence[Callable[..., Any]]
 _numbers = itertools.count()
@@ -26,17 +26,7 @@ class Compiled:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = driven(self.loop, tensors, lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))])
-        known = {x.untyped_storage().data_ptr() for x in tensors}
-        return [_apart(x, known) for x in own]
-
-
-def _apart(x: torch.Tensor, known: set[int]) -> torch.Tensor:
-    """A result in memory of its own: an op may return neither an argument nor one tensor twice."""
-    pointer = x.untyped_storage().data_ptr()
-    if pointer in known:
-        return x.clone()
-    known.add(pointer)
-    return x
+        return apart(own, tensors)
 
 
 @torch.library.custom_op("shardfn::run_loop", mutates_args=())

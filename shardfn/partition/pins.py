@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..placements import P, check_axes
 from ..types import PENDING, Mark, Marks, MeshAxes
 from . import layout
 
@@ -18,6 +19,7 @@ def constrained(text: str, axes: MeshAxes, shape: Sequence[int], current: Marks)
         raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
     if [e for e in entries if e] and len(entries) > max(len(shape), 1):
         raise ValueError(f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}")
+    check_axes(P(*[tuple(name for name in entry.split(",") if name not in ("", "*")) for entry in entries]), axes.names)
     marks: list[Mark] = ["R"] * len(axes.names)
     said = {name for entry in entries for name in entry.split(",")}
     for dim, entry in enumerate(entries):

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture.strided import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
@@ -27,7 +28,11 @@ REQUIRES_GRAD = operator.attrgetter("requires_grad")
 def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a transformed function on arguments, staging it first if their signature is new."""
     leaves, treedef = _tree.flatten((args, kwargs))
-    key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
+    try:
+        key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
+    except (RuntimeError, NotImplementedError):  # of a tensor that has no strides
+        refuse_unstrided(request.name, leaves, _tree.argument_paths(request.signature_of, args, kwargs))
+        raise
     world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
     for entry in request.entries:
         if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -17,10 +17,11 @@ from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
-from . import cache
-from .door import Placed, reader, refuse_lost_gradient, spec_of
+from .donation import Donation, own
+from .door import Placed, local_of, refuse_lost_gradient, spec_of
+from .layouts import Reader, closed_over, readers
 from .request import Request
-from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+from .simulated import SimulatedTensor, UnreadTensor
 from .simulator import simulate
 
 
@@ -42,9 +43,9 @@ class Compiled:
     programs: dict[tuple[int, ...], LocalProgram]
     backend: str
     runner: Runner | None  # None where nothing compiled runs: in simulated and fake worlds
+    donation: Donation | None = attrs.field(init=False)  # takes arguments away
     execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
     wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
-    donate: Callable[[list[Any]], list[Any]] | None = attrs.field(init=False)  # executes, and takes arguments away
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -54,22 +55,28 @@ class Compiled:
     def _wrap(self) -> Callable[[list[Any]], Any]:
         return _wrapper(self)
 
-    @donate.default
-    def _donate(self) -> Callable[[list[Any]], list[Any]] | None:
-        return _donor(self)
+    @donation.default
+    def _donation(self) -> Donation | None:
+        return _donation(self)
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that are known to fit."""
-        return self.wrap(self.execute(leaves) if self.donate is None else self.donate(leaves))
+        if self.donation is None:
+            return self.wrap(self.execute(leaves))
+        return self.wrap(self.donation.run(leaves, self.execute))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
-        kinds = tuple(isinstance(leaves[i], DTensor) for i in self.placed.tensors)
-        if kinds != self.placed.dtensors:  # whole tensors and DTensors with the same placement are the same values
-            return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds)).run(leaves)
-        return self.run(leaves)
+        tensors = [leaves[i] for i in self.placed.tensors]
+        kinds = tuple(isinstance(x, DTensor) for x in tensors)
+        pairs = zip(self.placed.avals, tensors, strict=True)
+        avals = tuple(attrs.evolve(aval, stride=tuple(x.stride())) for aval, x in pairs)
+        if kinds == self.placed.dtensors and avals == self.placed.avals:
+            return self.run(leaves)
+        # global tensors and DTensors with the same placement are the same values, in whatever layout
+        return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds, avals=avals)).run(leaves)
 
     @property
     def program(self) -> LocalProgram:
@@ -126,7 +133,7 @@ def _said(x: Any) -> str:
 
 
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
-    placed, closed = compiled.placed, compiled.captured.closed_over
+    placed = compiled.placed
     if placed.mesh is not None and placed.world.kind == "simulated":
         return _simulated(compiled)
     if placed.mesh is not None and placed.world.kind == "fake":
@@ -134,30 +141,51 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     run = compiled.runner
     assert run is not None
     coords = [torch.tensor(c, device=placed.mesh.device_type) for c in placed.coordinate]
-    if len(placed.tensors) == placed.treedef.num_leaves and not closed and all(placed.dtensors):
+    rows = readers(compiled.request.name, placed, compiled.captured, [compiled.program])
+    straight = len(rows) == placed.treedef.num_leaves and all(read is local_of for _, read in rows)
+    if straight and not compiled.captured.closed_over and compiled.donation is None:
         return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
-    readers = _readers(placed)
-    return lambda leaves: run([*coords, *[read(leaves[i]) for i, read in readers], *closed])
+    rows = _owning(compiled, rows)
+    closed_now = closed_over(compiled.captured, [compiled.program])
+    return lambda leaves: run([*coords, *[read(leaves[i]) for i, read in rows], *closed_now()[0]])
 
 
-def _readers(placed: Placed) -> list[tuple[int, Callable[[Any], Any]]]:
-    rows = zip(placed.tensors, placed.dtensors, placed.marks, strict=True)
-    return [(i, reader(is_dtensor, marks, placed)) for i, is_dtensor, marks in rows]
+def _owning(compiled: Compiled, rows: list[tuple[int, Reader]]) -> list[tuple[int, Reader]]:
+    """The readers; of donated arguments they read memory that the results may take."""
+    taken = compiled.donation.taken if compiled.donation is not None else ()
+    return [(i, _owner(read) if i in taken else read) for i, read in rows]
+
+
+def _owner(read: Reader) -> Reader:
+    return lambda x: own(read(x))
 
 
 def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
-    placed, closed = compiled.placed, compiled.captured.closed_over
+    placed = compiled.placed
     everyone = all_coordinates(placed.axes)
     programs = [compiled.programs[c] for c in everyone]
-    readers = _readers(placed)
+    rows = readers(compiled.request.name, placed, compiled.captured, programs)
+    closed_now = closed_over(compiled.captured, programs)
 
     def execute(leaves: list[Any]) -> list[Any]:
-        columns = [read(leaves[i]) for i, read in readers]
-        inputs = [[*(column[r] for column in columns), *closed] for r in range(len(everyone))]
-        results = simulate(programs, inputs, everyone)
+        columns = [read(leaves[i]) for i, read in rows]
+        closed = closed_now()
+        inputs = [[*(column[r] for column in columns), *closed[r]] for r in range(len(everyone))]
+        known = {_compat.storage_of(x) for row in inputs for x in row}
+        results = [_apart(outs, known) for outs in simulate(programs, inputs, everyone)]
         return [SimulatedTensor(shards, placed.world.rank) for shards in zip(*results, strict=True)]
 
     return execute
+
+
+def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
+    """One rank's results, copied where they lie in memory that is known; all of it is known afterwards."""
+    own = []
+    for x in outs:
+        copy = x.clone() if _compat.storage_of(x) in known else x
+        known.add(_compat.storage_of(copy))
+        own.append(copy)
+    return own
 
 
 def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
@@ -189,36 +217,9 @@ def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
     return [next(feed) if c is TENSOR else c for c in constants]
 
 
-def _donor(compiled: Compiled) -> Callable[[list[Any]], list[Any]] | None:
-    """Take donated arguments away: whoever uses one afterwards, or meanwhile, learns which call took it."""
-    placed, name, execute = compiled.placed, compiled.request.name, compiled.execute
-    taken = [i for i in placed.tensors if placed.argument_of(i) in compiled.request.donate_argnums]
+def _donation(compiled: Compiled) -> Donation | None:
+    placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
-
-    def donate(leaves: list[Any]) -> list[Any]:
-        mine = [leaves[i] for i in taken]
-        with cache.claimed(mine) as free:
-            gone = next(filter(None, map(_donated_to, mine)), None)
-            if gone is not None or not free:
-                raise used_after_donation(gone or name)
-            distinct = {id(x): x for x in mine}
-            outs = [x.detach() if id(x) in distinct else x for x in execute(leaves)]  # in its memory
-            for x in distinct.values():
-                _take(x, name)
-        return outs
-
-    return donate
-
-
-def _donated_to(x: Any) -> str | None:
-    """The call that took a tensor away."""
-    return getattr(x._local_tensor if isinstance(x, DTensor) else x, "call", None)
-
-
-def _take(x: Any, name: str) -> None:
-    if isinstance(x, DTensor):
-        x._local_tensor = DonatedTensor(x._local_tensor, name)
-        x._spec = _compat.gone_spec(x._spec)
-    else:
-        torch.utils.swap_tensors(x, DonatedTensor(x, name))
+    others = tuple(i for i in placed.tensors if i not in taken)
+    return Donation(compiled.request.name, taken, others, placed.paths, compiled.captured.closed_over)

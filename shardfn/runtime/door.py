@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import os
 import types
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from .. import _compat, _tree
+from .. import _compat, _tree, argnums
 from ..capture.closed_over import lost_tangent
 from ..capture.leaks import LeakedTensor, leaked
+from ..capture.strided import refuse_unstrided
 from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh, refuse_ended
 from ..partition import layout
@@ -42,20 +42,12 @@ class Placed:
     avals: tuple[Aval, ...]  # of the tensors
     marks: tuple[Marks, ...]  # of the tensors
     unreduced: tuple[int, ...]  # which of the tensors are gradients that nobody has reduced yet
+    donated: tuple[int, ...]  # which leaves are tensors of donated arguments
 
     @property
     def coordinate(self) -> tuple[int, ...]:
         """This rank's place in the mesh."""
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
-
-    def argument_of(self, leaf: int) -> int:
-        """Which positional argument a leaf belongs to; -1 for keyword arguments."""
-        count = 0
-        for i, child in enumerate(self.treedef.children()[0].children()):
-            count += child.num_leaves
-            if leaf < count:
-                return i
-        return -1
 
 
 def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
@@ -65,11 +57,12 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a tensor nor a constant.
         PlacementError: a placement that does not fit; all of them at once.
     """
-    _check_call(request, args, kwargs)
+    static, donated = _check_call(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    refuse_unstrided(request.name, leaves, paths)
     world, mesh = current_world(), _mesh(request, leaves)
-    _check_leaves(request, leaves, paths, _static(request, treedef))
+    _check_leaves(request, leaves, paths, _leaves_of(static, treedef))
     axes = axes_of(mesh)
     specs = _specs(request, args, kwargs, leaves)
     tensors = [i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))]
@@ -98,6 +91,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         avals=tuple(aval_of(x, mesh) for x in found),
         marks=tuple(marks),
         unreduced=tuple(i for i, x in enumerate(found) if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)),
+        donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
     )
 
 
@@ -109,23 +103,19 @@ def aval_of(x: Any, mesh: Any) -> Aval:
     return Aval(shape, x.stride(), x.dtype, str(x.device))
 
 
-def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Missing, unknown or too many arguments, as Python would say it; tensors among the constants."""
-    try:
-        signature = inspect.signature(request.signature_of)
-    except (TypeError, ValueError):
-        signature = None  # of a builtin
+def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Missing, unknown or too many arguments, as Python would say it; which arguments are static, and which donated."""
+    signature = argnums.signature_of(request.signature_of)
     try:
         if signature is not None:
             signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
         raise TreeError(problem(request.name, str(error), fix=fix, source=source), source=source, fix=fix) from None
-    for n in request.static_argnums:
-        if n < len(args) and any(isinstance(x, torch.Tensor) for x in _tree.leaves(args[n])):
-            source, fix = call_site(), "leave it out of static_argnums: tensors are never constants"
-            text = problem(request.name, f"static argument {n} holds a tensor", needed="constants", fix=fix, source=source)
-            raise TreeError(text, source=source, fix=fix)
+    static = argnums.of_call(request.name, "static_argnums", request.static_argnums, args, kwargs, signature)
+    donated = argnums.of_call(request.name, "donate_argnums", request.donate_argnums, args, kwargs, signature)
+    argnums.refuse_static(request.name, static, donated, args)
+    return static, donated
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
@@ -139,10 +129,10 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     return mesh
 
 
-def _static(request: Request, treedef: Any) -> set[int]:
-    """The leaves of the arguments that are constants by declaration."""
+def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
+    """The leaves of some positional arguments."""
     counts = [child.num_leaves for child in treedef.children()[0].children()]
-    return {i for n in request.static_argnums if n < len(counts) for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
+    return {i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
 
 
 def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static: set[int]) -> None:
@@ -271,7 +261,7 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
     """How to get an argument's local tensor: of this rank, or a list of all ranks' in a simulated world."""
     simulated = placed.world.kind == "simulated" and placed.mesh is not None
     if is_dtensor:
-        return _all_shards(len(all_coordinates(placed.axes))) if simulated else _local
+        return _all_shards(len(all_coordinates(placed.axes))) if simulated else local_of
     if simulated:
         everyone = all_coordinates(placed.axes)
         if all(m == "R" for m in marks):
@@ -283,7 +273,8 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
     return lambda x: cut(x, marks, placed.axes, coordinate)
 
 
-def _local(x: Any) -> torch.Tensor:
+def local_of(x: Any) -> torch.Tensor:
+    """The local tensor of a DTensor."""
     return x._local_tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ import torch
 from .. import _compat, _tree, passes
 from ..buckets import BucketPlan
 from ..capture import Captured, capture, decompositions
+from ..capture.views import memory_of
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
 from ..compile.order import refuse_other_order
@@ -274,9 +276,10 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
         _bind_groups(placed)
     cache.counts["compilations"] += backend != "aten"
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(lowered.program.graph))
+    donated = _donated(lowered)
     if backend == "aten":
-        return BACKENDS[backend](graph)
-    runner = BACKENDS[backend](donate(graph, _donations(lowered)))
+        return BACKENDS[backend](graph, donated)
+    runner = BACKENDS[backend](donate(graph, _donations(lowered, donated)), donated)
     if code := _compat.generated_code(runner):
         refuse_other_order(request.name, lowered.program.graph, code)
     return runner
@@ -288,18 +291,28 @@ def _bind_groups(placed: Placed) -> None:
         _compat.register_group(name, placed.mesh.get_group(k))
 
 
-def _donations(lowered: Lowered) -> dict[int, int]:
-    """Output position -> placeholder position of a donated input with the same local layout."""
-    placed, program = lowered.traced.placed, lowered.program
-    asked = lowered.traced.request.donate_argnums
-    free = [i for i, leaf in enumerate(placed.tensors) if placed.argument_of(leaf) in asked]
-    holders = program.graph.find_nodes(op="placeholder")
+def _donated(lowered: Lowered) -> list[int]:
+    """Which placeholders are donated inputs."""
+    placed = lowered.traced.placed
     skip = len(placed.axes.names)
+    return [skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated]
+
+
+def _donations(lowered: Lowered, donated: Sequence[int]) -> dict[int, int]:
+    """Output position -> placeholder position of a donated input with the same local layout.
+
+    An output that lies in an input's memory already is written nowhere: another output might be written over it first.
+    """
+    free, program = list(donated), lowered.program
+    holders = program.graph.find_nodes(op="placeholder")
+    results = program.graph.find_nodes(op="output")[0].args[0]
+    made_of = [memory_of(node) for node in results]
+    free = [i for i in free if holders[i] not in made_of]
     pairs: dict[int, int] = {}
-    for o, node in enumerate(program.graph.find_nodes(op="output")[0].args[0]):
-        match = next((i for i in free if _alike(holders[skip + i], node)), None)
-        if match is not None and node.op != "placeholder":
-            pairs[o] = skip + match
+    for o, node in enumerate(results):
+        match = next((i for i in free if _alike(holders[i], node)), None)
+        if match is not None and made_of[o] not in holders and made_of.index(made_of[o]) == o:
+            pairs[o] = match
             free.remove(match)
     return pairs
 

@@ -9,10 +9,12 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import check_argnums, is_number, positions
 from ..capture import named
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
 from ._grad import ValueAndGrad
+from ._options import check_function
 from ._paired import NUMBERS, paired, scalar
 from ._shard import Shard
 from ._transformed import Transformed, innermost, name_of
@@ -44,7 +46,10 @@ def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: t
             return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
     differentiates = isinstance(fn, ValueAndGrad)
     whole = fn.numbers(len(args)) if differentiates else (0,)
-    cut = tuple(n for n in range(len(args)) if n not in whole) if batch_argnums is None else batch_argnums
+    if batch_argnums is None:
+        cut = tuple(n for n in range(len(args)) if n not in whole)
+    else:
+        cut = positions(f"accumulate({name_of(fn)})", "batch_argnums", batch_argnums, len(args))
     rows = [_rows(x) for n in cut for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in cut for p in _tree.quick_paths(args[n], f"args[{n}]")]
     check_rows(f"accumulate({name_of(fn)})", k, paths, rows)
@@ -157,7 +162,8 @@ def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int 
         >>> sf.accumulate(sf.grad(loss), microbatches=2)(torch.ones(1), torch.tensor([[1.0], [3.0]]))
         tensor([10.])
     """
-    is_count = isinstance(microbatches, int) and not isinstance(microbatches, bool) and microbatches >= 1
-    check_microbatches(f"accumulate({name_of(fn)})", is_count, repr(microbatches))
-    numbers = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    check_function("accumulate", fn)
+    name = f"accumulate({name_of(fn)})"
+    check_microbatches(name, is_number(microbatches) and microbatches >= 1, repr(microbatches))
+    numbers = None if batch_argnums is None else check_argnums(name, "batch_argnums", batch_argnums)
     return Accumulate((fn,), microbatches, numbers)

@@ -9,11 +9,12 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import Argnums
 from ..buckets import BucketPlan, checked_caps
 from ..errors import TreeError, problem
-from ._grad import Argnums, ValueAndGrad
+from ._grad import ValueAndGrad, check_derivative
 from ._transformed import name_of, parameter_names
-from ._wishes import refuse_argnums, wishes_text
+from ._wishes import wishes_text
 
 Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
 
@@ -44,7 +45,6 @@ class BucketedGrad(ValueAndGrad):
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         names, numbers = parameter_names(self.fn, len(args)), self.numbers(len(args))
-        refuse_argnums(f"bucketed_grad({name_of(self.fn)})", self.argnums, numbers, len(args))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
         every = _tree.quick_leaves(tuple(args[n] for n in numbers))
@@ -104,6 +104,7 @@ def bucketed_grad(
         >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
+    check_derivative("bucketed_grad", fn, argnums, has_aux)
     caps = (cap, None if first_cap is FIRST_CAP else first_cap, max_in_flight)
     if not _compat.is_tracing():
         checked_caps(f"bucketed_grad({name_of(fn)})", caps)

@@ -13,6 +13,7 @@ from .. import _compat, _tree
 from ..capture import policies, prims, sources
 from ..errors import TreeError, problem
 from ..runtime import Request
+from ._options import check_function
 from ._transformed import Transformed, innermost
 from .checkpoint_policies import nothing_saveable
 
@@ -67,6 +68,7 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
     policies.check("checkpoint, policy", text)
     if fn is None:
         return functools.partial(checkpoint, policy=text)
+    check_function("checkpoint", fn, ", policy=...")
     return Checkpoint((fn,), text)
 
 

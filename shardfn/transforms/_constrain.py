@@ -23,7 +23,8 @@ def constrain(x: Any, placements: Any) -> Any:
         x. Its gradient is pinned likewise.
 
     Raises:
-        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None.
+        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None; an axis
+            named twice, or axes of one dim in another order than the mesh's.
         TreeError: placements that are not a prefix of x.
 
     Source: jax.lax.with_sharding_constraint.
@@ -33,13 +34,22 @@ def constrain(x: Any, placements: Any) -> Any:
         >>> sf.constrain(torch.ones(2), P("dp"))
         tensor([1., 1.])
     """
+    return pinned(x, placements, "constrain")
+
+
+def pinned(x: Any, placements: Any, what: str) -> Any:
+    """A tree, each tensor of it pinned as a prefix tree says; `what` is for errors."""
     specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "x", is_constraint)
-    check_placements("constrain", tuple(wrong), tuple([_unknown(spec) for spec in specs]))
+    check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
+    leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "x")
+    rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
+    for _, spec, path in rows:
+        if spec is not None:
+            named.check_placed(what, path if len(rows) > 1 else "", spec.parts)
     if not _compat.is_tracing():
         return x
-    leaves = _tree.quick_leaves((x,))
-    pinned = [leaf if spec is None else _pin(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    return _tree.refill((x,), iter(pinned))[0]
+    filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
+    return _tree.refill((x,), iter(filled))[0]
 
 
 def is_constraint(x: Any) -> bool:
@@ -60,20 +70,17 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
         PlacementError: a leaf that is not a `P` or None.
     """
     strangers = [spec for spec in unknown if spec is not None]
-    fix = "P('axis', None)"
+    fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
+    if wrong:
+        got = "placements is not a prefix of the values"
+        raise TreeError(problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix), fix=fix)
     if strangers:
         text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
         raise PlacementError(text, fix=fix)
-    if wrong:
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(problem(where, "placements is not a prefix of the values", *wrong, fix=fix), fix=fix)
 
 
 def _pin(x: Any, spec: P) -> Any:
-    if not isinstance(x, torch.Tensor):
-        return x
-    named.refuse_manual(spec.parts)
-    return prims.redistribute(x, text_of(spec, x.dim()))
+    return prims.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
 
 
 def text_of(spec: P, rank: int) -> str:

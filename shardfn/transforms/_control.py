@@ -21,6 +21,7 @@ from ._control_checks import (
     check_step,
     rows_of,
 )
+from ._options import check_flag
 from ._paired import NUMBERS, check_leaves, kind, kinds, scalar
 from ._transformed import Transformed, name_of
 
@@ -85,6 +86,7 @@ def scan(
 def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
+    check_flag(name, "reverse", reverse)
     carries, columns = _tree.tensors(init), [] if xs is None else _tree.tensors(xs)
     count = rows_of(name, *_leaves(xs, "xs"), length)
     check_carry(name, *_leaves(init, "init"))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from ..argnums import is_number
 from ..errors import TreeError, problem
 from ._paired import CONSTANTS, described
 
@@ -18,6 +19,10 @@ def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: 
     Raises:
         TreeError: leaves without rows, or with different numbers of them.
     """
+    if length is not None and not (is_number(length) and length >= 0):
+        got, fix = f"length is {length!r}", "length=None where xs has rows"
+        text = problem(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
+        raise TreeError(text, fix=fix)
     rows = [(p, leaf) for p, leaf in zip(paths, leaves, strict=True) if leaf != "NoneType"]
     shapes = [(p, None if isinstance(leaf, str) else leaf[0]) for p, leaf in rows]
     wrong = [f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}" for p, s in shapes if not s]

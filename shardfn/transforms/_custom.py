@@ -9,12 +9,14 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import check_argnums, positions
 from ..capture import endings, recording, regions
 from ..capture.custom_rules import Pair, forward, reverse
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
+from ._options import check_function
 from ._paired import paired, zero_like
-from ._transformed import Transformed, innermost
+from ._transformed import Transformed, innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -63,13 +65,19 @@ class Custom(Transformed):
 
     def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The arguments that are not differentiated, and the others."""
-        still = tuple([args[n] for n in self.nondiff_argnums])
-        return still, tuple([x for n, x in enumerate(args) if n not in self.nondiff_argnums])
+        numbers = self.numbers(len(args))
+        still = tuple([args[n] for n in numbers])
+        return still, tuple([x for n, x in enumerate(args) if n not in numbers])
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """The positions of the arguments that are not differentiated, of so many."""
+        return positions(self.__name__, "nondiff_argnums", self.nondiff_argnums, count)
 
     def joined(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> list[Any]:
         """All arguments, in their order."""
-        feeds = iter(still), iter(moving)
-        return [next(feeds[0]) if n in self.nondiff_argnums else next(feeds[1]) for n in range(len(still) + len(moving))]
+        every: dict[int, Any] = dict(zip(self.numbers(len(still) + len(moving)), still, strict=True))
+        feed = iter(moving)
+        return [every[n] if n in every else next(feed) for n in range(len(still) + len(moving))]
 
     def plain(self, still: tuple[Any, ...], moving: tuple[Any, ...], xs: list[torch.Tensor]) -> Any:
         """The function itself, as a region."""
@@ -306,7 +314,9 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
         >>> sf.grad(flat)(torch.tensor(2.0))
         tensor(1.)
     """
-    return CustomVjp((fn,), (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums), [])
+    check_function("custom_vjp", fn)
+    numbers = check_argnums(f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
+    return CustomVjp((fn,), numbers, [])
 
 
 def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
@@ -333,4 +343,6 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
         >>> sf.grad(step)(torch.tensor(2.0))
         tensor(0.5000)
     """
-    return CustomJvp((fn,), (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums), [])
+    check_function("custom_jvp", fn)
+    numbers = check_argnums(f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
+    return CustomJvp((fn,), numbers, [])

@@ -106,9 +106,3 @@ def check_aux(name: str, is_pair: bool, got: str) -> None:
         fix = "return (value, aux), or has_aux=False"
         text = problem(name, f"it returns a {got}", needed="a pair (value, aux): has_aux=True", fix=fix)
         raise CaptureError(text, fix=fix)
-
-
-def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The arguments that argnums names, of so many."""
-    numbers = (argnums,) if isinstance(argnums, int) else argnums
-    return tuple(n + count if n < 0 else n for n in numbers)

@@ -9,14 +9,14 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import Argnums, check_argnums, positions
 from ..capture import prims
 from ..errors import CaptureError, problem
 from ..runtime import Request
 from ._flattened import Flattened
+from ._options import check_flag, check_function
 from ._paired import check_leaves, kinds
 from ._transformed import Transformed, innermost, name_of, parameter_names
-
-Argnums = int | tuple[int, ...]
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -53,8 +53,7 @@ class ValueAndGrad(Transformed):
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """The positions of the arguments to differentiate, of so many."""
-        numbers = (self.argnums,) if isinstance(self.argnums, int) else self.argnums
-        return tuple(n + count if n < 0 else n for n in numbers)
+        return positions(f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count)
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
@@ -71,6 +70,19 @@ class Grad(ValueAndGrad):
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         return (grads, aux) if self.has_aux else grads
+
+
+def check_derivative(verb: str, fn: Any, argnums: Any, has_aux: Any) -> None:
+    """Check what a transform that differentiates is given.
+
+    Raises:
+        TreeError: no function; argnums that are no ints, or name one twice.
+        ShardError: a has_aux that is no bool.
+    """
+    check_function(verb, fn)
+    where = f"{verb}({name_of(fn)})"
+    check_argnums(where, "argnums", argnums)
+    check_flag(where, "has_aux", has_aux)
 
 
 def differentiate(
@@ -133,6 +145,7 @@ def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool =
         shape, dtype and placement of its argument.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn does not return a scalar.
 
     Source: jax.value_and_grad.
@@ -142,6 +155,7 @@ def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool =
         >>> sf.value_and_grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
         (tensor(5.), tensor([2., 4.]))
     """
+    check_derivative("value_and_grad", fn, argnums, has_aux)
     return ValueAndGrad((fn,), argnums, has_aux)
 
 
@@ -158,6 +172,7 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
         and placement of its argument.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn does not return a scalar.
 
     Source: jax.grad.
@@ -167,4 +182,5 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
         >>> sf.grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
         tensor([2., 4.])
     """
+    check_derivative("grad", fn, argnums, has_aux)
     return Grad((fn,), argnums, has_aux)

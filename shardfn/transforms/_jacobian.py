@@ -9,9 +9,10 @@ import attrs
 import torch
 
 from .. import _tree
+from ..argnums import Argnums, positions
 from ..runtime import Request
-from ._flattened import Flattened, positions
-from ._grad import Argnums
+from ._flattened import Flattened
+from ._grad import check_derivative
 from ._paired import check_leaves, kinds
 from ._transformed import Transformed, innermost, name_of, parameter_names
 
@@ -26,11 +27,11 @@ class Jacobian(Transformed):
     has_aux: bool
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        numbers = positions(self.argnums, len(args))
+        where = f"{self.verb}({name_of(self.fn)})"
+        numbers = positions(where, "argnums", self.argnums, len(args))
         names = parameter_names(self.fn, len(args))
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
         paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
-        where = f"{self.verb}({name_of(self.fn)})"
         flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
         got = kinds(_tree.quick_leaves(flat.chosen))
         check_leaves(where, "an argument cannot be differentiated", paths, got, "floating")
@@ -113,6 +114,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         of the result followed by that of the argument. With `has_aux`, (that, aux).
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacrev.
@@ -123,6 +125,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         tensor([[2., 0.],
                 [0., 4.]])
     """
+    check_derivative("jacrev", fn, argnums, has_aux)
     return Jacobian((fn,), argnums, has_aux)
 
 
@@ -138,6 +141,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         A function of the same arguments that returns what `jacrev` returns.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacfwd.
@@ -148,6 +152,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         tensor([[4., 1.],
                 [2., 5.]])
     """
+    check_derivative("jacfwd", fn, argnums, has_aux)
     return Forward((fn,), argnums, has_aux)
 
 
@@ -163,6 +168,7 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         A function of the same arguments that returns, in the tree of the value, trees of trees like the arguments.
 
     Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.hessian.
@@ -173,4 +179,5 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
     """
+    check_derivative("hessian", fn, argnums, has_aux)
     return Hessian((fn,), argnums, has_aux)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import attrs
 
-from .. import _compat
+from .. import _compat, argnums
 from ..runtime import Request
 from ._linear import Evaluated
-from ._transformed import innermost
+from ._options import check_function
+from ._transformed import innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -64,14 +65,12 @@ def jit(
         >>> double(torch.ones(2)), double
         (tensor([2., 2.]), jit(<lambda>))
     """
-    options = {
-        "backend": backend,
-        "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
-        "donate_argnums": (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-    }
+    options = {"backend": backend, "static_argnums": static_argnums, "donate_argnums": donate_argnums}
     if fn is None:
         return functools.partial(jit, **options)
-    made = Jitted((fn,), options)
-    if not _compat.is_tracing():
-        made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    check_function("jit", fn)
+    if _compat.is_tracing():  # inside another transform it is the function itself
+        return Jitted((fn,), options)
+    made = Jitted((fn,), {**options, **argnums.of_signature(f"jit({name_of(fn)})", fn, static_argnums, donate_argnums)})
+    made.request  # noqa: B018  a wrong option is an error here, not at the first call
     return made

@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 
 import attrs
 
-from .. import _compat
+from .. import _compat, argnums
 from ..capture import sources
+from ..mesh import check_mesh
 from ..placements import is_spec
 from ..runtime import Request
-from ._constrain import constrain
-from ._transformed import Transformed, innermost
+from ._constrain import pinned
+from ._options import check_function
+from ._transformed import Transformed, innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -39,12 +41,12 @@ class Shard(Transformed):
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, pinned as `in_placements` says."""
         ins = self.arguments["in_placements"]
-        return args if ins is None else tuple(constrain(args, _per_argument(ins, len(args))))
+        return args if ins is None else tuple(pinned(args, _per_argument(ins, len(args)), "in_placements"))
 
     def leaving(self, out: Any) -> Any:
         """The result, pinned as `out_placements` says."""
         outs = self.arguments["out_placements"]
-        return out if outs is None else constrain(out, outs)
+        return out if outs is None else pinned(out, outs, "out_placements")
 
     def asked(self) -> Request:
         return Request(self.__name__, self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
@@ -54,7 +56,9 @@ class Shard(Transformed):
 
 
 def _per_argument(placements: Any, n: int) -> Any:
-    return (placements,) * n if is_spec(placements) else tuple(placements)
+    if is_spec(placements):
+        return (placements,) * n
+    return tuple(placements) if isinstance(placements, list) else placements
 
 
 def shard(
@@ -103,15 +107,19 @@ def shard(
         "in_placements": in_placements,
         "out_placements": out_placements,
         "implicit_comm": implicit_comm,
-        "donate_argnums": (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums),
-        "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
         "backend": backend,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
     }
     return functools.partial(shard, **options) if fn is None else _sharded(fn, options)
 
 
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
-    made = Shard((fn,), arguments)
-    if not _compat.is_tracing():
-        made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    check_function("shard", fn, ", mesh, ...")
+    if _compat.is_tracing():
+        return Shard((fn,), arguments)
+    check_mesh("shard", arguments["mesh"], or_none=True)
+    numbers = argnums.of_signature(f"shard({name_of(fn)})", fn, arguments["static_argnums"], arguments["donate_argnums"])
+    made = Shard((fn,), {**arguments, **numbers})
+    made.request  # noqa: B018  a wrong option is an error here, not at the first call
     return made

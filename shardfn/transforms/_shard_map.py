@@ -12,9 +12,11 @@ from torch.distributed.tensor import Placement
 
 from .. import _compat, _tree
 from ..capture import manual, named
-from ..mesh import axes_of
+from ..errors import PlacementError, TreeError, problem
+from ..mesh import axes_of, check_mesh
 from ..placements import P
 from ..runtime import Request
+from ._options import check_function
 from ._transformed import Transformed, innermost, name_of, parameter_names
 
 
@@ -35,6 +37,7 @@ class ShardMap(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
+        check_given(where, len(args), self.ins is not None)
         axes = named.enter_mesh(where, self.key, self.names, self.sizes, self.axis_names)
         roots = parameter_names(self.fn, len(args))
         roots = tuple([roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))])
@@ -63,6 +66,32 @@ class ShardMap(Transformed):
 
     def options(self) -> Any:
         return self.mesh, self.names, self.sizes, self.axis_names, self.ins, self.outs, self.backend
+
+
+@_compat.constant_in_graph
+def check_given(where: str, count: int, is_given: bool) -> None:
+    """Check that the arguments' placements are given: what they are decides what the function computes.
+
+    Raises:
+        TreeError: they are not.
+    """
+    if count and not is_given:
+        fix = "in_placements=P('axis') for each rank's own piece, P() for what all ranks have"
+        got = f"in_placements is missing, and the call has {count} arguments"
+        raise TreeError(problem(f"{where}, in_placements", got, needed="a placement for each", fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
+    """Check that axis names are names, each given once.
+
+    Raises:
+        PlacementError: they are not.
+    """
+    if names is not None and (not all(isinstance(n, str) for n in names) or len(set(names)) < len(names) or not names):
+        fix = "axis_names=('dp',), or None for all axes"
+        got = f"axis_names is {names!r}"
+        raise PlacementError(problem(f"{where}, axis_names", got, needed="names of mesh axes, each once", fix=fix), fix=fix)
 
 
 def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any) -> Any:
@@ -124,8 +153,8 @@ def shard_map(
         fn: of local pieces; it may use `psum`, `all_gather` and the other collectives over the axes of the mesh. Without it,
             a decorator is returned.
         mesh: a DeviceMesh; that of the call around it, or the innermost `use_mesh`'s, if not given.
-        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
-            Placements, or None: the same on all ranks. What is cut must be divisible.
+        in_placements: a prefix tree over the positional arguments; needed if there are any. A leaf is `P`, one Placement
+            (1-D meshes), a list of Placements, or None, which is P(): the same on all ranks. What is cut must be divisible.
         out_placements: a prefix tree over the result. What is not cut must be the same on all ranks: summed, gathered, or
             made of such values. `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
         axis_names: the mesh axes on which fn is per-rank code; all that are not manual yet if None. On the others, and for
@@ -138,7 +167,7 @@ def shard_map(
     Raises:
         PlacementError: when called: a dim that cannot be cut in equal pieces; an unknown axis, or one that is manual already;
             a result that is claimed to be the same on all ranks and is not. Each names the argument or the result.
-        TreeError: when called, placements that are no prefix.
+        TreeError: when called, placements that are no prefix, or are not given.
 
     Source: jax.shard_map, with varying manual axes.
 
@@ -155,10 +184,14 @@ def shard_map(
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     mesh, ins, outs, axis_names, backend = arguments
-    wanted = None if axis_names is None else (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+    check_function("shard_map", fn, ", mesh, ...")
+    wanted = axis_names if axis_names is None or isinstance(axis_names, (tuple, list, set, frozenset)) else (axis_names,)
+    wanted = None if wanted is None else tuple(wanted)
+    check_axis_names(f"shard_map({name_of(fn)})", wanted)
     if _compat.is_tracing():
         names = () if mesh is None else tuple(mesh.mesh_dim_names)
         return ShardMap((fn,), None, names, () if mesh is None else tuple(mesh.shape), wanted, ins, outs, None, backend)
+    check_mesh("shard_map", mesh, or_none=True)
     axes = axes_of(mesh)
     made = ShardMap((fn,), None if mesh is None else id(mesh), axes.names, axes.sizes, wanted, ins, outs, mesh, backend)
     made.request  # noqa: B018  a wrong option is an error here, not at the first call

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import _compat
-from ..errors import TreeError, problem
 from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
 
 
@@ -23,7 +22,6 @@ class Transformed:
     held: tuple[Callable[..., Any]]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
 
     def __attrs_post_init__(self) -> None:
-        check_function(self.verb, callable(self.fn), type(self.fn).__name__)
         if not _compat.is_tracing():  # who reads it in a trace asks for no names
             self.__dict__.update(_named_as(self.fn))
 
@@ -101,18 +99,6 @@ class Transformed:
         if made is not self:
             made.held = (copy.deepcopy(self.fn, memo),)
         return made
-
-
-@_compat.constant_in_graph
-def check_function(verb: str, is_function: bool, kind: str) -> None:
-    """Check that what is transformed is a function.
-
-    Raises:
-        TreeError: it is not.
-    """
-    if not is_function:
-        fix = f"{verb}(fn, ...)"
-        raise TreeError(problem(verb, f"a {kind}", needed="a function", fix=fix), fix=fix)
 
 
 class Bound(functools.partial):

@@ -11,8 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture.strided import refuse_unstrided
 from ..errors import PlacementError, TreeError, problem
-from ..mesh import all_coordinates, axes_of, refuse_ended
+from ..mesh import all_coordinates, axes_of, check_mesh, refuse_ended
 from ..partition import layout, wire
 from ..placements import check_pending, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.door import cut, join
@@ -43,9 +44,12 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         ...     sf.distribute(torch.zeros(4, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).to_local().shape
         torch.Size([2, 3])
     """
+    check_mesh("distribute", mesh)
     axes = axes_of(mesh)
     refuse_ended("distribute", mesh)
     leaves, treedef = _tree.flatten(tree)
+    _refuse_dtensors("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
+    refuse_unstrided("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
@@ -70,12 +74,35 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     if world.kind == "fake":
         local = UnreadTensor(cut(x, marks, axes, mesh.get_coordinate()))
     elif world.kind == "simulated":
-        whole = x.clone()  # a donated DTensor is written to, and the caller's tensor is not
-        local = SimulatedTensor([cut(whole, marks, axes, c) for c in all_coordinates(axes)], world.rank)
+        local = SimulatedTensor([_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)], world.rank)
     else:
-        local = cut(x, marks, axes, mesh.get_coordinate())
-        local = x.clone() if local is x else local
+        local = _own(cut(x, marks, axes, mesh.get_coordinate()), x)
     return _compat.dtensors([local], [spec])[0]
+
+
+def _refuse_dtensors(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    wrong = [path for path, x in zip(paths, leaves, strict=True) if isinstance(x, DTensor)]
+    if wrong:
+        fix = "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
+        lines = [f"{path} is a DTensor, which has placements already" for path in wrong]
+        raise PlacementError(problem(where, *lines, needed="plain tensors", fix=fix), arg_path=wrong[0], fix=fix)
+
+
+def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
+    """Check that shards are tensors of one dtype on one device."""
+    kinds = [f"a {type(s).__name__}" if not isinstance(s, torch.Tensor) else f"{s.dtype} on {s.device}" for s in shards]
+    if not shards or len(set(kinds)) > 1 or not isinstance(shards[0], torch.Tensor):
+        lines = [f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)] or ["no tensors"]
+        needed = "tensors of one dtype on one device"
+        raise PlacementError(problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)"))
+    _refuse_dtensors("from_local", shards, paths)
+    refuse_unstrided("from_local", shards, paths)
+
+
+def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if it shares memory with one of the others."""
+    mine = _compat.storage_of(x)
+    return x.clone() if any(mine == _compat.storage_of(other) for other in others) else x
 
 
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
@@ -88,7 +115,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
             of a sum or mean.
 
     Returns:
-        A DTensor; its shape follows from all shards being of this size.
+        A DTensor with a copy of x; its shape follows from all shards being of this size.
 
     Raises:
         PlacementError: the placement does not fit the tensor or the mesh, or there is not one tensor for each rank.
@@ -101,11 +128,13 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         ...     sf.from_local(torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).shape
         torch.Size([4, 3])
     """
+    check_mesh("from_local", mesh)
     axes, world = axes_of(mesh), current_world()
     refuse_ended("from_local", mesh)
     shards = list(x) if isinstance(x, Sequence) else [x] * mesh.size() if world.kind == "simulated" else [x]
     if isinstance(x, Sequence) and (world.kind != "simulated" or len(shards) != mesh.size()):
         raise PlacementError(problem("from_local", f"{len(shards)} tensors", needed="one, or one for each rank of a simulated mesh"))
+    _check_shards(shards, [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))])
     first = shards[0]
     try:
         marks = marks_of(placements, first.shape, axes)
@@ -113,7 +142,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     except ValueError as error:
         raise PlacementError(problem("from_local", str(error)), mesh=mesh, placements=placements) from None
     shape = _whole_shape(shards, marks, axes)
-    shards = [s.detach().contiguous() for s in shards]
+    shards = [s.detach().clone(memory_format=torch.contiguous_format) for s in shards]
     spec = _compat.dtensor_spec(mesh, torch_placements(marks), shape, layout.dense_strides(shape, range(len(shape))), first.dtype)
     local = SimulatedTensor(shards, world.rank) if world.kind == "simulated" else shards[0]
     return _compat.dtensors([UnreadTensor(local) if world.kind == "fake" else local], [spec])[0]
@@ -143,7 +172,7 @@ def full(tree: Any) -> Any:
         tree: a pytree; what is no DTensor stays as it is.
 
     Returns:
-        The tree with plain tensors. On real ranks this gathers, so all ranks call it.
+        The tree with plain tensors, in memory of their own. On real ranks this gathers, so all ranks call it.
 
     Raises:
         FakeValueError: in a world with numerics=False.
@@ -176,6 +205,6 @@ def _whole(x: Any) -> Any:
     if isinstance(local, UnreadTensor):
         return local.numpy()
     if not isinstance(local, SimulatedTensor):
-        return x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x)
+        return _own(x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x), local)
     axes = axes_of(x.device_mesh)
-    return join(local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes)
+    return _own(join(local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes), *local.shards)

@@ -9,10 +9,12 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..argnums import is_number
 from ..capture import named, prims
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._flattened import Flattened
+from ._options import check_function
 from ._paired import check_leaves, kinds
 from ._transformed import Transformed, innermost, name_of
 
@@ -39,6 +41,7 @@ class Vmap(Transformed):
         pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
         tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
         if self.spmd_axis is not None:
+            named.check_placed(f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,))
             tensors = [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
         if self.axis_name is not None:
             numbers = torch.arange(size, device=named.device())
@@ -119,13 +122,14 @@ def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int
     """One axis for every leaf of a tree, from a prefix of it."""
     prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
     axes, wrong = _tree.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
-    check_prefix(f"{where}, {what}", str(prefix), tuple(wrong))
+    strangers = [f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)]
+    check_prefix(f"{where}, {what}", str(prefix), tuple(wrong or strangers))
     return axes
 
 
 def is_axis(x: Any) -> bool:
     """Whether x is a leaf of a tree of axes."""
-    return x is None or isinstance(x, int)
+    return x is None or is_number(x)
 
 
 @_compat.constant_in_graph
@@ -191,6 +195,22 @@ def check_outs(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes:
         raise TreeError(problem(f"{name}, out_axes", *wrong, fix=fix), fix=fix)
 
 
+@_compat.constant_in_graph
+def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
+    """Check the size and the name of a mapped axis.
+
+    Raises:
+        TreeError: a size that is no positive int, a name that is no text.
+    """
+    if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
+        fix = "axis_size=None where an argument is mapped"
+        got = f"axis_size is {axis_size!r}"
+        raise TreeError(problem(f"vmap({name}), axis_size", got, needed="a positive int", fix=fix), fix=fix)
+    if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
+        fix = "axis_name='batch'"
+        raise TreeError(problem(f"vmap({name}), axis_name", f"axis_name is {axis_name!r}", needed="a name", fix=fix), fix=fix)
+
+
 def vmap(
     fn: Callable[..., Any],
     in_axes: Any = 0,
@@ -224,4 +244,6 @@ def vmap(
         >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(torch.eye(2), torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
     """
+    check_function("vmap", fn)
+    check_settings(name_of(fn), axis_size, axis_name)
     return Vmap((fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis)

@@ -59,22 +59,6 @@ def wishes_text(
     return "\n".join(wish.text for wish in wishes)
 
 
-@_compat.constant_in_graph
-def refuse_argnums(name: str, argnums: Any, numbers: Sequence[int], count: int) -> None:
-    """Check that the arguments to differentiate exist.
-
-    Raises:
-        TreeError: they do not.
-    """
-    if len(set(numbers)) < len(numbers):
-        fix = "each argument once"
-        raise TreeError(problem(f"{name}, argnums", f"argnums is {argnums!r}, which names an argument twice", fix=fix), fix=fix)
-    if any(not 0 <= n < count for n in numbers):
-        fix = f"positions from {-count} to {count - 1}"
-        text = problem(f"{name}, argnums", f"argnums is {argnums!r}, and the call has {count} positional arguments", fix=fix)
-        raise TreeError(text, fix=fix)
-
-
 def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None:
     wrong = [(p, k) for p, k in zip(paths, kinds, strict=True) if not isinstance(k, torch.dtype) or not k.is_floating_point]
     if wrong:

@@ -201,7 +201,7 @@ def test_trees_are_paired_by_key(pair: str, shape: Any, turn: int) -> None:
 
 
 def lacking(tree: Tree) -> Tree:
-    return {key: child for key, child in list(tree.items())[1:]}
+    return dict(list(tree.items())[1:])
 
 
 MUTATIONS: dict[str, Callable[[Tree], Tree]] = {
@@ -270,7 +270,7 @@ def test_placements_are_paired_by_key() -> None:
         assert [str(out[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
         pinned = sf.shard(lambda t: sf.constrain(doubled(t), where), mesh, backend="aten")(x)
         assert [str(pinned[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
-        per_rank = sf.shard_map(lambda t: doubled(t), mesh, (where,), where, backend="aten")(x)
+        per_rank = sf.shard_map(doubled, mesh, (where,), where, backend="aten")(x)
         assert_same(sf.full(per_rank), doubled(x))
 
 

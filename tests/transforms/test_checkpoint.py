@@ -515,7 +515,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[sf.ShardError], str]] = {
         f"  needed: one of checkpoint_policies\n  try: {CHOICES}",
     ),
     "not a function": (
-        lambda: sf.checkpoint(3), sf.TreeError, "checkpoint: a int\n  needed: a function\n  try: checkpoint(fn, ...)",
+        lambda: sf.checkpoint(3), sf.TreeError, "checkpoint: a int\n  needed: a function\n  try: checkpoint(fn, policy=...)",
     ),
     "not a name": (
         lambda: sf.checkpoint_name(X, 3), sf.TreeError, "checkpoint_name, name: a int\n  needed: a str\n  try: checkpoint_name(x, 'h')",

@@ -264,7 +264,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         """shard_map(<lambda>): psum inside the higher-order op cond
   try: the collective before or after it, or a Python loop""",
     ),
-    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, ...)"),
+    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, mesh, ...)"),
 }
 
 

@@ -1,0 +1,108 @@
+"""Donated arguments: refused before anything runs if they cannot be given away, taken away after the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from .. import _compat
+from ..errors import ShardError, call_site, problem
+from . import cache
+from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+
+
+@attrs.frozen(eq=False)
+class Donation:
+    """Which leaves of a call are donated.
+
+    Args:
+        name: of the transformed function.
+        taken: the positions of the donated leaves.
+        others: the positions of the other tensors among the leaves.
+        paths: of all leaves.
+        closed_over: the tensors that the function closes over.
+    """
+
+    name: str
+    taken: tuple[int, ...]
+    others: tuple[int, ...]
+    paths: tuple[str, ...]
+    closed_over: tuple[torch.Tensor, ...]
+
+    def run(self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]) -> list[Any]:
+        """Check, run, and take the donated arguments away; no other thread may take one meanwhile.
+
+        Raises:
+            ShardError: a donated tensor that cannot be given away, or that is gone.
+        """
+        mine = [leaves[i] for i in self.taken]
+        with cache.claimed(mine) as free:
+            gone = next(filter(None, map(_donated_to, mine)), None)
+            if gone is not None or not free:
+                raise used_after_donation(gone or self.name)
+            self.check(leaves)
+            return self.take(leaves, execute(leaves))
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Refuse what cannot be given away: nothing has run yet, and every argument is as it was.
+
+        Raises:
+            ShardError: a donated tensor that the call gets twice, or that the function closes over; one that something else holds.
+        """
+        seen: dict[int, str] = {}
+        for x in self.closed_over:
+            seen[_compat.storage_of(x)] = f"a tensor that {self.name} closes over"
+        for i in self.others:
+            for local in _locals(leaves[i]):
+                seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"
+        for i in self.taken:
+            mine = {_compat.storage_of(local) for local in _locals(leaves[i])}
+            twice = next((seen[storage] for storage in mine if storage in seen), None)
+            if twice is not None:
+                fix = f"{self.paths[i]}.clone() in one of the two places, or leave it out of donate_argnums"
+                raise self.refused(i, f"it is donated, and shares memory with {twice}", "memory that the call gets once", fix)
+            seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
+            if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(leaves[i]):
+                got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
+                raise self.refused(i, got, "a tensor that only the caller holds", f"{self.paths[i]}.detach(), donated instead")
+
+    def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
+        """The error of a leaf that cannot be donated."""
+        path, source = self.paths[leaf], call_site()
+        text = problem(f"{self.name}, argument {path}", got, needed=needed, fix=fix, source=source)
+        return ShardError(text, arg_path=path, source=source, fix=fix)
+
+    def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
+        """Take donated arguments away: whoever uses one afterwards learns which call took it. Returns the results."""
+        mine = {id(leaves[i]) for i in self.taken}
+        outs = [x.detach() if id(x) in mine else x for x in outs]  # a result in a donated tensor's memory
+        for i in self.taken:
+            x = leaves[i]
+            if isinstance(x, DTensor):
+                x._local_tensor = DonatedTensor(x._local_tensor, self.name)
+                x._spec = _compat.gone_spec(x._spec)
+            else:
+                torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
+        return outs
+
+
+def _donated_to(x: Any) -> str | None:
+    """The call that took a tensor away."""
+    return getattr(x._local_tensor if isinstance(x, DTensor) else x, "call", None)
+
+
+def _locals(x: Any) -> Sequence[torch.Tensor]:
+    """The tensors of this process that an argument lies in; none where it has no values, or no elements."""
+    local = x._local_tensor if isinstance(x, DTensor) else x
+    if isinstance(local, SimulatedTensor):
+        return [shard for shard in local.shards if shard.numel()]
+    return () if isinstance(local, UnreadTensor) or not local.numel() else (local,)
+
+
+def own(x: torch.Tensor) -> torch.Tensor:
+    """A donated tensor's memory if nobody else can see it, else a copy, which results may take."""
+    return x if _compat.is_sole_owner(x) else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
