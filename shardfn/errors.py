@@ -70,6 +70,11 @@ class FakeValueError(ShardError):
     """A value that was read in a world that computes none."""
 
 
+def is_inside(file: str) -> bool:
+    """Whether a file is shardfn's own."""
+    return file.startswith(_HERE)
+
+
 def call_site() -> str | None:
     """The `file:line` of user code that called into shardfn."""
     frame = sys._getframe(1)

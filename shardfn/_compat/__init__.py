@@ -23,12 +23,14 @@ from .dynamo import (
     substitute,
     wrapped,
 )
+from .guards import Itself, Read
 from .inductor import (
     generated_code,
     inductor,
     trace_artifact,
 )
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
+from .settings import SETTINGS, settings, without_autocast
 from .tracing import (
     DATA_DEPENDENT,
     DYNAMIC_SHAPE,
@@ -62,7 +64,10 @@ __all__ = [
     "DYNAMIC_SHAPE",
     "MODULE_OPS",
     "FakeTensorMode",
+    "Itself",
     "OpOverload",
+    "Read",
+    "SETTINGS",
     "capture_python",
     "constant_in_graph",
     "core_decompositions",
@@ -97,6 +102,7 @@ __all__ = [
     "reading",
     "recurrent",
     "register_group",
+    "settings",
     "substitute",
     "trace_artifact",
     "trace_aten",
@@ -105,6 +111,7 @@ __all__ = [
     "unwound",
     "values",
     "wait_later",
+    "without_autocast",
     "wrapped",
     "zeros_kept_fake",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from . import decompositions, endings, leaks, manual, named, prims, sources, sub
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
+from .reads import Reads, held_reads
 from .recording import functional, lifted_constants, recording, simplified
 from .replay import Replay
 
@@ -26,7 +28,8 @@ class Captured:
 
     program: Program
     closed_over: tuple[torch.Tensor, ...]
-    mesh: Any = None  # whose names and sizes the Program depends on; None for most
+    mesh: Any  # whose names and sizes the Program depends on; None for most
+    reads: Reads  # what the function has read that is not in its arguments
 
 
 def capture(
@@ -71,23 +74,26 @@ def capture(
         named.begin()
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
+    handled = sys.exception()  # of the user's, who may be calling from an `except`
     try:
         tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
         with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
-            python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
+            python, read = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
             varying.settle(python, name)
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
-        if own := _own(error):
+        if own := _own(error, handled):
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
-    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), names.mesh if names.uses_mesh else None)
+    mesh = names.mesh if names.uses_mesh else None
+    reads = Reads(fn, (*read, *held_reads(f for _, f in watched.functions.values())))
+    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), mesh, reads)
 
 
 @contextlib.contextmanager
@@ -129,11 +135,11 @@ def _is_object(x: Any) -> bool:
     return leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
 
 
-def _own(error: BaseException | None) -> ShardError | None:
-    """The error of ours behind one that Dynamo made of it."""
-    while error is not None and not isinstance(error, ShardError):
+def _own(error: BaseException | None, handled: BaseException | None) -> ShardError | None:
+    """The error of ours behind one that Dynamo made of it; not one that was being handled before."""
+    while error is not None and error is not handled and not isinstance(error, ShardError):
         error = error.__cause__ or error.__context__
-    return error
+    return None if error is handled else error
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -11,11 +11,13 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _tree
+from .. import _compat, _tree
+from ..capture import Reads, constant_key
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
-from .door import checked
+from .agreement import checked, compare_ranks
+from .changing import restaged
 from .request import Request
 from .stages import trace
 
@@ -29,36 +31,56 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     leaves, treedef = _tree.flatten((args, kwargs))
     key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
     world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
+    state = _compat.settings()
     for entry in request.entries:
-        if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:
+        if (
+            entry.key == key
+            and entry.treedef == treedef
+            and entry.world is world
+            and entry.mesh is mesh
+            and entry.rules == rules
+            and entry.state == state
+            and (entry.reads is None or entry.reads.same())
+        ):
             if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.tensors_of(leaves))):
                 break
             entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
+            if entry is not request.entries[0]:
+                request.entries[:] = [entry, *(e for e in request.entries if e is not entry)]
             return entry.run(leaves)
     return _stage(request, args, kwargs, key, mesh).run(leaves)
 
 
 def _signature(x: Any) -> Any:
-    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x)
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.stride(), x.dtype, x.device
+    return constant_key(x)
 
 
-def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any) -> Entry:
+def _stage(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any
+) -> Entry:
     traced = trace(request, args, kwargs)
-    entries = request.entries
+    placed, entries = traced.placed, request.entries
     if entries:
-        log.info("%s: staged anew: %s", request.name, _why(key, entries[0].key, traced.placed.paths))
+        log.info("%s: staged anew: %s", request.name, restaged(request, entries, key, placed))
+    compare_ranks(request, placed, _tree.leaves((args, kwargs)), traced.captured.closed_over)
     compiled = traced.lower().compile()
-    placed = traced.placed
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
-    entry = Entry(key, placed.treedef, placed.world, mesh, registered.active(), some, checked(compiled.run, request, placed))
-    entries.insert(0, entry)
+    entry = Entry(
+        key=key,
+        treedef=placed.treedef,
+        world=placed.world,
+        mesh=mesh,
+        rules=registered.active(),
+        state=placed.state,
+        reads=traced.captured.reads if traced.captured.reads.check else None,
+        tensors=some,
+        run=checked(compiled.run, request, placed),
+    )
+    entries[:] = [entry, *(e for e in entries if e.reads is None or not e.reads.is_lost())]
     del entries[KEPT_SIGNATURES:]
     return entry
-
-
-def _why(key: list[Any], before: list[Any], paths: tuple[str, ...]) -> str:
-    changed = [p for p, a, b in zip(paths, key, before, strict=False) if a != b]
-    return f"another signature of {', '.join(changed[:4])}" if changed else "another tree, mesh, world or rule"
 
 
 @attrs.frozen(eq=False)
@@ -70,6 +92,8 @@ class Entry:
     world: World
     mesh: Any
     rules: tuple[registered.Registered, ...]  # that the program was partitioned by
+    state: tuple[Any, ...]  # of torch's settings
+    reads: Reads | None  # of what the function closes over; None if it is nothing
     tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
     run: Callable[[list[Any]], Any]
 
