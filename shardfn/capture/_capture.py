@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -64,7 +64,7 @@ def capture(
     """
     for part in (prims, endings, manual, substitutes):
         part.install()
-    mode = _compat.fake_mode()
+    mode, handled = _compat.fake_mode(), sys.exception()  # the user may be calling from an `except`
     user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     fakes = _fakes(mode, leaves, device, paths, name)
@@ -74,7 +74,6 @@ def capture(
         named.begin()
         return fn(*args, **kwargs), torch.zeros(())  # Dynamo makes no graph of a function without any op (torch 2.13)
 
-    handled = sys.exception()  # of the user's, who may be calling from an `except`
     try:
         tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
         with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
@@ -92,8 +91,12 @@ def capture(
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
     mesh = names.mesh if names.uses_mesh else None
-    reads = Reads(fn, (*read, *held_reads(f for _, f in watched.functions.values())))
-    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), mesh, reads)
+    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), mesh, _reads(fn, read, watched))
+
+
+def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
+    """What Dynamo has read, and what modules hold that it leaves whole."""
+    return Reads(fn, (*read, *held_reads(held for _, held in watched.functions.values())))
 
 
 @contextlib.contextmanager

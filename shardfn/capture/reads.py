@@ -32,7 +32,7 @@ SOFT = {  # guards that any object of the same type passes, if what is read of i
     "CONSTANT_MATCH",
     "EQUALS_MATCH",
 }
-SETTINGS = (torch.is_grad_enabled, torch.is_inference_mode_enabled)  # functions whose answer is a constant of the program
+SETTINGS = (torch.is_grad_enabled,)  # functions whose answer is a constant of the program
 WORLD = ("torch.distributed", "shardfn.world", "shardfn.mesh")  # modules whose functions ask about the world
 
 
