@@ -85,7 +85,12 @@ def _has_others(placed: Placed) -> bool:
 
 
 def compare_ranks(
-    request: Request, placed: Placed, leaves: Sequence[Any], closed_over: Sequence[torch.Tensor] = ()
+    request: Request,
+    placed: Placed,
+    leaves: Sequence[Any],
+    closed_over: Sequence[torch.Tensor] = (),
+    *,
+    staging: bool = False,
 ) -> None:
     """Compare the plain tensors of a call with the other ranks': they are global values.
 
@@ -94,6 +99,7 @@ def compare_ranks(
         placed: the arguments of the call.
         leaves: all of them.
         closed_over: tensors that the function holds.
+        staging: whether `agree` follows, which compares shapes and dtypes.
 
     Raises:
         DivergenceError: naming the first argument that differs, on every rank.
@@ -102,13 +108,16 @@ def compare_ranks(
         return
     rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
     rows += [(f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)]
-    mine = [(what, tuple(x.shape), _digest(x)) for what, x in rows if _is_plain(x)]
+    mine = [((what, tuple(x.shape), str(x.dtype)), _digest(x)) for what, x in rows if _is_plain(x)]
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    for rank, theirs in enumerate(everyone):
-        for first, other in itertools.zip_longest(everyone[0], theirs):
+    dist.all_gather_object(everyone, (staging, mine))
+    kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
+    if all(is_staging for is_staging, _ in everyone) and any(other != kinds[0] for other in kinds):
+        return  # the ranks' programs differ, which `agree` tells line by line
+    for rank, (_, theirs) in enumerate(everyone):
+        for first, other in itertools.zip_longest(everyone[0][1], theirs):
             if first != other:
-                raise _differing(request, (first or other)[0], rank)
+                raise _differing(request, (first or other)[0][0], rank)
 
 
 def _differing(request: Request, what: str, rank: int) -> DivergenceError:

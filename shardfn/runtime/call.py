@@ -64,7 +64,8 @@ def _stage(
     placed, entries = traced.placed, request.entries
     if entries:
         log.info("%s: staged anew: %s", request.name, restaged(request, entries, key, placed))
-    compare_ranks(request, placed, _tree.leaves((args, kwargs)), traced.captured.closed_over)
+    leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
+    compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
     entry = Entry(
