@@ -95,6 +95,11 @@ def is_ours(file: str) -> bool:
     return library or (file.startswith(_HERE) and not file.startswith(_MODELS))
 
 
+def is_inside(file: str) -> bool:
+    """Whether a file is shardfn's own."""
+    return file.startswith(_HERE)
+
+
 def call_site() -> str | None:
     """The `file:line` of user code that called into shardfn."""
     frame = sys._getframe(1)

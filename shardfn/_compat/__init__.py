@@ -24,6 +24,7 @@ from .dynamo import (
     substitute,
     wrapped,
 )
+from .guards import Itself, Read
 from .inductor import (
     generated_code,
     inductor,
@@ -31,6 +32,7 @@ from .inductor import (
 )
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
+from .settings import SETTINGS, settings, without_autocast
 from .threads import capturing, is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -69,7 +71,10 @@ __all__ = [
     "DYNAMIC_SHAPE",
     "MODULE_OPS",
     "FakeTensorMode",
+    "Itself",
     "OpOverload",
+    "Read",
+    "SETTINGS",
     "can_be_taken",
     "capture_python",
     "capturing",
@@ -112,6 +117,7 @@ __all__ = [
     "recurrent",
     "register_group",
     "root_mesh",
+    "settings",
     "staging",
     "storage_of",
     "substitute",
@@ -122,6 +128,7 @@ __all__ = [
     "unwound",
     "values",
     "wait_later",
+    "without_autocast",
     "without_saved_hooks",
     "wrapped",
     "zeros_kept_fake",

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ShardError, call_site, is_ours
+from .guards import Read, outside_reads
 from .tracing import in_dual_level, inside_transform, is_fake
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
@@ -96,8 +97,13 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
     return torch.ops.higher_order.wrap(fn, *xs)
 
 
-def capture_python(fn: types.FunctionType, args: tuple[Any, ...]) -> torch.fx.GraphModule:
-    """Dynamo's reading of a Python function: one graph, no break, no side effect replayed."""
+def capture_python(
+    fn: types.FunctionType, args: tuple[Any, ...]
+) -> tuple[torch.fx.GraphModule, tuple[Read, ...]]:
+    """Dynamo's reading of a Python function: one graph, no break, no side effect replayed.
+
+    With it comes what the function has read that is not in its arguments.
+    """
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
@@ -109,7 +115,8 @@ def capture_python(fn: types.FunctionType, args: tuple[Any, ...]) -> torch.fx.Gr
     with torch._dynamo.config.patch(known), get_metrics_context(), _mended():
         fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
-    return create_fx_graph_from_captured_output(out, fn, args, {})
+        reads = outside_reads(out, fn.__globals__)
+    return create_fx_graph_from_captured_output(out, fn, args, {}), reads
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:

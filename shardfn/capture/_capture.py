@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -28,6 +29,7 @@ from . import (
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
+from .reads import Reads, held_reads
 from .recording import functional, lifted_constants, recording, simplified
 from .replay import Replay
 
@@ -38,7 +40,8 @@ class Captured:
 
     program: Program
     outside: closed_over.ClosedOver
-    mesh: Any = None  # whose names and sizes the Program depends on; None for most
+    mesh: Any  # whose names and sizes the Program depends on; None for most
+    reads: Reads  # what the function has read that is not in its arguments
     strided: dict[int, bool] = attrs.field(factory=dict)  # the inputs whose memory as_strided reads: `strided.settle`
 
     @property
@@ -79,7 +82,7 @@ def capture(
     """
     for part in (prims, endings, manual, substitutes):
         part.install()
-    mode = _compat.fake_mode()
+    mode, handled = _compat.fake_mode(), sys.exception()  # the user may be calling from an `except`
     user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     fakes = _fakes(mode, leaves, device, paths, name)
@@ -92,23 +95,28 @@ def capture(
     try:
         tracing, watching, scope = recording(name, decompositions.table(whole), mode), leaks.swept(), named.scope(mesh, device)
         with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
-            python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
+            python, read = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
             varying.settle(python, name)
             graph, outside, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
         raise
     except Exception as error:
-        if own := _own(error):
+        if own := _own(error, handled):
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     sources.attach(graph)
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(outside.tensors))))
-    read = strided.settled(graph, name, in_paths, list(outside.tensors))
+    memory = strided.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
-    program = _program(name, graph, in_paths, out)
-    return Captured(program, outside, names.mesh if names.uses_mesh else None, read)
+    mesh = names.mesh if names.uses_mesh else None
+    return Captured(_program(name, graph, in_paths, out), outside, mesh, _reads(fn, read, watched), memory)
+
+
+def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
+    """What Dynamo has read, and what modules hold that it leaves whole."""
+    return Reads(fn, (*read, *held_reads(held for _, held in watched.functions.values())))
 
 
 @contextlib.contextmanager
@@ -156,11 +164,11 @@ def _is_object(x: Any) -> bool:
     return leaf is x and len(more) == 1 and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
 
 
-def _own(error: BaseException | None) -> ShardError | None:
-    """The error of ours behind one that Dynamo made of it."""
-    while error is not None and not isinstance(error, ShardError):
+def _own(error: BaseException | None, handled: BaseException | None) -> ShardError | None:
+    """The error of ours behind one that Dynamo made of it; not one that was being handled before."""
+    while error is not None and error is not handled and not isinstance(error, ShardError):
         error = error.__cause__ or error.__context__
-    return error
+    return None if error is handled else error
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -1,19 +1,24 @@
-"""Rank agreement: before a program first runs, all ranks make sure that it is the same one."""
+"""Rank agreement: before a program first runs, all ranks make sure that it is the same one, on the same global values."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from ..errors import DivergenceError, problem
+from ..errors import DivergenceError, call_site, problem
 from ..partition import Plan
 from ..partition.steps import Nested, Redistribute
 from ..passes import Agenda
+from .door import Placed
+from .request import Request
 
 
 def agree(name: str, plan: Plan, agenda: Agenda) -> None:
@@ -58,3 +63,75 @@ def _line(step: Any) -> str:
     made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
     constants = [x for x in (*step.node.args, *step.node.kwargs.items()) if not isinstance(x, torch.fx.Node)]
     return f"{where}: {getattr(step.node.target, '__name__', step.node.target)} {constants} -> {made}"
+
+
+def checked(
+    run: Callable[[list[Any]], Any], request: Request, placed: Placed
+) -> Callable[[list[Any]], Any]:
+    """`run`, which with SHARDFN_CHECK=1 first compares the plain tensors of all ranks, at each call."""
+    if os.environ.get("SHARDFN_CHECK") != "1" or not _has_others(placed):
+        return run
+
+    def compare_and_run(leaves: list[Any]) -> Any:
+        compare_ranks(request, placed, leaves)
+        return run(leaves)
+
+    return compare_and_run
+
+
+def _has_others(placed: Placed) -> bool:
+    """Whether other processes take part in a call; without a mesh it is this rank's alone."""
+    return placed.world.kind == "real" and placed.world.size > 1 and placed.mesh is not None
+
+
+def compare_ranks(
+    request: Request,
+    placed: Placed,
+    leaves: Sequence[Any],
+    closed_over: Sequence[torch.Tensor] = (),
+    *,
+    staging: bool = False,
+) -> None:
+    """Compare the plain tensors of a call with the other ranks': they are global values.
+
+    Args:
+        request: whose name errors use.
+        placed: the arguments of the call.
+        leaves: all of them.
+        closed_over: tensors that the function holds.
+        staging: whether `agree` follows, which compares shapes and dtypes.
+
+    Raises:
+        DivergenceError: naming the first argument that differs, on every rank.
+    """
+    if not _has_others(placed):
+        return
+    rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
+    rows += [(f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)]
+    mine = [((what, tuple(x.shape), str(x.dtype)), _digest(x)) for what, x in rows if _is_plain(x)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (staging, mine))
+    kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
+    if all(is_staging for is_staging, _ in everyone) and any(other != kinds[0] for other in kinds):
+        return  # the ranks' programs differ, which `agree` tells line by line
+    for rank, (_, theirs) in enumerate(everyone):
+        for first, other in itertools.zip_longest(everyone[0][1], theirs):
+            if first != other:
+                raise _differing(request, (first or other)[0][0], rank)
+
+
+def _differing(request: Request, what: str, rank: int) -> DivergenceError:
+    where, source = f"{request.name}, {what}", call_site()
+    fix = "the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"
+    got = f"a plain tensor that differs between rank 0 and rank {rank}"
+    text = problem(where, got, needed="a global value, the same on every rank", fix=fix, source=source)
+    return DivergenceError(text, arg_path=what.removeprefix("argument "), source=source, fix=fix)
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, DTensor)
+
+
+def _digest(x: torch.Tensor) -> str:
+    plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()

@@ -16,11 +16,13 @@ from typing import Any
 import attrs
 import torch
 
+from ..capture import constant_key
 from ..mesh import is_over
 from .request import Request
 
 counts: collections.Counter[str] = collections.Counter()  # captures, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its record
+PROGRAMS = 64  # how many of one function are kept; the oldest are forgotten first
 ALIVE = 128  # how many callables that cannot carry a record are kept alive with theirs; the oldest are forgotten first
 
 
@@ -29,7 +31,7 @@ class Kept:
     """What was asked of one function, and the programs that were captured from it."""
 
     owner: Callable[[], Any]  # whose: a copy of the function finds this record too, and is to make its own
-    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # transform, its options, what they came to
+    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # transform, options, request
     programs: list[Any] = attrs.field(factory=list)
 
     def __reduce__(self) -> Any:
@@ -49,20 +51,21 @@ _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
     """One request for one transform of one function with equal options, however often the transform is written out."""
+    key = constant_key(options)  # meshes by identity: equal ones may be of another world, or have other links
     with _writing:
         known = _kept(fn).requests
-        known[:] = [row for row in known if not is_over(row[2].mesh)]  # equal meshes of two worlds are two
+        known[:] = [row for row in known if not is_over(row[2].mesh)]
         for transform, other, found in known:
-            if transform is kind and other == options:
+            if transform is kind and other == key:
                 return found
         made = make()
         _all_requests.add(made)
-        known.append((kind, options, made))
+        known.append((kind, key, made))
         return made
 
 
 def programs(request: Request) -> list[Any]:
-    """(signature, world, captured) of one function: nothing in them depends on a placement, and on a mesh only where they say so."""
+    """What was captured of one function: it depends on no placement, and on a mesh only where it says so."""
     if not isinstance(request.fn, types.FunctionType):
         return request.programs
     with _writing:

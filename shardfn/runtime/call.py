@@ -12,11 +12,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..capture import Reads, constant_key
 from ..capture.strided import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
-from .door import checked
+from .agreement import checked, compare_ranks
+from .changing import restaged
 from .request import Request
 from .stages import trace
 
@@ -34,52 +36,66 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         refuse_unstrided(request.name, leaves, _tree.argument_paths(request.signature_of, args, kwargs))
         raise
     world, mesh, rules = current_world(), request.mesh or current_mesh(), registered.active()
+    state = _compat.settings()
     for entry in request.entries:
-        if entry.key == key and entry.treedef == treedef and entry.world is world and entry.mesh is mesh and entry.rules == rules:
+        if entry.fits(key, treedef, world, mesh, rules, state):
             if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.watched(leaves))):
                 break
             if _compat.in_dual_level():
                 break
             entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
+            if entry is not request.entries[0]:
+                request.entries[:] = [entry, *(e for e in request.entries if e is not entry)]
             return entry.run(leaves)
     with _compat.staging():
-        entry = _staged_meanwhile(request, leaves, treedef, key, mesh) or _stage(request, args, kwargs, key, mesh)
+        entry = _staged_meanwhile(request, leaves, key, treedef, world, mesh, rules, state)
+        entry = entry or _stage(request, args, kwargs, key, mesh)
     return entry.run(leaves)
 
 
-def _staged_meanwhile(request: Request, leaves: list[Any], treedef: Any, key: list[Any], mesh: Any) -> Entry | None:
+def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> Entry | None:
     """What another thread has staged for this signature while this one waited for its turn."""
     if _compat.in_dual_level():
         return None
-    world, rules, follows = current_world(), registered.active(), torch.is_grad_enabled()
+    follows = torch.is_grad_enabled()
     for entry in list(request.entries):
-        same = entry.treedef == treedef and entry.key == key and entry.rules == rules
-        if same and entry.world is world and entry.mesh is mesh:
+        if entry.fits(*signature):
             return None if follows and any(map(REQUIRES_GRAD, entry.watched(leaves))) else entry
     return None
 
 
 def _signature(x: Any) -> Any:
-    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x)
+    if isinstance(x, torch.Tensor):
+        return x.shape, x.stride(), x.dtype, x.device
+    return constant_key(x)
 
 
-def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any) -> Entry:
+def _stage(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any
+) -> Entry:
     traced = trace(request, args, kwargs)
-    entries = request.entries
+    placed, entries = traced.placed, request.entries
     if entries:
-        log.info("%s: staged anew: %s", request.name, _why(key, entries[0].key, traced.placed.paths))
+        log.info("%s: staged anew: %s", request.name, restaged(request, entries, key, placed))
+    leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
+    compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
-    placed = traced.placed
     some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
-    run, suspects = checked(compiled.run, request, placed), list(traced.captured.outside.suspects())
-    entry = Entry(key, placed.treedef, placed.world, mesh, registered.active(), some, suspects, run)
-    entries[:] = [entry, *entries[: KEPT_SIGNATURES - 1]]  # at once: other threads read it
+    entry = Entry(
+        key=key,
+        treedef=placed.treedef,
+        world=placed.world,
+        mesh=mesh,
+        rules=registered.active(),
+        state=placed.state,
+        reads=traced.captured.reads if traced.captured.reads.check else None,
+        tensors=some,
+        suspects=list(traced.captured.outside.suspects()),
+        run=checked(compiled.run, request, placed),
+    )
+    alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
+    entries[:] = [entry, *alive[: KEPT_SIGNATURES - 1]]  # at once: other threads read it
     return entry
-
-
-def _why(key: list[Any], before: list[Any], paths: tuple[str, ...]) -> str:
-    changed = [p for p, a, b in zip(paths, key, before, strict=False) if a != b]
-    return f"another signature of {', '.join(changed[:4])}" if changed else "another tree, mesh, world or rule"
 
 
 @attrs.frozen(eq=False)
@@ -91,9 +107,23 @@ class Entry:
     world: World
     mesh: Any
     rules: tuple[registered.Registered, ...]  # that the program was partitioned by
+    state: tuple[Any, ...]  # of torch's settings
+    reads: Reads | None  # of what the function closes over; None if it is nothing
     tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
     suspects: list[torch.Tensor]  # closed over, and not to require grad
     run: Callable[[list[Any]], Any]
+
+    def fits(self, key: Any, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any) -> bool:
+        """Whether this is the call of a signature, made where and as it was staged."""
+        return (
+            self.key == key
+            and self.treedef == treedef
+            and self.world is world
+            and self.mesh is mesh
+            and self.rules == rules
+            and self.state == state
+            and (self.reads is None or self.reads.same())
+        )
 
     def watched(self, leaves: list[Any]) -> list[Any]:
         """The tensors whose gradients would be lost: arguments, and what the function closes over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..capture import Captured
+from ..capture import Captured, constant_key, name_of
 from ..compile import Runner
 from ..errors import ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
+from .agreement import compare_ranks
 from .donation import Donation, own
 from .door import Placed, local_of, refuse_lost_gradient, spec_of
 from .layouts import Reader, closed_over, readers
@@ -46,10 +48,11 @@ class Compiled:
     donation: Donation | None = attrs.field(init=False)  # takes arguments away
     execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
     wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
+    compared: list[bool] = attrs.field(factory=list, init=False)  # whether ranks have compared arguments
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
-        return _executor(self)
+        return _compat.without_autocast(_executor(self), self.placed.state)
 
     @wrap.default
     def _wrap(self) -> Callable[[list[Any]], Any]:
@@ -69,6 +72,9 @@ class Compiled:
         leaves, treedef = _tree.flatten((args, kwargs))
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
+        if not self.compared or os.environ.get("SHARDFN_CHECK") == "1":
+            self.compared.append(True)
+            compare_ranks(self.request, self.placed, leaves, self.captured.closed_over)
         tensors = [leaves[i] for i in self.placed.tensors]
         kinds = tuple(isinstance(x, DTensor) for x in tensors)
         pairs = zip(self.placed.avals, tensors, strict=True)
@@ -110,6 +116,10 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
                 wrong.append(f"{placed.paths[i]}: {_said(x)}, the program is for {aval.shape} {aval.dtype}")
             elif isinstance(x, DTensor) and marks_of(list(x.placements), x.shape, placed.axes) != marks:
                 wrong.append(f"{placed.paths[i]}: placed {x.placements}, the program is for {marks} on {placed.axes.names}")
+        for i, key, old in placed.constants:
+            if constant_key(leaves[i]) != key:
+                wrong.append(f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}")
+    wrong += _other_settings(compiled)
     if wrong:
         fix, source = "call the transformed function itself, which stages each signature anew", call_site()
         text = problem(f"compiled {compiled.request.name}", "other arguments", *wrong, fix=fix, source=source)
@@ -126,6 +136,20 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
     for i in placed.tensors:
         refuse_lost_gradient(f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i])
     compiled.captured.outside.refuse_lost(name)
+
+
+def _other_settings(compiled: Compiled) -> list[str]:
+    """What the function reads beside its arguments and is not as it was, as lines."""
+    now, before = _compat.settings(), compiled.placed.state
+    rows = zip(_compat.SETTINGS, now, before, strict=True)
+    wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
+    changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
+    closed = [(name_of(path), old, new) for path, old, new in changed]
+    lines = [
+        f"{name}, which it closes over: {_said(new)}, the program is for {_said(old)}"
+        for name, old, new in closed
+    ]
+    return wrong + lines
 
 
 def _said(x: Any) -> str:

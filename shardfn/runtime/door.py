@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree, argnums
+from ..capture import constant_key
 from ..capture.closed_over import lost_tangent
 from ..capture.leaks import LeakedTensor, leaked
 from ..capture.strided import refuse_unstrided
-from ..errors import DivergenceError, PlacementError, ShardError, TreeError, call_site, problem
+from ..errors import PlacementError, ShardError, TreeError, call_site, problem
 from ..mesh import all_coordinates, axes_of, current_mesh, refuse_ended
 from ..partition import layout
 from ..placements import check_pending, check_whole, describe, is_spec, marks_of, torch_placements
@@ -43,6 +41,8 @@ class Placed:
     marks: tuple[Marks, ...]  # of the tensors
     unreduced: tuple[int, ...]  # which of the tensors are gradients that nobody has reduced yet
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
+    constants: tuple[tuple[int, Any, Any], ...]  # of the other leaves: which, its key, itself
+    state: tuple[Any, ...]  # torch's settings at the call
 
     @property
     def coordinate(self) -> tuple[int, ...]:
@@ -57,6 +57,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a tensor nor a constant.
         PlacementError: a placement that does not fit; all of them at once.
     """
+    _check_module(request)
     static, donated = _check_call(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
@@ -92,6 +93,8 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         marks=tuple(marks),
         unreduced=tuple(i for i, x in enumerate(found) if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)),
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
+        constants=tuple((i, constant_key(x), x) for i, x in enumerate(leaves) if i not in set(tensors)),
+        state=_compat.settings(),
     )
 
 
@@ -116,6 +119,26 @@ def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any])
     donated = argnums.of_call(request.name, "donate_argnums", request.donate_argnums, args, kwargs, signature)
     argnums.refuse_static(request.name, static, donated, args)
     return static, donated
+
+
+def _check_module(request: Request) -> None:
+    """A module's parameters are inputs of its program, not constants: functionalize makes them so."""
+    fn, method = request.signature_of, ""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, types.MethodType):
+        fn, method = fn.__self__, f".{fn.__name__}"
+    if not isinstance(fn, torch.nn.Module):
+        return
+    held = [name for name, x in fn.named_parameters() if x.requires_grad or request.needs_mesh]
+    if held:
+        kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
+        got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
+        needed = "parameters as arguments; those that a module holds would be constants of the program"
+        fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
+        source = call_site()
+        text = problem(request.name, got, needed=needed, fix=fix, source=source)
+        raise TreeError(text, source=source, fix=fix)
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
@@ -225,36 +248,6 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     if declared is not None and own != declared:
         raise ValueError(f"it is placed {describe(own, axes)}, in_placements says {describe(declared, axes)}; reshard it outside")
     return own
-
-
-def checked(run: Callable[[list[Any]], Any], request: Request, placed: Placed) -> Callable[[list[Any]], Any]:
-    """`run`, which with SHARDFN_CHECK=1 first compares every rank's copy of the plain tensors: they are global values."""
-    if os.environ.get("SHARDFN_CHECK") != "1" or placed.world.kind != "real" or placed.world.size == 1:
-        return run
-
-    def compare_and_run(leaves: list[Any]) -> Any:
-        _check_agreement(request, leaves, placed.paths)
-        return run(leaves)
-
-    return compare_and_run
-
-
-def _check_agreement(request: Request, leaves: list[Any], paths: Sequence[str]) -> None:
-    plain = [(p, x) for p, x in zip(paths, leaves, strict=True) if isinstance(x, torch.Tensor) and not isinstance(x, DTensor)]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, [(path, tuple(x.shape), _digest(x)) for path, x in plain])
-    for rank, theirs in enumerate(everyone):
-        for first, other in zip(everyone[0], theirs, strict=False):
-            if first != other:
-                fix = "the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"
-                got = f"a plain tensor that differs between rank 0 and rank {rank}"
-                text = problem(f"{request.name}, argument {first[0]}", got, needed="a global value, the same on every rank", fix=fix)
-                raise DivergenceError(text, arg_path=first[0], fix=fix)
-
-
-def _digest(x: torch.Tensor) -> str:
-    data = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.sha256(data).hexdigest()
 
 
 def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ import torch
 
 from .. import _compat, _tree, passes
 from ..buckets import BucketPlan
-from ..capture import Captured, capture, decompositions
+from ..capture import Captured, capture, constant_key, decompositions
 from ..capture.views import memory_of
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
@@ -51,29 +51,49 @@ def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     whole = decompositions.table().keys() & registered.ops()  # composite ops that are not taken apart: they have a rule
-    avals = [aval_of(x, placed.mesh) if isinstance(x, (torch.Tensor, ShapeDtype)) else (type(x), x) for x in leaves]
-    signature = (treedef, avals, whole)
+    given = [x if isinstance(x, (torch.Tensor, ShapeDtype)) else None for x in leaves]
+    avals = [constant_key(x) if y is None else aval_of(y, placed.mesh) for x, y in zip(leaves, given, strict=True)]
+    signature = (treedef, avals, whole, placed.state)
     known = cache.programs(request)
-    rows = [(c, world) for s, world, c in known if s == signature and c.outside.is_known()]
-    captured = next((c for c, world in rows if _is_for(c, world, placed)), None)
+    captured = next((made.captured for made in known if _is_for(made, signature, placed)), None)
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
         paths = list(placed.paths)
         captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole), placed.mesh)
-        known.append((signature, placed.world, captured))
+        known[:] = [made for made in known if not made.captured.reads.is_lost()]
+        del known[: max(0, len(known) - cache.PROGRAMS + 1)]
+        known.append(Made(signature, placed.world, placed.mesh, captured))
     captured.outside.refuse_lost(request.name)
     if placed.mesh is None and captured.mesh is not None:  # a shard_map inside has brought it along
         placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
 
 
-def _is_for(captured: Captured, world: World, placed: Placed) -> bool:
-    """Whether what was captured in some world holds on this mesh: with a shard_map inside it depends on names and sizes."""
+@attrs.frozen(eq=False)
+class Made:
+    """What was captured, and of which call."""
+
+    signature: tuple[Any, ...]
+    world: World
+    mesh: Any
+    captured: Captured
+
+
+def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
+    """Whether what was captured for one call holds for another.
+
+    With a shard_map inside it depends on names and sizes of the mesh; where it asks for the world or the mesh, on those.
+    """
+    captured = made.captured
+    if made.signature != signature or not captured.reads.same() or not captured.outside.is_known():
+        return False
+    if captured.reads.asks_world and (made.world is not placed.world or made.mesh is not placed.mesh):
+        return False
     if captured.mesh is None:
         return True
     if placed.mesh is None:
-        return world is placed.world
+        return made.world is placed.world
     return axes_of(captured.mesh) == placed.axes
 
 
@@ -270,7 +290,7 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
     request, placed = lowered.traced.request, lowered.traced.placed
     if placed.world.kind == "simulated" and placed.mesh is not None:
         return None
-    if placed.world.kind == "real" and placed.world.size > 1:
+    if placed.world.kind == "real" and placed.world.size > 1 and placed.mesh is not None:
         agree(request.name, lowered.partition, lowered.agenda)
     if placed.mesh is not None:
         _bind_groups(placed)

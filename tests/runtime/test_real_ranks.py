@@ -109,7 +109,11 @@ def differing(check: str) -> str:
 
 
 def test_a_plain_tensor_that_differs_between_ranks_is_found_when_asked() -> None:
-    assert run_ranks(2, differing, "1") == [DIFFERS] * 2
+    first, second = run_ranks(2, differing, "1")
+    assert first == second
+    head, source, *rest = first.splitlines()
+    assert source.startswith(f"  at: {__file__}:")
+    assert "\n".join([head, *rest]) == DIFFERS
 
 
 DIFFERS = """shard(<lambda>), argument x: a plain tensor that differs between rank 0 and rank 1

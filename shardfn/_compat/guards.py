@@ -1,0 +1,115 @@
+"""What Dynamo has read from outside of the arguments, as plain records: where each value was found, and what was asked of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+Step = tuple[str, Any]  # how one object is reached from another: ("attr", "scale"), ("item", 0), ("cell", "x")
+
+
+class Itself:
+    """An object that is compared and hashed by identity."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+class Read(NamedTuple):
+    """One value that was read: the steps that lead to it, and what Dynamo asked of it."""
+
+    path: tuple[Step, ...]  # the first one is a root: ("fn", None), ("module", name) or ("scope", an object)
+    kind: str  # the name of Dynamo's guard
+    key: Any  # the key or the attribute that was looked for, where the guard has one
+
+
+# The classes of Dynamo's sources (torch 2.11 to 2.15) -> the step, and the attribute that says where to.
+STEPS = {
+    "AttrSource": ("attr", "member"),
+    "GenericAttrSource": ("attr", "member"),
+    "ParamBufferSource": ("attr", "member"),
+    "UnspecializedParamBufferSource": ("attr", "member"),
+    "CellContentsSource": ("cell", "freevar_name"),
+    "GetItemSource": ("item", "index"),
+    "ListGetItemSource": ("item", "index"),
+    "DictGetItemSource": ("item", "index"),
+    "DictSubclassGetItemSource": ("item", "index"),
+    "ConstDictKeySource": ("key", "index"),
+    "ClosureSource": ("closure", None),
+    "TypeSource": ("type", None),
+    "TypeDictSource": ("typedict", None),
+    "TypeMROSource": ("mro", None),
+}
+SAME = ("NNModuleSource", "UnspecializedNNModuleSource", "UnspecializedBuiltinNNModuleSource", "OptimizerSource")
+ARRAY = "NumpyTensorSource"  # an array that is read as a tensor
+
+
+def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
+    """The reads that Dynamo's guards tell of, but for those of the arguments and of what is no object.
+
+    Args:
+        out: what `fullgraph_capture` returned.
+        scope: the globals of the function that was captured.
+    """
+    guards = out.graph_capture_output.output_graph.guards
+    found: dict[Any, Read] = {}
+    for guard in guards:
+        for read in _reads(guard, scope):
+            found.setdefault((read.path, read.kind, repr(read.key)), read)
+    return tuple(found.values())
+
+
+def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
+    create, key, sources = guard.create_fn, None, [guard.originating_source]
+    if isinstance(create, functools.partial):
+        key = create.keywords.get("key", create.keywords.get("attr"))
+        other = create.keywords.get("source_b")  # of two names of one object
+        sources += [other] if other is not None else []
+        create = create.func
+    paths = [_path(source, scope) for source in sources]
+    return [Read(path, create.__name__, key) for path in paths if path is not None]
+
+
+def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
+    """The steps to a source from a root; None for one in the arguments, and for what is not reached by steps."""
+    kind = type(source).__name__
+    if kind == "LocalSource":
+        return (("fn", None),) if source.local_name == "fn" else None
+    if kind == "GlobalSource":
+        return _root(source.global_name, scope)
+    base = getattr(source, "base", None)
+    before = None if base is None else _path(base, scope)
+    if before is None or kind in SAME:
+        return before
+    if kind == ARRAY:
+        return (*before, ("array", None))
+    if kind == "DefaultsSource":
+        return (*before, ("attr", source.field), ("item", source.idx_key))
+    if kind not in STEPS:
+        return None
+    step, where = STEPS[kind]
+    return _stepped(before, step, getattr(source, where) if where else None, source)
+
+
+def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple[Step, ...] | None:
+    if step == "item" and getattr(source, "index_is_slice", False):
+        return (*before, ("item", source.unpack_slice()))
+    if step == "item" and type(to).__name__ == "ConstDictKeySource":  # the value of a dict's n-th key
+        return (*before, ("value", to.index))
+    return (*before, (step, to))
+
+
+def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
+    """A module that Dynamo has noted among the globals, or the globals of a function that are no module's."""
+    found = scope.get(name)
+    if name.startswith("__import_") and found is not None:
+        return (("module", found.__name__),)
+    if name.startswith("___unnamed_scope") and isinstance(found, dict):
+        return (("scope", Itself(found)),)
+    return None

@@ -1,0 +1,79 @@
+"""Torch's global settings that a program depends on, in one tuple that is cheap to make: each call compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_C = torch._C
+DEVICES = ("cpu", "cuda", "xpu", "mps")  # whose autocast is looked at
+ATTENTION = "torch.nn.attention.sdpa_kernel"
+REDUCED = "torch.backends.cuda.matmul.allow_..._reduced_precision_reduction"
+
+# How the user calls a setting, and what reads it (torch 2.11 to 2.15).
+_COMMON = (
+    ("torch.set_default_dtype", "get_default_dtype", torch),
+    ("torch.autocast", "_is_any_autocast_enabled", _C),
+    ("torch.device as a context, torch.set_default_device", "_len_torch_function_stack", _C),
+    ("torch.use_deterministic_algorithms", "_get_deterministic_algorithms", _C),
+    (ATTENTION, "_get_flash_sdp_enabled", _C),
+    ("torch.backends.mkldnn.enabled", "_get_mkldnn_enabled", _C),
+)
+_CUDA = (
+    (ATTENTION, "_get_mem_efficient_sdp_enabled", _C),
+    (ATTENTION, "_get_cudnn_sdp_enabled", _C),
+    ("torch.set_float32_matmul_precision", "_get_cublas_allow_tf32", _C),
+    ("torch.backends.cudnn.allow_tf32", "_get_cudnn_allow_tf32", _C),
+    ("torch.backends.cudnn.enabled", "_get_cudnn_enabled", _C),
+    ("torch.backends.cudnn.deterministic", "_get_cudnn_deterministic", _C),
+    ("torch.backends.cudnn.benchmark", "_get_cudnn_benchmark", _C),
+    (REDUCED, "_get_cublas_allow_fp16_reduced_precision_reduction", _C),
+    (REDUCED, "_get_cublas_allow_bf16_reduced_precision_reduction", _C),
+)
+_ROWS = [row for row in (*_COMMON, *(_CUDA if torch.backends.cuda.is_built() else ())) if hasattr(row[2], row[1])]
+SETTINGS = tuple(row[0] for row in _ROWS)  # what `settings` tells of, in its order
+AUTOCAST, MODES = SETTINGS.index("torch.autocast"), 2
+
+
+def _reader() -> Callable[[], tuple[Any, ...]]:
+    """One function that calls every getter: a loop over them would take twice as long."""
+    names = {f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)}
+    return eval(f"lambda: ({', '.join(f'{name}()' for name in names)},)", names)
+
+
+_read = _reader()
+
+
+def settings() -> tuple[Any, ...]:
+    """What is set now; under autocast for which devices and dtypes, and which modes are at work."""
+    now = _read()
+    return _in_full(now) if now[AUTOCAST] or now[MODES] else now
+
+
+def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
+    casts = tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+    modes = tuple(_mode(_C._get_function_stack_at(i)) for i in range(now[MODES]))
+    full = list(now)
+    full[AUTOCAST], full[MODES] = casts, modes
+    return tuple(full)
+
+
+def _mode(mode: Any) -> Any:
+    """A mode of torch functions; that of a default device is told by its device."""
+    from torch.utils._device import DeviceContext
+
+    return mode.device if type(mode) is DeviceContext else mode
+
+
+def without_autocast(run: Callable[[list[Any]], Any], state: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
+    """`run` with autocast off, if it is on in a state of the settings: the program has its casts already."""
+    if not state[AUTOCAST]:
+        return run
+
+    def run_as_written(leaves: list[Any]) -> Any:
+        with _C._DisableAutocast():
+            return run(leaves)
+
+    return run_as_written

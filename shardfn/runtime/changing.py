@@ -1,0 +1,111 @@
+"""What is different where a function is staged once more: said in the log, and warned of where each call would do it."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _compat
+from ..capture import name_of
+from ..errors import call_site, is_inside, problem
+from .door import Placed
+from .request import Request
+
+# A constant of this type that was another one so often is taken for one that changes at each call.
+OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
+
+
+def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> str:
+    """Why none of the ready calls would do; warns, once for each argument, of a constant that changes.
+
+    Args:
+        request: of the function.
+        entries: the ready calls, the last used first.
+        key: of this call.
+        placed: its arguments.
+
+    Returns:
+        What differs from the last call, in words.
+    """
+    last = entries[0]
+    if last.treedef != placed.treedef:
+        return "another tree"
+    changed = [i for i, (a, b) in enumerate(zip(key, last.key, strict=True)) if a != b]
+    if changed:
+        _note_arguments(request, entries, key, placed)
+        return f"another signature of {', '.join(placed.paths[i] for i in changed[:4])}"
+    rows = zip(_compat.SETTINGS, placed.state, last.state, strict=True)
+    if settings := [name for name, a, b in rows if a != b]:
+        return f"another setting: {', '.join(settings)}"
+    if last.reads is not None and not last.reads.same():
+        reads = last.reads.changed()
+        for path, old, new in reads:
+            _note(request, f"{name_of(path)}, which it closes over", name_of(path), old, new)
+        return f"it closes over something else: {', '.join(name_of(path) for path, _, _ in reads[:4])}"
+    return "another mesh, world or rule"
+
+
+def _note_arguments(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> None:
+    """Look for a ready call that differs in numbers and functions only."""
+    given = {i: x for i, _, x in placed.constants}
+    for entry in entries:
+        if entry.treedef != placed.treedef or entry.state != placed.state:
+            continue
+        changed = [i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b]
+        if all(i in given and _kind(given[i]) and key[i][0] == entry.key[i][0] for i in changed):
+            for i in changed:
+                if placed.argument_of(i) not in request.static_argnums:
+                    path = placed.paths[i]
+                    _note(request, f"argument {path}", path, _before(entry.key[i]), given[i])
+            return
+
+
+def _kind(x: Any) -> type | None:
+    return type(x) if type(x) in OFTEN else None
+
+
+def _before(key: Any) -> Any:
+    """The constant that a key is of."""
+    kind, value = key
+    if kind is float:
+        return float.fromhex(value)
+    if kind is complex:
+        return complex(*map(float.fromhex, value))
+    return getattr(value, "held", value)
+
+
+def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
+    kind = _kind(new)
+    if kind is None or type(old) is not kind:
+        return
+    if kind is types.FunctionType and old.__code__ is not new.__code__:
+        return
+    count = request.changes[where] = request.changes.get(where, 0) + 1
+    if count == OFTEN[kind]:
+        warnings.warn(_text(request, where, path, old, new), stacklevel=_users_level())
+
+
+def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
+    if isinstance(new, types.FunctionType):
+        got = "a function that is made at each call, and each is captured and compiled by itself"
+        fix = "the function defined once, outside of the loop"
+    else:
+        numbers = f"a Python number that changes: {old!r}, then {new!r}"
+        got = f"{numbers}; each value is a constant of one program, captured and compiled for it"
+        if where.startswith("argument"):
+            fix = f"torch.tensor({path}), an input of one program for all values"
+            fix += "; or static_argnums of jit or shard, where there are few"
+        else:
+            fix = f"torch.tensor({path}) as an argument, an input of one program for all values"
+    return problem(f"{request.name}, {where}", got, fix=fix, source=call_site())
+
+
+def _users_level() -> int:
+    """The stacklevel of the innermost frame of the user's, for a warning of the function that called this one."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_inside(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
