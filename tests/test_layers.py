@@ -20,6 +20,7 @@ LAYERS: dict[str, int] = {
     "_compat": 1,
     "_tree": 2,
     "types": 3,
+    "byte_sizes": 4,
     "buckets": 4, "hardware": 4, "higher_order": 4, "loops": 4, "placements": 4, "mesh": 4, "world": 4, "random": 4, "collectives": 4,
     "capture": 5,
     "partition": 6,
