@@ -4,71 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from ._compat import constant_in_graph
-from .errors import ShardError, TreeError, problem
+from .byte_sizes import bytes_of, checked_caps, human_bytes
+from .errors import TreeError, problem
 
-UNITS = {"": 1, "B": 1, **{f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}, **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}}
-DEFAULT_FIRST = 10**6
-CAP_NAMES = ("cap", "first_cap", "max_in_flight")
-SIZE_FIX = "a positive int, or text such as '512KB', '25MB' or '1GiB'"
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-
-
-def bytes_of(size: int | str) -> int:
-    """A number of bytes, written as a number or as text.
-
-    Args:
-        size: bytes, or text such as "512KB" (thousands) or "1GiB" (1024s).
-
-    Returns:
-        Bytes.
-
-    Raises:
-        ValueError: no positive number of bytes.
-
-    Example:
-        >>> bytes_of("25MB"), bytes_of("1GiB"), bytes_of(7)
-        (25000000, 1073741824, 7)
-    """
-    if isinstance(size, int) and not isinstance(size, bool):
-        n = size
-    else:
-        found = SIZE.fullmatch(size) if isinstance(size, str) else None
-        if found is None or found[2] not in UNITS:
-            raise ValueError(f"{size!r} is no number of bytes")
-        n = int(Fraction(found[1]) * UNITS[found[2]])
-    if n <= 0:
-        raise ValueError(f"{size!r} is not positive")
-    return n
-
-
-def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
-    """Cap, first cap and bytes in flight, as numbers."""
-    sizes: list[int] = []
-    for what, size in zip(CAP_NAMES, caps, strict=True):
-        try:
-            sizes.append(min(DEFAULT_FIRST, sizes[0]) if size is None and what == "first_cap" else bytes_of(size))
-        except ValueError as error:
-            raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
-    if sizes[1] > sizes[0]:
-        fix = "the first bucket is to close early: make first_cap at most cap"
-        raise ShardError(problem(f"{name}, first_cap", f"first_cap {caps[1]!r} is above cap {caps[0]!r}", fix=fix), fix=fix)
-    return sizes[0], sizes[1], sizes[2]
-
+__all__ = ["Bucket", "BucketPlan", "Row", "Unbucketed", "Wish", "bytes_of", "checked_caps", "human_bytes", "table"]
 
 @attrs.frozen
 class Bucket:
     """Gradients, or parameters to gather, that travel in one collective.
 
     `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is gathered; not what rides along.
+    A program that follows a plan takes from it the buckets, their order, and the leaves of each with their order. `cap` is
+    repeated as it is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program; they are found again.
     """
 
     index: int
@@ -84,6 +38,8 @@ class Bucket:
     first_use: str  # the op that reads it first
     region: int = 0  # which bucketed_grad of the program
     riding: int = 0  # bytes of results that travel along, such as the loss
+    inside: str = ""  # the loop or branch that sends it, with its line
+    times: int = 1  # how often one call of the program sends it
 
     @property
     def nbytes(self) -> int:
@@ -95,8 +51,23 @@ class Bucket:
         return self.nbytes > self.cap
 
 
-# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region
-Row = tuple[int, str, str, str, str, int, int, int]
+@attrs.frozen
+class Unbucketed:
+    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside of a loop or a branch."""
+
+    kind: str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
+    axis: str
+    op: str | None  # sum, max or min of a reduction
+    dtype: str  # as it is sent
+    leaves: tuple[str, ...]
+    nbytes: int
+    ready: str  # the op that makes what is sent
+    inside: str = ""  # the loop or branch that sends it, with its line
+    times: int = 1  # how often one call of the program sends it
+
+
+# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region, place in the bucket, op
+Row = tuple[int, str, str, str, str, int, int, int, int, str | None]
 
 
 @attrs.frozen
@@ -111,6 +82,7 @@ class BucketPlan:
         unused: leaves that the loss does not depend on: their gradient is zero, and nothing is sent.
         local: leaves whose gradient is whole, or in its place, without communication.
         unreduced: leaves whose gradient is returned pending, for a later program to reduce.
+        unbucketed: every other collective on the way to a gradient.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -124,6 +96,7 @@ class BucketPlan:
     unused: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
     unreduced: tuple[str, ...] = ()
+    unbucketed: tuple[Unbucketed, ...] = ()
 
     def __str__(self) -> str:
         return table(self)
@@ -131,8 +104,13 @@ class BucketPlan:
     @property
     def leaves(self) -> tuple[str, ...]:
         """Every leaf that the plan knows, each once."""
-        found = (*(leaf for b in self.buckets for leaf in b.leaves), *self.ignored, *self.unused, *self.local, *self.unreduced)
-        return tuple(dict.fromkeys(found))
+        sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
+        return tuple(dict.fromkeys((*sent, *self._others)))
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        """The leaves for which nothing is sent in a bucket."""
+        return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
         """The plan with these buckets as one, in place of the first.
@@ -195,16 +173,20 @@ class BucketPlan:
         """
         try:
             fields = json.loads(text)
-            buckets = tuple(Bucket(**{k: _tupled(v) for k, v in b.items()}) for b in fields.pop("buckets"))
-            if uneven := next((b for b in buckets if len(b.leaves) != len(b.sizes)), None):
-                raise ValueError(f"bucket {uneven.index} has {len(uneven.leaves)} leaves and {len(uneven.sizes)} sizes")
-            return cls(buckets=buckets, **{k: _tupled(v) for k, v in fields.items()})
+            buckets = tuple(_record(Bucket, b) for b in fields.pop("buckets"))
+            unbucketed = tuple(_record(Unbucketed, u) for u in fields.pop("unbucketed", ()))
+            if uneven := _uneven(buckets):
+                raise ValueError(uneven)
+            others = {k: _tupled(v) for k, v in fields.items()}
+            return cls(buckets=buckets, unbucketed=unbucketed, **others)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
             raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
 
     def rows(self, name: str, leaves: Sequence[str], region: int | None = None) -> dict[str, list[Row]]:
-        """What the plan says of each leaf: the bucket, kind, axis, phase, dtype, bytes, cap and region of each of its collectives.
+        """What the plan says of each leaf, a row for each of its collectives.
+
+        Buckets are counted as they stand in the plan; those of one `index` are one bucket.
 
         Args:
             name: of the function that is to follow the plan, for errors.
@@ -212,25 +194,46 @@ class BucketPlan:
             region: which bucketed_grad of the program; any if not given.
 
         Raises:
-            TreeError: a plan for other leaves.
+            TreeError: a plan for other leaves, or one that contradicts itself.
         """
-        if len({b.index for b in self.buckets}) < len({(b.index, b.region) for b in self.buckets}):
-            fix = "plan.renumbered(buckets)"
-            raise TreeError(problem(f"{name}, plan", "buckets of two bucketed_grads have one number", fix=fix), fix=fix)
+        self._refuse_contradictions(name)
         mine = [b for b in self.buckets if region is None or b.region == region]
-        known = {*(x for b in mine for x in b.leaves), *self.ignored, *self.unused, *self.local, *self.unreduced}
-        extra = [x for x in self.leaves if x in known and x not in leaves] if len({b.region for b in mine}) < 2 else []
+        sent = (leaf for b in (*mine, *self.unbucketed) for leaf in b.leaves)
+        known = {*sent, *self._others}
+        one = len({b.region for b in mine}) < 2
+        extra = [x for x in self.leaves if x in known and x not in leaves] if one else []
         missing = [x for x in leaves if x not in known]
         if extra or missing:
-            lines = [*(f"the plan has also {x}" for x in extra), *(f"the plan lacks {x}" for x in missing)]
+            also = [f"the plan has also {x}" for x in extra]
+            lines = [*also, *(f"the plan lacks {x}" for x in missing)]
             fix = "a plan of this very function: fn.lower(...).plan"
-            raise TreeError(problem(f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix), fix=fix)
+            text = problem(f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix)
+            raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
+        order = {index: i for i, index in enumerate(dict.fromkeys(b.index for b in self.buckets))}
         rows: dict[str, list[Row]] = {x: [] for x in leaves}
+        places = dict.fromkeys(order, 0)
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
                 if leaf in rows:
-                    rows[leaf].append((b.index, b.kind, b.axis, b.phase, b.dtype, size, b.cap, b.region))
+                    sending = (b.kind, b.axis, b.phase, b.dtype, size, b.cap, b.region)
+                    rows[leaf].append((order[b.index], *sending, places[b.index], b.op))
+                places[b.index] += 1
         return rows
+
+    def _refuse_contradictions(self, name: str) -> None:
+        """Refuse buckets that no program can have."""
+        numbers = {b.index for b in self.buckets}
+        if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
+            fix = "plan.renumbered(buckets)"
+            got = "buckets of two bucketed_grads have one number"
+            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+        if uneven := _uneven(self.buckets):
+            fix = "a size in bytes for each leaf, in the order of the leaves"
+            raise TreeError(problem(f"{name}, plan", uneven, fix=fix), fix=fix)
+        if empty := [b.index for b in self.buckets if not b.leaves]:
+            fix = "plan.renumbered(b for b in plan.buckets if b.leaves)"
+            got = f"bucket {empty[0]} has no leaves"
+            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
 
     @constant_in_graph
     def as_constant(self) -> str:
@@ -251,31 +254,34 @@ def _tupled(x: Any) -> Any:
     return tuple(x) if isinstance(x, list) else x
 
 
-def human_bytes(n: float) -> str:
-    """A number of bytes for people.
+def _record(kind: type, fields: dict[str, Any]) -> Any:
+    """A record of a plan from JSON."""
+    return kind(**{k: _tupled(v) for k, v in fields.items()})
 
-    Example:
-        >>> human_bytes(1536)
-        '1.5 KiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if round(n, 1) < 1024 or unit == "GiB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    raise AssertionError
+
+def _uneven(buckets: Sequence[Bucket]) -> str | None:
+    """What is wrong with the first bucket that has not one size for each leaf."""
+    wrong = next((b for b in buckets if len(b.leaves) != len(b.sizes)), None)
+    if wrong is None:
+        return None
+    return f"bucket {wrong.index} has {len(wrong.leaves)} leaves and {len(wrong.sizes)} sizes"
 
 
 def table(plan: BucketPlan) -> str:
     """The plan as text: a line for each bucket, then what travels alone or not at all."""
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
-    if plan.buckets:
-        lines.append(f"  {'':>3}  {'bytes':>10}  {'collective':<26} {'dtype':<9} {'ready':<30} {'first use':<30} leaves")
+    if plan.buckets or plan.unbucketed:
+        lines.append(_columns("", "bytes", "collective", "dtype", "ready", "first use", "leaves"))
     for b in plan.buckets:
-        what = f"{b.kind}[{f'{b.op}, ' if b.op else ''}{b.axis}]"
-        size = human_bytes(b.nbytes) + ("+" if b.extended else "")
-        lines.append(f"  {b.index:>3}  {size:>10}  {what:<26} {b.dtype:<9} {b.ready:<30} {b.first_use:<30} {_some(b.leaves)}{_riding(b)}")
+        size, leaves = human_bytes(b.nbytes) + ("+" if b.extended else ""), _some(b.leaves) + _riding(b)
+        lines.append(_columns(str(b.index), size, _collective(b), b.dtype, b.ready, b.first_use, leaves + _where(b)))
+    for u in plan.unbucketed:
+        size, leaves = human_bytes(u.nbytes), _some(u.leaves)
+        lines.append(_columns("-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)))
     if any(b.extended for b in plan.buckets):
         lines.append("  + over its cap: a leaf is never cut")
+    if plan.unbucketed:
+        lines.append("  - in no bucket: an ignored leaf, or sent on the way to the gradient")
     said = (
         ("reduced on their own", plan.ignored),
         ("gradient is zero, nothing sent", plan.unused),
@@ -283,6 +289,22 @@ def table(plan: BucketPlan) -> str:
         ("returned unreduced", plan.unreduced),
     )
     return "\n".join(lines + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves])
+
+
+def _columns(*cells: str) -> str:
+    """A row of the table."""
+    number, size, what, dtype, ready, first_use, leaves = cells
+    return f"  {number:>3}  {size:>10}  {what:<26} {dtype:<9} {ready:<30} {first_use:<30} {leaves}"
+
+
+def _collective(sent: Bucket | Unbucketed) -> str:
+    return f"{sent.kind}[{f'{sent.op}, ' if sent.op else ''}{sent.axis}]"
+
+
+def _where(sent: Bucket | Unbucketed) -> str:
+    """Where a collective stands that is inside of a loop or a branch."""
+    times = f", {sent.times} times" if sent.times > 1 else ""
+    return f" (inside {sent.inside}{times})" if sent.inside else ""
 
 
 def _riding(bucket: Bucket) -> str:

@@ -12,7 +12,7 @@ from ..errors import PlacementError, problem
 from ..loops import Branch, Loop, Scan, While
 from ..placements import describe
 from ..types import PENDING, Mark, Marks
-from . import layout, steps
+from . import layout, rules, steps
 from .values import Value
 
 ROUNDS = 6  # after so many walks over a loop's graph its carries are brought back in every run
@@ -211,11 +211,26 @@ def _reduced_to(marks: Marks, result: Any, inner: Any, first: int) -> Marks:
 
 
 def _agreed(walk: Any, yes: Any, no: Any) -> Marks:
-    """One placement for a result of two branches."""
-    first, second = natural(yes, walk.axes), natural(no, walk.axes)
+    """One placement for a result of two branches: a sum that is pending in both stays so, and is reduced once, behind them."""
+    first, second = _leaving(yes, walk.axes), _leaving(no, walk.axes)
     if yes.fill is not None or no.fill is not None:
-        return _settled(second if yes.fill is not None else first)
-    return first if first == second else _settled(tuple(a if a == b else "R" for a, b in zip(first, second, strict=True)))
+        constant, other, marks = (yes, no, second) if yes.fill is not None else (no, yes, first)
+        fits = other.fill is None and all(rules.fill_fits(constant.fill[1], m) for m in marks)
+        return _plain(marks) if fits else _settled(marks)
+    if first == second:
+        return first
+    if _plain(first) == _plain(second):
+        return _plain(first)
+    return _settled(tuple(a if a == b else "R" for a, b in zip(first, second, strict=True)))
+
+
+def _leaving(value: Any, axes: Any) -> Marks:
+    """A result of a branch as it fell; reduced, where the branch has it reduced as well."""
+    reduced = (s.marks for s in value.readable("backward") if not any(m in PENDING for m in s.marks))
+    marks = natural(value, axes)
+    if value.fill is None and any(m in PENDING for m in marks):
+        marks = next((tuple(layout.without_halo(m) if isinstance(m, tuple) else m for m in r) for r in reduced), marks)
+    return marks
 
 
 def _settled(marks: Marks) -> Marks:

@@ -32,7 +32,7 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
     Returns:
         The graph before the first pass and after each.
     """
-    graph = _inside_first(graph)
+    graph = _inside_first(graph, agenda)
     check(graph, agenda.axes)
     graphs = [graph]
     for run in PIPELINE:
@@ -41,7 +41,7 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
     return graphs
 
 
-def _inside_first(graph: torch.fx.Graph) -> torch.fx.Graph:
+def _inside_first(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     """The graph with what its loops run scheduled, each by an agenda of its own."""
     if not any(isinstance(node.target, Loop) for node in graph.nodes):
         return graph
@@ -49,6 +49,6 @@ def _inside_first(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in out.nodes:
         if isinstance(node.target, Loop):
             pairs = zip(node.target.graphs, node.meta["plans"], strict=True)
-            inner = [schedule(g, agenda(plan, str(node.target)))[-1] for g, plan in pairs]
+            inner = [schedule(g, agenda.inside[plan])[-1] for g, plan in pairs]
             node.target = attrs.evolve(node.target, graphs=tuple(inner))
     return out

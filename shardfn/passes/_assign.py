@@ -1,45 +1,26 @@
 """Which transfers travel together: buckets filled in the order in which gradients become ready.
 
 Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
-members, not even by way of other buckets. The loss rides in the next bucket that is filled.
+members, not even by way of other buckets. The loss rides in the next bucket that is filled. Of gradients that become
+ready together, as those of the weight and the bias of a layer do, the one of fewer dims comes first, as in autograd:
+a bucket that closes with a weight has its bias.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from ..buckets import Row, Wish
 from ..errors import TreeError, problem
+from ._batches import SAME_PROGRAM, Batch, follow, reaches
 from ._flow import Flow, Transfer
 from ._riders import riders
 
 FEW = 8
-SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
-
-
-@attrs.define(eq=False)
-class Batch:
-    """Transfers that are one collective."""
-
-    index: int
-    members: list[Transfer] = attrs.field(factory=list)
-    depends: int = 0  # bits: the batches that it has to wait for, directly
-    cap: int = 0
-    nbytes: int = 0  # of what fills it
-    riding: int = 0  # and of what rides in it
-
-    @property
-    def bucketed(self) -> bool:
-        """Whether it is a bucket of bucketed_grad."""
-        return self.members[0].wish is not None and not self.members[0].wish.ignored
-
-    @property
-    def reduces(self) -> bool:
-        return self.members[0].kind in ("all_reduce", "reduce_scatter")
 
 
 @attrs.frozen(eq=False)
@@ -50,6 +31,12 @@ class Assignment:
     of: dict[Any, Batch]  # by the transfer's key
     anchors: tuple[int, ...]  # of each step: the step after which it can run; its own index, or earlier where it only feeds a reduction
     order: tuple[int, ...]  # the steps, by anchor
+    after: dict[int, int]  # batch -> the one that starts before it, where a given plan has another order than the program
+
+    @property
+    def transfers(self) -> Iterator[Transfer]:
+        """What is sent."""
+        return (t for b in self.batches for t in b.members)
 
 
 def assign(flow: Flow, name: str) -> Assignment:
@@ -59,8 +46,10 @@ def assign(flow: Flow, name: str) -> Assignment:
         TreeError: a bucket of a given plan that cannot travel together.
     """
     ride = riders(flow)
-    anchors = _anchors(flow, ride)
-    order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], i)))
+    serves = _serving(flow, ride)
+    anchors = _anchors(flow, serves)
+    ranks = [_rank(flow, serves[i]) if anchor < i else 0 for i, anchor in enumerate(anchors)]
+    order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i)))
     joiner = _Joiner(name)
     depends = [0] * len(anchors)
     for i in order:
@@ -75,12 +64,13 @@ def assign(flow: Flow, name: str) -> Assignment:
         depends[i] = bits
     for transfer, bits in joiner.waiting:
         joiner.join(transfer, bits)
-    return Assignment(tuple(joiner.batches), joiner.of, tuple(anchors), order)
+    batches, after = follow(joiner.batches, joiner.places, name)
+    return Assignment(batches, joiner.of, tuple(anchors), order, after)
 
 
-def _anchors(flow: Flow, ride: frozenset[Any]) -> list[int]:
-    """Where each step can run: the reduction of a gradient or of what rides, and what it alone reads, as soon as its inputs are there."""
-    serves: list[int | None] = [None] * len(flow.plan.steps)  # the reduction that alone reads a step, by way of others too
+def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
+    """Of each step: the reduction that alone reads what it makes, by way of other steps too; None for most."""
+    serves: list[int | None] = [None] * len(flow.plan.steps)
     for i in reversed(range(len(serves))):
         if i in flow.transfers:
             t = flow.transfers[i][0]
@@ -88,6 +78,11 @@ def _anchors(flow: Flow, ride: frozenset[Any]) -> list[int]:
         elif i not in flow.returned:
             served = {serves[r] for r in flow.readers[i]}
             serves[i] = served.pop() if len(served) == 1 else None
+    return serves
+
+
+def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
+    """Where each step can run: what only serves a reduction, as soon as its inputs are there."""
     first = _first_steps(flow)
     anchors: list[int] = []
     for i, served in enumerate(serves):
@@ -95,6 +90,14 @@ def _anchors(flow: Flow, ride: frozenset[Any]) -> list[int]:
         early = served is not None and sources and not any(s in flow.transfers for s in sources)
         anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
     return anchors
+
+
+def _rank(flow: Flow, served: int | None) -> int:
+    """Of steps that can run at the same time: those for a gradient of fewer dims come first."""
+    if served is None:
+        return 0
+    (made,) = flow.plan.steps[served].made
+    return 1 + made.value.dim()
 
 
 def _first_steps(flow: Flow) -> set[int]:
@@ -126,6 +129,7 @@ class _Joiner:
         self.turns: collections.Counter[Any] = collections.Counter()  # how often a leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
         self.reductions = 0  # bits: the batches that reduce gradients
+        self.places: dict[Any, int] = {}  # of a transfer in its bucket of a given plan
         self.waiting: list[tuple[Transfer, int]] = []  # those that may ride in a bucket, with the batches that they depend on
 
     def join(self, transfer: Transfer, depends: int) -> Batch:
@@ -139,7 +143,8 @@ class _Joiner:
                 raise _dependent(self.name, transfer, batch)
             batch = None
         if batch is None:
-            batch = Batch(len(self.batches), cap=limit)
+            number = stream.bucket if isinstance(stream, _Wanted) else None
+            batch = Batch(len(self.batches), cap=limit, wanted=number)
             self.batches.append(batch)
             if stream is not None:
                 self.open[stream] = batch
@@ -193,7 +198,10 @@ class _Joiner:
             got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has {more}"
         elif rows[turn][4:6] != (str(t.dtype).removeprefix("torch."), t.nbytes):
             got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {rows[turn][5]} of torch.{rows[turn][4]}"
+        elif rows[turn][9] != t.op:
+            got = f"the {t.kind} of {wish.leaf} is by {t.op}, in the plan by {rows[turn][9]}"
         else:
+            self.places[t.key] = rows[turn][8]
             return rows[turn]
         raise TreeError(problem(f"{self.name}, plan", got, fix=SAME_PROGRAM), arg_path=wish.leaf, fix=SAME_PROGRAM)
 
@@ -203,24 +211,6 @@ class _Joiner:
 
 def _alike(a: Transfer, b: Transfer) -> bool:
     return (a.kind, a.axis, a.op, a.dtype) == (b.kind, b.axis, b.op, b.dtype)
-
-
-def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
-    """Whether what depends on some batches depends on the target, by way of others too.
-
-    Args:
-        batches: all.
-        chained: bits: those that depend on others.
-        depends: bits: the batches to begin with.
-        target: the one to reach.
-    """
-    goal, seen, left = 1 << target.index, depends, depends & chained
-    while left and not seen & goal:
-        lowest = left & -left
-        more = batches[lowest.bit_length() - 1].depends & ~seen
-        seen |= more
-        left = (left ^ lowest) | (more & chained)
-    return bool(seen & goal)
 
 
 @attrs.frozen

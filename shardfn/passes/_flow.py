@@ -14,6 +14,8 @@ from ..partition.emit import transfer_key
 from ..partition.redistribute import Move
 from ..partition.rules import REARRANGES
 from ..types import MeshAxes
+from ._terms import Outs, Served
+from ._terms import served as terms_of
 
 
 @attrs.frozen(eq=False)
@@ -31,6 +33,10 @@ class Transfer:
     wish: Wish | None  # of the gradient that it reduces, or whose parameter it gathers
     region: str
 
+    @property
+    def reduces(self) -> bool:
+        return self.kind in ("all_reduce", "reduce_scatter")
+
 
 @attrs.frozen(eq=False)
 class Flow:
@@ -41,6 +47,7 @@ class Flow:
     transfers: dict[int, tuple[Transfer, ...]]  # of each step that sends
     readers: dict[int, list[int]]  # step -> steps that read what it makes
     returned: frozenset[int]  # steps that make a result
+    served: Served  # the gradients that values are terms of
 
     def sources(self, step: int) -> list[int]:
         """The steps that make what a step reads."""
@@ -57,15 +64,17 @@ KINDS = {
 }  # fmt: skip
 
 
-def flow(plan: steps.Plan) -> Flow:
-    """Read a plan."""
+def flow(plan: steps.Plan, outs: Outs) -> Flow:
+    """Read a plan, whose results are terms of these gradients."""
+    served = terms_of(plan, outs)
     made_by = {slot.number: i for i, step in enumerate(plan.steps) for slot in step.made}
     readers: dict[int, list[int]] = {i: [] for i in range(len(plan.steps))}
     for i, step in enumerate(plan.steps):
         for slot in step.read:
             if slot.number in made_by:
                 readers[made_by[slot.number]].append(i)
-    gradients, parameters = _reductions(plan, made_by, readers), _parameters(plan)
+    gradients = {**_terms(plan, served), **_reductions(plan, made_by, readers)}
+    parameters = _parameters(plan)
     transfers: dict[int, tuple[Transfer, ...]] = {}
     for i, step in enumerate(plan.steps):
         if isinstance(step, steps.Redistribute):
@@ -73,7 +82,17 @@ def flow(plan: steps.Plan) -> Flow:
             if sent:
                 transfers[i] = sent
     returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
-    return Flow(plan, made_by, transfers, readers, returned)
+    return Flow(plan, made_by, transfers, readers, returned, served)
+
+
+def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
+    """The steps that redistribute a term of one gradient of this plan."""
+    own, found = set(plan.gradients), {}
+    for i, step in enumerate(plan.steps):
+        mine = served.get(step.target.number) if isinstance(step, steps.Redistribute) else None
+        if mine and len(mine) == 1 and mine <= own:
+            (found[i],) = mine
+    return found
 
 
 def _is_sent(move: Move, axes: MeshAxes) -> bool:
@@ -156,12 +175,16 @@ def _transfer(
 def _elements(axes: MeshAxes, shape: Sequence[int], move: Move) -> int:
     """How many elements the whole payload has on a rank with full shards, padding included."""
     local = list(layout.local_shape(tuple(shape), move.before, axes.sizes, (0,) * len(axes.sizes)))
-    mark = move.after[move.axis] if move.kind == "reduce_scatter" else move.before[move.axis]
+    mark = move.after[move.axis] if move.kind in ("reduce_scatter", "all_to_all") else move.before[move.axis]
     if move.kind in ("gather", "reduce_scatter"):
         dim, unit = layout.cut_of(mark)
         outer = tuple(m if k < move.axis else "R" for k, m in enumerate(move.before))
         size = layout.local_shape(tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes))[dim]
         local[dim] = layout.full_chunk(size, unit, axes.sizes[move.axis]) * axes.sizes[move.axis]
+    if move.kind == "all_to_all":
+        dim, unit = layout.cut_of(mark)
+        n = axes.sizes[move.axis]
+        local[dim] = layout.full_chunk(local[dim], unit, n) * n
     if move.kind == "halo":
         local[layout.cut_of(mark)[0]] = sum(layout.halo(move.after[move.axis]))
     count = 1

@@ -15,7 +15,14 @@ def riders(flow: Flow) -> frozenset[Any]:
     """The keys of the transfers that may ride in a bucket: nothing that is sent waits for them, and little is computed from them."""
     if not flow.plan.gradients:
         return frozenset()
-    return frozenset(t.key for i, (t, *more) in flow.transfers.items() if not more and _is_light(t) and _is_last(flow, i))
+    light = {i: sent[0] for i, sent in flow.transfers.items() if len(sent) == 1 and _is_light(sent[0])}
+    return frozenset(t.key for i, t in light.items() if not _is_term(flow, i) and _is_last(flow, i))
+
+
+def _is_term(flow: Flow, step: int) -> bool:
+    """Whether it makes terms of gradients, which are no results."""
+    (made,) = flow.plan.steps[step].made
+    return bool(flow.served.get(made.number))
 
 
 def _is_light(t: Transfer) -> bool:

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import attrs
 
 from ..partition import steps
-from ._assign import Assignment, Batch, reaches
+from ._assign import Assignment
+from ._batches import Batch, reaches
 from ._flow import Flow
 
 Item = tuple[str, int]  # ("run", step), ("start", batch) or ("wait", batch)
@@ -46,7 +47,7 @@ class _Timing:
         tails = self.tails = self.last_buckets()
         late = self.late_steps()
         computing = [i for i in self.assignment.order if isinstance(self.flow.plan.steps[i], steps.Apply) and not late[i]]
-        self.run = sorted(computing, key=lambda i: (tails[i], self.assignment.anchors[i], i))
+        self.run = sorted(computing, key=lambda i: tails[i])
         self.position = {i: p for p, i in enumerate(self.run)}
         self.ready = self.ready_positions()
         self.first_use = self.use_positions()
@@ -110,9 +111,22 @@ class _Timing:
         issue.update((b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early))
         for i, before in self.chained():
             issue[i] = max(issue[i], min(self.first_use[i], max(issue[before], self.next_ready(batches[before]))))
-        return self.bounded(sorted(((issue[b.index], b) for b in batches), key=lambda pair: (
-            pair[0], self.first_use[pair[1].index], pair[1].index
-        )))  # fmt: skip
+        keys = {b.index: (issue[b.index], self.first_use[b.index], b.index, 0) for b in batches}
+        if self.assignment.after:
+            self.hold_order(keys)
+        return self.bounded([(keys[b.index][0], b) for b in sorted(batches, key=lambda b: keys[b.index])])
+
+    def hold_order(self, keys: dict[int, tuple[int, int, int, int]]) -> None:
+        """Move what a given plan has later behind what it has earlier, and what depends on that behind it."""
+        queue, batches = list(keys), self.assignment.batches
+        while queue:
+            i = queue.pop()
+            issue, use, number, turn = keys[i]
+            later = [b.index for b in batches if self.assignment.after.get(b.index) == i or b.depends >> i & 1]
+            for k in later:
+                if keys[k] <= keys[i]:
+                    keys[k] = issue, use, number, turn + 1
+                    queue.append(k)
 
     def is_prefetched(self, batch: Batch) -> bool:
         """A gather of what is there from the start."""
@@ -171,6 +185,8 @@ def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
             return [("start", i)]
         batch = timing.assignment.batches[i]
         found: list[Item] = [("wait", forced) for forced in timing.forced.get(i, ())]
+        if i in timing.assignment.after:
+            found.append(("start", timing.assignment.after[i]))
         for t in batch.members:
             found += _before(timing, t.step, t.key) or [provider(s) for s in flow.sources(t.step)]
         return found

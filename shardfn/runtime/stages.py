@@ -138,7 +138,7 @@ class Traced:
 
         Args:
             cap: bytes at which buckets close, instead of what bucketed_grad says.
-            first_cap: the same of the first; 1MB, or cap if that is less, where only cap is given.
+            first_cap: the same of the first; 1MiB, or cap if that is less, where only cap is given.
             plan: buckets to use instead.
 
         Raises:
@@ -157,7 +157,7 @@ class Traced:
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
         programs, agreed = dict.fromkeys(kinds.values()), passes.agenda(chosen, self.request.name)
-        if chosen.gradients:
+        if agreed.plan.leaves:
             log.info("%s", agreed.plan)
             _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
         for coordinate, size in kinds.items():

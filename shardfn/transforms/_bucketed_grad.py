@@ -23,7 +23,7 @@ class _Default(str):
     """A default that is told from the same text written out."""
 
 
-FIRST_CAP = _Default("1MB")
+FIRST_CAP = _Default("1MiB")
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -34,7 +34,7 @@ class BucketedGrad(ValueAndGrad):
     held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
-    caps: tuple[Any, Any, Any]  # cap, first_cap (None: 1MB, or cap if that is less), max_in_flight
+    caps: tuple[Any, Any, Any]  # cap, first_cap (None: 1MiB, or cap if that is less), max_in_flight
     ignore: Ignore
     reduce_dtype: torch.dtype | None
     plan: BucketPlan | None
@@ -80,13 +80,15 @@ def bucketed_grad(
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
         cap: bytes at which a bucket closes, as a number or as text: "512KB" (thousands), "1GiB" (1024s).
-        first_cap: bytes at which the first bucket closes, so that communication starts early; at most cap.
+        first_cap: bytes at which the first bucket closes, so that communication starts early; at most cap. If not given:
+            1 MiB (1,048,576), as torch's DistributedDataParallel has it, or cap if that is less.
         argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
         has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
         ignore: leaves to reduce on their own: a predicate of the leaf's path, such as "params['w1']", or a prefix tree of bools.
         reduce_dtype: dtype in which gradients are sent; their own if not given.
         max_in_flight: bytes of gradients and gathered parameters that may be on their way at once.
-        plan: buckets to use instead of those that the caps would give: the plan of `lower(...).plan`, edited or not.
+        plan: buckets to use instead of those that the caps would give: the plan of `lower(...).plan`, edited or not. Its
+            buckets, their order and the order of their leaves are followed exactly, or refused.
 
     Returns:
         A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the

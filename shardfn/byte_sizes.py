@@ -1,0 +1,75 @@
+"""Numbers of bytes as people write and read them, and the caps of buckets."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from .errors import ShardError, problem
+
+THOUSANDS = {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
+BINARY = {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
+UNITS = {"": 1, "B": 1, **THOUSANDS, **BINARY}
+DEFAULT_FIRST = 2**20  # as torch's DistributedDataParallel has it
+CAP_NAMES = ("cap", "first_cap", "max_in_flight")
+SIZE_FIX = "a positive int, or text such as '512KB', '25MB' or '1GiB'"
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def bytes_of(size: int | str) -> int:
+    """A number of bytes, written as a number or as text.
+
+    Args:
+        size: bytes, or text such as "512KB" (thousands) or "1GiB" (1024s).
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: no positive number of bytes.
+
+    Example:
+        >>> bytes_of("25MB"), bytes_of("1GiB"), bytes_of(7)
+        (25000000, 1073741824, 7)
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        n = size
+    else:
+        found = SIZE.fullmatch(size) if isinstance(size, str) else None
+        if found is None or found[2] not in UNITS:
+            raise ValueError(f"{size!r} is no number of bytes")
+        n = int(Fraction(found[1]) * UNITS[found[2]])
+    if n <= 0:
+        raise ValueError(f"{size!r} is not positive")
+    return n
+
+
+def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
+    """Cap, first cap and bytes in flight, as numbers."""
+    sizes: list[int] = []
+    for what, size in zip(CAP_NAMES, caps, strict=True):
+        try:
+            default = size is None and what == "first_cap"
+            sizes.append(min(DEFAULT_FIRST, sizes[0]) if default else bytes_of(size))
+        except ValueError as error:
+            raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
+    if sizes[1] > sizes[0]:
+        fix = "the first bucket is to close early: make first_cap at most cap"
+        got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"
+        raise ShardError(problem(f"{name}, first_cap", got, fix=fix), fix=fix)
+    return sizes[0], sizes[1], sizes[2]
+
+
+def human_bytes(n: float) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> human_bytes(1536)
+        '1.5 KiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(n, 1) < 1024 or unit == "GiB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    raise AssertionError
