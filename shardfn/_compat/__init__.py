@@ -54,7 +54,7 @@ from .tracing import (
     unwound,
     values,
 )
-from .zeros import zeros_kept_fake
+from .zeros import write_out_zeros, zeros_kept_fake
 
 __all__ = [
     "ASKS_RANK",
@@ -106,5 +106,6 @@ __all__ = [
     "values",
     "wait_later",
     "wrapped",
+    "write_out_zeros",
     "zeros_kept_fake",
 ]
