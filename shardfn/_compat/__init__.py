@@ -28,6 +28,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
+from .levels import Level
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
 from .tracing import (
     DATA_DEPENDENT,
@@ -62,6 +63,7 @@ __all__ = [
     "DYNAMIC_SHAPE",
     "MODULE_OPS",
     "FakeTensorMode",
+    "Level",
     "OpOverload",
     "capture_python",
     "constant_in_graph",

@@ -10,7 +10,7 @@ import torch
 
 from .. import _compat, _tree
 from ..capture import endings, recording, regions
-from ..capture.custom_rules import Pair, forward, reverse
+from ..capture.custom_rules import Forward, Reverse, ruled
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
 from ._transformed import Transformed, innermost
@@ -155,8 +155,9 @@ class CustomVjp(Custom):
             return _tensors(tuple(filled))
 
         out = self.fn(*self.joined(still, moving))
-        pair = Pair(self.__name__, rule, rule, back, len(xs), len(_tensors((out,))), (True,) * len(xs))
-        return _with((out,), reverse(pair, xs))[0]
+        fn = lambda *ts: _tensors((self.fn(*self.joined(still, _with(moving, ts))),))  # noqa: E731
+        made = Reverse(self.__name__, fn, len(xs), len(_tensors((out,))), rule, back, (True,) * len(xs))
+        return _with((out,), ruled(made, xs))[0]
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -192,19 +193,20 @@ class CustomJvp(Custom):
             found = rule(*still, _with(moving, tensors[: len(xs)]), _with(moving, tensors[len(xs) :]))
             check_pair(self.__name__, isinstance(found, tuple) and len(found) == 2, "the rule", "(result, tangent of the result)")
             check_like(self.__name__, "the tangent", _kinds((found[1],)), "the result", _kinds((found[0],)))
-            return regions.leave(_tensors((found[1],)))
+            check_like(self.__name__, "the result of the rule", _kinds((found[0],)), "that of the function", _kinds((out,)))
+            return regions.leave(_tensors(found))
 
-        dots = regions.region(pushed, [*xs, *xs])
-        return _with((out,), endings.custom_jvp(self.__name__, _tensors((out,)), list(dots), xs))[0]
+        both = regions.region(pushed, [*xs, *xs])
+        return _with((out,), endings.custom_jvp(self.__name__, _tensors((out,)), list(both), xs))[0]
 
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         (rule,) = self.rules
         xs = _tensors(moving)
         plain = lambda *ts: _tensors((self.fn(*self.joined(still, _with(moving, ts))),))  # noqa: E731
-        push = lambda *ts: _tensors((rule(*still, _with(moving, ts[: len(xs)]), _with(moving, ts[len(xs) :]))[1],))  # noqa: E731
+        push = lambda *ts: _tensors(rule(*still, _with(moving, ts[: len(xs)]), _with(moving, ts[len(xs) :])))  # noqa: E731
         out = self.fn(*self.joined(still, moving))
-        return _with((out,), forward(Pair(self.__name__, plain, push, None, len(xs), 0, ()), xs))[0]
+        return _with((out,), ruled(Forward(self.__name__, plain, len(xs), len(_tensors((out,))), push), xs))[0]
 
 
 def _kinds(tree: Any) -> tuple[Any, ...]:
