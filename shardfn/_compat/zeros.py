@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 ATEN = torch.ops.aten
 VIEWS = ("view", "_reshape_alias", "as_strided")  # with a kernel for such zeros that makes a real tensor of a fake one
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+NUMBERS = (torch.float64,)  # of the zero tangents that torch makes for Python's floats
 _dispatch = FakeTensorMode.dispatch
 
 
@@ -22,7 +24,15 @@ def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
     shape = torch.broadcast_shapes(*(getattr(x, "shape", ()) for x in (a, b)))
     tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
     device = next((x.device for x in tensors if x.dim()), tensors[0].device)
-    return shape, torch.result_type(a, b), device
+    return shape, _dtype(a, b), device
+
+
+def _dtype(a: Any, b: Any) -> torch.dtype:
+    """The dtype of a result; the zero tangent of a number is of dtype float64, and decides as little as the number does."""
+    for x, other in ((a, b), (b, a)):
+        if _is_zero(x) and not x.dim() and x.dtype in NUMBERS and isinstance(other, torch.Tensor) and other.dtype in FLOATS:
+            return other.dtype
+    return torch.result_type(a, b)
 
 
 def _is_zero(x: Any) -> bool:
