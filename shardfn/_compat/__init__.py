@@ -30,6 +30,7 @@ from .inductor import (
     inductor,
     trace_artifact,
 )
+from .levels import Level
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
 from .settings import SETTINGS, settings, without_autocast
@@ -63,7 +64,7 @@ from .tracing import (
     values,
     without_saved_hooks,
 )
-from .zeros import zeros_kept_fake
+from .zeros import write_out_zeros, zeros_kept_fake
 
 __all__ = [
     "ASKS_RANK",
@@ -72,6 +73,7 @@ __all__ = [
     "MODULE_OPS",
     "FakeTensorMode",
     "Itself",
+    "Level",
     "OpOverload",
     "Read",
     "SETTINGS",
@@ -131,5 +133,6 @@ __all__ = [
     "without_autocast",
     "without_saved_hooks",
     "wrapped",
+    "write_out_zeros",
     "zeros_kept_fake",
 ]

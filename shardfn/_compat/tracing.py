@@ -81,15 +81,20 @@ def unwound() -> Iterator[None]:
 
 
 def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
-    """torch.func.jvp, also where a replayed graph has opened forward mode: torch counts its levels in Python only (torch 2.13)."""
+    """torch.func.jvp of a function that returns tuples, also where a replayed graph has opened forward mode: torch counts its levels in Python only (torch 2.13)."""
     from torch._functorch import eager_transforms
 
     close = open_dual()
     if close is not _nothing:
         close()
-        return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
     with mock.patch.object(eager_transforms, "JVP_NESTING", 1), mock.patch.object(forward_ad, "_current_level", 0):
-        return torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
+
+
+def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
+    """Tangents of the dtypes of their values: a number that is added to a scalar may raise a tangent's (torch 2.13)."""
+    return values, tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)), *aux
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,69 @@ from .threads import is_capturing
 
 ATEN = torch.ops.aten
 VIEWS = ("view", "_reshape_alias", "as_strided")  # with a kernel for such zeros that makes a real tensor of a fake one
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+NUMBERS = (torch.float64,)  # of the zero tangents that torch makes for Python's floats
 _dispatch = FakeTensorMode.dispatch
+
+
+def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """Shape, dtype and device of what two operands give; an operand may be a number."""
+    shape = torch.broadcast_shapes(*(getattr(x, "shape", ()) for x in (a, b)))
+    tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
+    device = next((x.device for x in tensors if x.dim()), tensors[0].device)
+    return shape, _dtype(a, b), device
+
+
+def _dtype(a: Any, b: Any) -> torch.dtype:
+    """The dtype of a result; the zero tangent of a number is of dtype float64, and decides as little as the number does."""
+    for x, other in ((a, b), (b, a)):
+        if _is_zero(x) and not x.dim() and x.dtype in NUMBERS and isinstance(other, torch.Tensor) and other.dtype in FLOATS:
+            return other.dtype
+    return torch.result_type(a, b)
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x._is_zerotensor()
+
+
+def _zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch._efficientzerotensor(shape, dtype=dtype, device=device)
+
+
+def _mul(a: Any, b: Any) -> torch.Tensor:
+    return _zero(*_result(a, b))
+
+
+def _cross(a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+    return _zero(*_result(a, b))
+
+
+def _div(a: Any, b: Any) -> torch.Tensor:
+    shape, dtype, device = _result(a, b)
+    dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    if not _is_zero(b):
+        return _zero(shape, dtype, device)
+    return a * torch.full(shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device)
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
+    shape, dtype, device = _result(a, b)
+    if _is_zero(a) and _is_zero(b):
+        return _zero(shape, dtype, device)
+    if not _is_zero(a):
+        factor, term = 1, a
+    else:
+        factor, term = alpha, b
+    term = torch.as_tensor(term, dtype=dtype, device=device).expand(shape)
+    return term.clone() if factor == 1 else term * factor
+
+
+def _sub(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
+    return _add(a, b, alpha=-alpha)
+
+
+# torch asks a meta tensor for the shape of such a result, and the copies to "meta" stay in the graph (torch 2.11 to 2.13)
+ARITHMETIC = {"add.Tensor": _add, "sub.Tensor": _sub, "mul.Tensor": _mul, "div.Tensor": _div, "linalg_cross": _cross}
 
 
 def _mended(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,7 +100,22 @@ def zeros_kept_fake() -> Iterator[None]:
         with warnings.catch_warnings(action="ignore"):  # that it overrides a kernel
             for name in VIEWS:
                 library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
+            for name, kernel in ARITHMETIC.items():
+                library.impl(name, kernel, "ZeroTensor", allow_override=True)
         with mock.patch.object(FakeTensorMode, "dispatch", _mended):
             yield
     finally:
         library._destroy()
+
+
+def write_out_zeros(graph: torch.fx.GraphModule) -> None:
+    """Make the zeros of a traced graph ordinary ones; what later runs the graph knows of no others.
+
+    Call it under the fake mode of the trace.
+    """
+    for node in graph.graph.nodes:
+        if node.target is ATEN._efficientzerotensor.default:
+            node.target = ATEN.zeros.default
+        value = node.meta.get("val")
+        if _is_zero(value):
+            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

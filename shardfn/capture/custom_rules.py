@@ -1,4 +1,8 @@
-"""Functions with derivatives of the user's: custom_vjp and custom_jvp, made of regions, right under every transform."""
+"""Functions with derivatives of the user's: custom_vjp and custom_jvp, made of regions, right under every transform.
+
+As in JAX, the innermost transform that differentiates a function takes its rule. To the transforms around that one the
+function is the code of its rule, which they differentiate as any other; if that code calls the function, its rule counts there.
+"""
 
 from __future__ import annotations
 
@@ -8,194 +12,221 @@ from typing import Any
 import attrs
 import torch
 
+from .. import _compat
 from ..errors import CaptureError, problem
 from .flat import Body, is_float, mapped
 from .regions import Left
 
+Tensors = Sequence[torch.Tensor]
+
 
 @attrs.frozen(eq=False)
-class Pair:
-    """A function and its rule, over flat tensors: the arguments' first, then what the two close over."""
+class Rule:
+    """A function and its rule, over flat tensors: the arguments first, then what the function and the rule close over.
+
+    Args:
+        name: of the function.
+        fn: the function: tensors -> results.
+        count: how many arguments there are.
+        results: how many results.
+    """
 
     name: str
     fn: Body
-    rule: Body  # (arguments, closed over) -> (results, residuals); or with tangents behind the arguments -> tangents
-    back: Body | None  # (residuals, cotangents, closed over) -> cotangents of the arguments that have one
-    count: int  # of the arguments
+    count: int
     results: int
-    given: tuple[bool, ...]  # which arguments have a cotangent
+
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        """The results at a level of reverse mode, of tensors of the level below."""
+        raise NotImplementedError
+
+    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The results at a level of forward mode, of tensors and tangents of the level below."""
+        raise NotImplementedError
+
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        """The same of many samples at once, the dim of the samples in front of every result."""
+        raise NotImplementedError
 
 
-def _apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Results of which none is an argument itself: autograd cannot save those."""
-    return tuple(x.view_as(x) if any(x is t for t in tensors) else x for x in outs)
+def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
+    """The results of a function with a rule, at the innermost transform and all that are around it."""
+    level = _compat.Level()
+    if level.kind == "vmap":
+        below, dims, size = level.batched(tensors)
+        with level.lowered():
+            if all(d is None for d in dims):
+                return ruled(rule, below)
+            outs = ruled(rule.mapped(dims, size), below)
+        return [level.sample(x) for x in outs]
+    _refuse_closed_over(rule, level, tensors[rule.count :])
+    if any(level.moves(x) for x in tensors[: rule.count]):
+        return _differentiated(rule, level, tensors)
+    if level.kind is None:
+        return list(rule.fn(*tensors))
+    with level.lowered():
+        outs = ruled(rule, [level.below(x) for x in tensors])
+    if level.kind == "jvp" and any(level.tangent(x) is not None for x in tensors[: rule.count]):
+        return [level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs]
+    return outs
 
 
-def _refuse_closed_over(pair: Pair, free: Sequence[torch.Tensor]) -> None:
+def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+    """The results at a level that differentiates by some argument."""
+    if level.kind is None:
+        return rule.pulled(level, tensors)
+    below = [level.below(x) for x in tensors]
+    if level.kind == "jvp":
+        return rule.pushed(level, below, [level.tangent(x) for x in tensors[: rule.count]])
+    return rule.pulled(level, tensors)
+
+
+def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None:
     """A rule says nothing of what the function closes over: its gradient would be lost."""
-    if any(x.requires_grad for x in free):
+    if any(level.moves(x) for x in free):
         fix = "pass it as an argument, for which the rule gives a derivative"
-        raise CaptureError(problem(pair.name, "it closes over a value that is differentiated", fix=fix), fix=fix)
+        text = problem(rule.name, "it closes over a value that is differentiated", fix=fix)
+        raise CaptureError(text, fix=fix)
 
 
-class _Reverse(torch.autograd.Function):
-    """(arguments, closed over) -> (results, residuals), pulled back by the user's rule."""
+def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [torch.zeros_like(x) if t is None else t for x, t in zip(like, xs, strict=True)]
 
-    @staticmethod
-    def forward(pair: Pair, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _apart(pair.rule(*tensors), tensors)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pair = ctx.pair = inputs[0]
-        _refuse_closed_over(pair, inputs[1 + pair.count :])
-        ctx.counts = len(inputs) - 1, len(output)
-        ctx.save_for_backward(*inputs[1:], *output)
-        ctx.save_for_forward(*inputs[1:])
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+@attrs.frozen(eq=False)
+class Reverse(Rule):
+    """A function with a rule for reverse mode.
 
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        pair, n = ctx.pair, ctx.counts[0]
-        tensors, outs = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
-        free, residuals = tensors[pair.count :], outs[pair.results :]
-        given = [torch.zeros_like(x) if g is None else g for x, g in zip(outs[: pair.results], cotangents, strict=False)]
-        assert pair.back is not None
-        feed = iter(pair.back(*residuals, *given, *free))
-        found = [next(feed) if has else None for has in pair.given]
-        later = {k: g for k, g in enumerate(cotangents) if k >= pair.results and g is not None}
-        if later:  # the residuals are differentiated themselves: by what the rule does, as everything else is
-            floats = [k for k, x in enumerate(tensors[: pair.count]) if is_float(x)]
+    Args:
+        forward: tensors -> (results, residuals).
+        back: (residuals, cotangents, what is closed over) -> cotangents of the arguments that have one.
+        given: which arguments have one.
+    """
 
-            def run(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                filled = list(tensors)
-                for k, x in zip(floats, xs, strict=True):
-                    filled[k] = x
-                out = pair.rule(*filled)
-                return tuple(out[k] for k in later)
+    forward: Body
+    back: Body
+    given: tuple[bool, ...]
 
-            more = torch.func.vjp(run, *(tensors[k] for k in floats))[1](tuple(later.values()))
-            for k, g in zip(floats, more, strict=True):
-                found[k] = g if found[k] is None else found[k] + g
-        return None, *found, *[None] * len(free)
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        with level.lowered():
+            outs = self.forward(*(level.below(x) for x in xs), *free)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+        def pull(cotangents: Sequence[torch.Tensor | None], again: Tensors | None) -> list[torch.Tensor | None]:
+            made = outs if again is None else self.forward(*again, *free)
+            results, residuals = made[: self.results], made[self.results :]
+            feed = iter(self.back(*residuals, *_or_zeros(results, cotangents), *free))
+            return [next(feed) if has else None for has in self.given]
+
+        return level.pulled(outs[: self.results], pull, xs)
+
+    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
-        raise CaptureError(problem(ctx.pair.name, "it has a rule for reverse mode only, and forward mode is asked for", fix=fix), fix=fix)
+        got = "it has a rule for reverse mode only, and forward mode is asked for"
+        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, pair: Pair, *tensors: torch.Tensor) -> Any:
-        dims, size = tuple(in_dims[1:]), info.batch_size
-        free = dims[pair.count :]
-        rule, back = mapped(pair.rule, dims, size), pair.back
-        assert back is not None
-        given = [d for d, has in zip(dims, pair.given, strict=False) if has]
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        free = dims[self.count :]
+        of_given = [d for d, has in zip(dims, self.given, strict=False) if has]
 
-        def pulled(*xs: torch.Tensor) -> list[torch.Tensor]:
+        def back(*xs: torch.Tensor) -> list[torch.Tensor]:
             inner = (*[0] * (len(xs) - len(free)), *free)
-            found = mapped(back, inner, size)(*xs)
-            return [g.sum(0) if d is None else g.movedim(0, d) for g, d in zip(found, given, strict=True)]
+            pairs = zip(mapped(self.back, inner, size)(*xs), of_given, strict=True)
+            return [g.sum(0) if d is None else g.movedim(0, d) for g, d in pairs]
 
-        outs = _Reverse.apply(attrs.evolve(pair, rule=rule, back=pulled), *tensors)
-        return outs, tuple([0] * len(outs))
+        fn, forward = mapped(self.fn, dims, size), mapped(self.forward, dims, size)
+        return attrs.evolve(self, fn=fn, forward=forward, back=back)
 
 
-class _Forward(torch.autograd.Function):
-    """(arguments, closed over) -> results, pushed forward by the user's rule; reverse mode transposes it."""
+@attrs.frozen(eq=False)
+class Forward(Rule):
+    """A function with a rule for forward mode, which reverse mode transposes.
 
-    @staticmethod
-    def forward(pair: Pair, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _apart(pair.fn(*tensors), tensors)
+    Args:
+        push: (arguments, their tangents, what is closed over) -> (results, tangents of the results).
+    """
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pair = ctx.pair = inputs[0]
-        _refuse_closed_over(pair, inputs[1 + pair.count :])
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
-        ctx.set_materialize_grads(False)
-        ctx.floating = [is_float(x) for x in output]
-        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+    push: Body
 
-    @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        pair, tensors = ctx.pair, ctx.saved_tensors
-        xs, free = tensors[: pair.count], tensors[pair.count :]
-        dots = [torch.zeros_like(x) if t is None else t for x, t in zip(xs, tangents, strict=False)]
-        found = pair.rule(*xs, *dots, *free)
-        return tuple(t if f else None for t, f in zip(found, ctx.floating, strict=True))
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        below = [level.below(x) for x in xs]
+        with level.lowered():
+            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[: self.results]
 
-    @staticmethod
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        pair, tensors = ctx.pair, ctx.saved_tensors
-        xs, free = tensors[: pair.count], tensors[pair.count :]
+        def pull(cotangents: Sequence[torch.Tensor | None], again: Tensors | None) -> list[torch.Tensor | None]:
+            return self.transposed(below if again is None else again, free, cotangents)
+
+        return level.pulled(outs, pull, xs)
+
+    def transposed(
+        self, xs: Tensors, free: Tensors, cotangents: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The cotangents of the arguments, of those of the results."""
         given = [k for k, g in enumerate(cotangents) if g is not None]
         floats = [k for k, x in enumerate(xs) if is_float(x)]
+        tangents = [torch.zeros_like(x) for x in xs]
 
-        def push(*dots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            all_dots = [torch.zeros_like(x) for x in xs]
-            for k, t in zip(floats, dots, strict=True):
-                all_dots[k] = t
-            found = pair.rule(*xs, *all_dots, *free)
-            return tuple(found[k] for k in given)
+        def run(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            filled = list(tangents)
+            for k, t in zip(floats, moving, strict=True):
+                filled[k] = t
+            outs = self.push(*xs, *filled, *free)
+            return tuple(outs[self.results + k] for k in given)
 
-        pulled = torch.func.vjp(push, *(torch.zeros_like(xs[k]) for k in floats))[1](tuple(cotangents[k] for k in given))
-        found: list[Any] = [None] * len(xs)
-        for k, g in zip(floats, pulled, strict=True):
-            found[k] = g
-        return None, *found, *[None] * len(free)
+        pull = torch.func.vjp(run, *(tangents[k] for k in floats))[1]
+        feed = iter(pull(tuple(cotangents[k] for k in given)))
+        return [next(feed) if is_float(x) else None for x in xs]
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, pair: Pair, *tensors: torch.Tensor) -> Any:
-        dims, size = tuple(in_dims[1:]), info.batch_size
-        xs, free = dims[: pair.count], dims[pair.count :]
-        made = attrs.evolve(pair, fn=mapped(pair.fn, dims, size), rule=mapped(pair.rule, (*xs, *xs, *free), size))
-        outs = _Forward.apply(made, *tensors)
-        return outs, tuple([0] * len(outs))
+    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], tensors[self.count :]
+        with level.lowered():
+            outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
+        pairs = zip(outs[: self.results], outs[self.results :], strict=True)
+        return [level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs]
+
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        xs, free = dims[: self.count], dims[self.count :]
+        fn, push = mapped(self.fn, dims, size), mapped(self.push, (*xs, *xs, *free), size)
+        return attrs.evolve(self, fn=fn, push=push)
 
 
 def reverse_ruled(
-    name: str, outs: Sequence[Left], fwd: Sequence[Left], bwd: Sequence[Left], xs: Sequence[torch.Tensor], given: Sequence[bool]
+    name: str, outs: Sequence[Left], fwd: Sequence[Left], bwd: Sequence[Left], xs: Tensors, given: Sequence[bool]
 ) -> list[torch.Tensor]:
     """A region with a rule of two more: (results, residuals) of its arguments, and cotangents of residuals and cotangents."""
-    plain, rule = outs[0].region, fwd[0].region
+    plain, forward = outs[0].region, fwd[0].region
     back = bwd[0].region if bwd else None
-    n, k = len(xs), len(rule.free)
-    pair = Pair(
+    n, sizes = len(xs), (len(plain.free), len(forward.free), len(back.free) if back else 0)
+    at = [n, n + sizes[0], n + sizes[0] + sizes[1]]
+
+    def pull(*ts: torch.Tensor) -> list[torch.Tensor]:
+        if back is None:
+            return []
+        end = len(ts) - sum(sizes)  # residuals and cotangents, then what all three close over
+        return back(ts[:end], ts[end + sizes[0] + sizes[1] :])
+
+    rule = Reverse(
         name,
-        lambda *ts: plain(ts[:n], plain.free),
-        lambda *ts: rule(ts[:n], ts[n : n + k]),
-        (lambda *ts: back(ts[: len(ts) - k - len(back.free)], ts[len(ts) - len(back.free) :])) if back else (lambda *ts: []),
+        lambda *ts: plain(ts[:n], ts[at[0] : at[1]]),
         n,
         len(outs),
+        lambda *ts: forward(ts[:n], ts[at[1] : at[2]]),
+        pull,
         tuple(given),
     )
-    return reverse(pair, [*xs, *rule.free, *(back.free if back else [])])
+    return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
 
 
-def forward_ruled(name: str, outs: Sequence[Left], dots: Sequence[Left], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A region with a rule: another one, of its arguments and their tangents, that gives the tangents of its results."""
-    plain, rule = outs[0].region, dots[0].region
+def forward_ruled(name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors) -> list[torch.Tensor]:
+    """A region with a rule: another one, of its arguments and their tangents, that gives its results and their tangents."""
+    plain, push = outs[0].region, pushed[0].region
     n, k = len(xs), len(plain.free)
-    pair = Pair(
+    rule = Forward(
         name,
         lambda *ts: plain(ts[:n], ts[n : n + k]),
-        lambda *ts: rule(ts[: 2 * n], ts[2 * n + k :]),
-        None,
         n,
         len(outs),
-        (),
+        lambda *ts: push(ts[: 2 * n], ts[2 * n + k :]),
     )
-    return forward(pair, [*xs, *plain.free, *rule.free])
-
-
-def reverse(pair: Pair, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a function with a rule for reverse mode."""
-    return list(_Reverse.apply(pair, *tensors))[: pair.results]
-
-
-def forward(pair: Pair, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a function with a rule for forward mode."""
-    return list(_Forward.apply(pair, *tensors))
+    return ruled(rule, [*xs, *plain.free, *push.free])

@@ -68,6 +68,7 @@ def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str
     """A function of fake tensors as one ATen graph that writes nothing in place."""
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
+    _compat.write_out_zeros(graph)
     sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
     refuse_collectives(graph, name)
     if refuse_mutation(graph, name, paths):

@@ -47,9 +47,16 @@ class Replay(torch.fx.Interpreter):
             return regions.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
         if (name := getattr(target, "__name__", "")) in nesting.NAMES:
             return self.nesting.call(target, name, args, kwargs)
+        if name == "_unpack_dual":
+            return _of_one_dtype(*super().call_function(target, args, kwargs))
         if target in endings.REPLAYED:
             return endings.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _of_one_dtype(value: torch.Tensor, tangent: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A value and its tangent: torch lets a number that is added to a scalar raise the tangent's dtype (2.13)."""
+    return value, tangent if tangent is None or tangent.dtype == value.dtype else tangent.to(value.dtype)
 
 
 def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -135,7 +135,7 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     """The scan that a transposed one belongs to, if it runs on the very same values."""
     assert scan.transposes is not None
-    consts, carries, _ = scan.transposes
+    consts, carries, count = scan.transposes
     rows = node.args[scan.consts + scan.carries :]
     if carries:
         sources = {x.all_input_nodes[0] for x in rows[:carries] if x.target is operator.getitem}
@@ -146,11 +146,12 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
         if not isinstance(loop, Scan) or loop.transposes or source is node or loop.length != scan.length or loop.reverse == scan.reverse:
             continue
         own = source.args[loop.consts + loop.carries :]
-        same = (loop.consts, loop.carries) == (consts, carries) and source.args[: loop.consts] == node.args[:consts]
+        if (loop.consts, loop.carries) != (consts, carries) or source.args[:consts] != node.args[:consts]:
+            continue
         outs = loop.graphs[0].find_nodes(op="output")[0].args[0]
         entered = loop.graphs[0].find_nodes(op="placeholder")[loop.consts : loop.consts + loop.carries]
         stacked = all(x.target is operator.getitem and outs[x.args[1]] is h for x, h in zip(rows[:carries], entered, strict=True))
-        if same and stacked and rows[carries : carries + len(own)] == own:
+        if stacked and rows[carries : carries + count] == own:
             return source
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -12,7 +12,7 @@ from ..errors import PlacementError, problem
 from ..loops import Branch, Loop, Scan, While
 from ..placements import describe
 from ..types import PENDING, Mark, Marks
-from . import layout, rules, steps
+from . import deferred, layout, rules, steps
 from .values import Value
 
 ROUNDS = 6  # after so many walks over a loop's graph its carries are brought back in every run
@@ -30,14 +30,18 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
         PlacementError: a carry that is constrained to another placement than it enters with.
     """
     loop, values = node.target, [walk.values[x] for x in node.args]
-    ins, outs, plans, kinds = PLACE[type(loop)](walk, node, loop, values)
+    ins, outs, plans, kinds, after = PLACE[type(loop)](walk, node, loop, values)
     source = [walk.bring(v, m, node, implicit=True) for v, m in zip(values, ins, strict=True)]
     made = [walk.slot(fake, marks) for fake, marks in zip(node.meta["val"], outs, strict=True)]
     walk.steps.append(steps.Nested(node, tuple(source), tuple(made), tuple(plans)))
     walk.values[node] = [walk.valued(slot, varies) for slot, varies in zip(made, kinds, strict=True)]
+    for k, marks in after.items():
+        slot = walk.bring(walk.values[node][k], marks, node, implicit=False)
+        walk.values[node][k] = walk.valued(slot, kinds[k])
 
 
-Placed = tuple[list[Marks], list[Marks], list[steps.Plan], list[frozenset[str]]]  # inputs, results, graphs, what varies
+# inputs, results, graphs, what varies, and where some results go at once
+Placed = tuple[list[Marks], list[Marks], list[steps.Plan], list[frozenset[str]], dict[int, Marks]]
 
 
 class Inside:
@@ -48,10 +52,19 @@ class Inside:
         graph: one of the loop's.
         ins: the marks of its inputs.
         values: what comes in at first.
+        later: gradients that stay Partial.
     """
 
-    def __init__(self, around: Any, graph: torch.fx.Graph, ins: Sequence[Marks], values: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        around: Any,
+        graph: torch.fx.Graph,
+        ins: Sequence[Marks],
+        values: Sequence[Value],
+        later: Collection[torch.fx.Node] = (),
+    ) -> None:
         self.walk = around.fresh()
+        self.walk.later = later
         holders, (self.output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
         self.ins = tuple(self.walk.enter(holder, marks, None) for holder, marks in zip(holders, ins, strict=True))
         for holder, value in zip(holders, values, strict=True):
@@ -88,19 +101,20 @@ def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> Plac
     end = scan.consts + scan.carries
     consts, init = [natural(v, walk.axes) for v in values[: scan.consts]], values[scan.consts : end]
     rows = [_without_rows(natural(v, walk.axes), v.fake.shape, walk.axes.sizes) for v in values[end:]]
-    carries, consts, inner = _settle(walk, node, scan.graphs[0], consts, init, rows, values)
+    carries, consts, inner, after = _settle(walk, node, scan.graphs[0], consts, init, rows, values)
     results = inner.results()
     ys = [_reduced_to(natural(r, walk.axes), r, inner, len(consts) + len(carries)) for r in results[scan.carries :]]
     plan = inner.finished([*carries, *ys])
     stacked = lambda marks: tuple(_shifted(m, 1) for m in marks)  # noqa: E731
-    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan], inner.varies()
+    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan], inner.varies(), after
 
 
 def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> Placed:
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
-    carries, consts, body = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [], values)
+    carries, consts, body, after = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [], values)
     test = Inside(walk, loop.graphs[0], [*consts, *carries], values)
-    return [*consts, *carries], carries, [test.finished([_whole(walk)]), body.finished(carries)], body.varies()
+    plans = [test.finished([_whole(walk)]), body.finished(carries)]
+    return [*consts, *carries], carries, plans, body.varies(), after
 
 
 def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -> Placed:
@@ -109,7 +123,7 @@ def _branch(walk: Any, node: torch.fx.Node, branch: Branch, values: list[Any]) -
     pairs = zip(*(w.results() for w in walks), strict=True)
     outs = [_agreed(walk, *pair) for pair in pairs]
     varies = [a | b | values[-1].varies for a, b in zip(*(w.varies() for w in walks), strict=True)]
-    return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks], varies
+    return [*ins, _whole(walk)], outs, [w.finished(outs) for w in walks], varies, {}
 
 
 PLACE: dict[type[Loop], Callable[..., Placed]] = {Scan: _scan, While: _while, Branch: _branch}
@@ -117,13 +131,41 @@ PLACE: dict[type[Loop], Callable[..., Placed]] = {Scan: _scan, While: _while, Br
 
 def _settle(
     walk: Any, node: torch.fx.Node, graph: torch.fx.Graph, consts: list[Marks], init: Sequence[Any], rows: list[Marks], values: list[Any]
-) -> tuple[list[Marks], list[Marks], Any]:
+) -> tuple[list[Marks], list[Marks], Inside, dict[int, Marks]]:
     """Placements of the carries with which every run leaves them as they came, those of the constants, and the walk that found them.
 
-    A carry that starts as zeros may be a pending sum throughout: what a loop adds up is reduced once, behind it.
+    A carry that starts as zeros may be a Partial sum throughout: what a loop adds up is reduced once, after it. Gradients that
+    are added to such a carry, or returned as rows, are not reduced in a run; which results hold them comes last, and where those
+    go after the loop.
     """
+    zeros = [v.fill is not None and v.fill[1] == 0 for v in init]
+    later = deferred.deferrable(graph, len(consts), zeros)
+    while True:
+        carries, found, inner = _fixed(walk, node, graph, consts, init, rows, values, later)
+        after, n = deferred.placements(inner.walk, later), len(carries)
+        terms = [(k, natural(inner.walk.values[g], walk.axes)) for g, k in later.items()]
+        wrong = {k for k, m in terms if k < n and not deferred.stays_partial(m, carries[k])}
+        wrong |= {k for k, m in terms if k >= n and not deferred.stays_replicated(m, after[k])}
+        if not wrong:
+            partial = {k for k, m in terms if any(mark in PENDING for mark in m)}
+            stacked = {k: m if k < n else tuple(_shifted(mark, 1) for mark in m) for k, m in after.items()}
+            return carries, found, inner, {k: m for k, m in stacked.items() if k in partial}
+        later = {g: k for g, k in later.items() if k not in wrong}
+
+
+def _fixed(
+    walk: Any,
+    node: torch.fx.Node,
+    graph: torch.fx.Graph,
+    consts: list[Marks],
+    init: Sequence[Any],
+    rows: list[Marks],
+    values: list[Any],
+    later: Collection[torch.fx.Node],
+) -> tuple[list[Marks], list[Marks], Inside]:
+    """The fixed point of the placements of carries and constants."""
     carries = [_first_try(v, walk) for v in init]
-    inner = Inside(walk, graph, [*consts, *carries, *rows], values)
+    inner = Inside(walk, graph, [*consts, *carries, *rows], values, later)
     for _ in range(ROUNDS):
         results = inner.results()[: len(carries)]
         left = [natural(r, walk.axes) for r in results]
@@ -133,7 +175,7 @@ def _settle(
         if (moved, gathered) == (carries, consts):
             break
         carries, consts = moved, gathered
-        inner = Inside(walk, graph, [*consts, *carries, *rows], values)
+        inner = Inside(walk, graph, [*consts, *carries, *rows], values, later)
     return carries, consts, inner
 
 

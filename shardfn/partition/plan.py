@@ -98,6 +98,7 @@ class Walk:
         self.gradients: dict[torch.fx.Node, steps.Gradient] = {}
         self.unreduced: list[tuple[steps.Slot, torch.fx.Node]] = []  # gradients that leave before they are
         self.steps: list[steps.Step] = []
+        self.later: Collection[torch.fx.Node] = ()  # gradients that a loop adds up, which are brought nowhere in a run
         self.count = 0
         self.ahead = Ahead(self)
 
@@ -172,6 +173,10 @@ class Walk:
         self.same(node, value, self.bring(value, marks, node, implicit=False))
 
     def align(self, node: torch.fx.Node) -> None:
+        value = self.values[node.args[0]]
+        if node in self.later and any(_is_pending(slot.marks) for slot in value.readable(node.meta["phase"])[:1]):
+            self.same(node, value, value.readable(node.meta["phase"])[0])
+            return
         self.settle(node, self.values[node.args[0]], node.args[1], node.args[2])
 
     def settle(self, node: torch.fx.Node, value: Value, like_node: torch.fx.Node, wish: str) -> None:

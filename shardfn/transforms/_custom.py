@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree
 from ..argnums import check_argnums, positions
 from ..capture import endings, recording, regions
-from ..capture.custom_rules import Pair, forward, reverse
+from ..capture.custom_rules import Forward, Reverse, ruled
 from ..errors import ShardError, TreeError, problem
 from ..runtime import Request
 from ._options import check_function
@@ -172,8 +172,11 @@ class CustomVjp(Custom):
             found = self.cotangents(bwd(*still, residuals, _cotangent(out, tensors[n:])), moving)
             return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
 
-        pair = Pair(self.__name__, rule, rule, back, len(xs), count, (True,) * len(xs))
-        return _tree.with_tensors(out, reverse(pair, xs))
+        def fn(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            return _tree.tensors(self.fn(*self.joined(still, _tree.with_tensors(moving, tensors))))
+
+        made = Reverse(self.__name__, fn, len(xs), count, rule, back, (True,) * len(xs))
+        return _tree.with_tensors(out, ruled(made, xs))
 
 
 def is_zero(x: Any) -> bool:
@@ -221,23 +224,24 @@ class CustomJvp(Custom):
         def pushed(*tensors: torch.Tensor) -> Any:
             primals = _tree.with_tensors(moving, tensors[: len(xs)])
             tangents = _cotangent(moving, tensors[len(xs) :])
-            return regions.leave(self.tangents(rule(*still, primals, tangents), out))
+            return regions.leave(self.pushed(rule(*still, primals, tangents), out))
 
-        dots = regions.region(pushed, [*xs, *xs])
-        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(dots), xs)
+        both = regions.region(pushed, [*xs, *xs])
+        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
         return _tree.with_tensors(out, outs)
 
-    def tangents(self, found: Any, out: Any) -> list[torch.Tensor]:
-        """The tangent of each tensor of the result, in the order of the function's."""
+    def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
+        """What the rule returns, in the order of the function's result: its tensors, then their tangents."""
         is_pair = isinstance(found, tuple) and len(found) == 2
         check_pair(self.__name__, is_pair, "the rule", "(result, tangent of the result)")
         theirs, paths = "those of the function", ("result", "result")
-        paired(self.__name__, found[0], out, ("the results of the rule", theirs), paths)
+        after = paired(self.__name__, found[0], out, ("the results of the rule", theirs), paths)
         names, paths = ("the tangents of the rule", "the results"), ("tangent", "result")
-        leaves = paired(self.__name__, found[1], out, names, paths)
-        pairs = zip(leaves, _tree.quick_leaves((out,)), strict=True)
-        tensors = [(t, x) for t, x in pairs if isinstance(x, torch.Tensor)]
-        return [torch.zeros_like(x) if t is None else t for t, x in tensors]
+        dots = paired(self.__name__, found[1], out, names, paths)
+        rows = zip(after, dots, strict=True)
+        tensors = [(x, t) for x, t in rows if isinstance(x, torch.Tensor)]
+        tangents = [torch.zeros_like(x) if t is None else t for x, t in tensors]
+        return [*[x for x, _ in tensors], *tangents]
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
         (rule,) = self.rules
@@ -250,10 +254,10 @@ class CustomJvp(Custom):
         def push(*tensors: torch.Tensor) -> list[torch.Tensor]:
             primals = _tree.with_tensors(moving, tensors[: len(xs)])
             tangents = _cotangent(moving, tensors[len(xs) :])
-            return self.tangents(rule(*still, primals, tangents), out)
+            return self.pushed(rule(*still, primals, tangents), out)
 
-        pair = Pair(self.__name__, plain, push, None, len(xs), 0, ())
-        return _tree.with_tensors(out, forward(pair, xs))
+        made = Forward(self.__name__, plain, len(xs), len(_tree.tensors(out)), push)
+        return _tree.with_tensors(out, ruled(made, xs))
 
 
 @_compat.constant_in_graph

@@ -1,0 +1,112 @@
+"""The levels of torch.func one at a time: what a value is at the innermost one, and what is below it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C import _functorch
+from torch.autograd.function import _SingleLevelFunction
+
+Pull = Callable[..., Sequence[torch.Tensor | None]]  # cotangents of results -> cotangents of arguments
+
+
+class _Pulled(_SingleLevelFunction):
+    """Results of the level below, whose derivative at this one level is a function of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, level: Level, outs: Sequence[torch.Tensor], pull: Pull, *args: torch.Tensor) -> Any:
+        ctx.level, ctx.pull = level, pull
+        if level.kind is None:  # torch's own autograd may differentiate once more: the function is given the arguments for that
+            ctx.save_for_backward(*args)
+        ctx.set_materialize_grads(False)
+        here = tuple(level.wrapped(x) for x in outs)
+        ctx.mark_non_differentiable(*(x for x in here if not (x.is_floating_point() or x.is_complex())))
+        return here
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        return None, None, None, *ctx.pull(cotangents, ctx.saved_tensors if ctx.level.kind is None else None)
+
+
+class Level:
+    """The innermost transform at work; torch's own autograd, of kind None, where there is none."""
+
+    def __init__(self) -> None:
+        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+        inside = _functorch.peek_interpreter_stack() is not None
+        self.interpreter = retrieve_current_functorch_interpreter() if inside else None
+        self.kind = None if self.interpreter is None else self.interpreter.key().name.lower()  # "grad", "jvp", "vmap"
+        self.number = None if self.interpreter is None else self.interpreter.level()
+
+    @contextlib.contextmanager
+    def lowered(self) -> Iterator[None]:
+        """As if this transform were not there; derivatives of the others are taken."""
+        from torch.autograd.forward_ad import _set_fwd_grad_enabled
+
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):
+            if self.interpreter is None:
+                yield
+                return
+            with self.interpreter.lower():
+                yield
+
+    def below(self, x: torch.Tensor) -> torch.Tensor:
+        """The value of a tensor one level down."""
+        if self.kind is None:
+            return x.detach()
+        x = _functorch.unwrap_if_dead(x)
+        return x if self.kind == "vmap" else _functorch._unwrap_for_grad(x, self.number)
+
+    def wrapped(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of the level below as one of this."""
+        return x.view_as(x) if self.kind is None else _functorch._wrap_for_grad(x, self.number)
+
+    def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+        """A tensor with its tangent at this level, both of the level below."""
+        return torch._VF._make_dual(self.wrapped(x), self.wrapped(tangent), level=0)
+
+    def tangent(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The tangent of a tensor at this level, as a value of the level below."""
+        if not self._is_here(x):
+            return None
+        tangent = torch._VF._unpack_dual(x, level=0)[1]
+        return None if tangent is None else self.below(tangent).to(x.dtype)
+
+    def moves(self, x: torch.Tensor) -> bool:
+        """Whether a derivative by a tensor is being taken at this level."""
+        if self.kind == "jvp":
+            tangent = self.tangent(x)
+            return tangent is not None and not tangent._is_zerotensor()
+        return self._is_here(x) and x.requires_grad
+
+    def _is_here(self, x: torch.Tensor) -> bool:
+        if self.kind is None:
+            return True
+        x = _functorch.unwrap_if_dead(x)
+        return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == self.number
+
+    def pulled(self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Results of the level below as results of this, and a function for their derivative in reverse mode.
+
+        Args:
+            outs: the results.
+            pull: of the cotangents, a tuple with None for zero, and of the arguments if torch's own autograd runs it.
+            args: what is differentiated by.
+        """
+        from torch._functorch.utils import enable_single_level_autograd_function
+
+        with enable_single_level_autograd_function():
+            return list(_Pulled.apply(self, outs, pull, *args))
+
+    def batched(self, xs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
+        """Under vmap: the tensors of all samples, where each has their dim, and how many samples there are."""
+        pairs = [_functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number) for x in xs]
+        return [x for x, _ in pairs], tuple(dim for _, dim in pairs), self.interpreter.batch_size()
+
+    def sample(self, x: torch.Tensor) -> torch.Tensor:
+        """Under vmap: a tensor whose first dim is that of the samples, as one sample."""
+        return _functorch._add_batch_dim(x, 0, self.number)
