@@ -81,7 +81,10 @@ def unwound() -> Iterator[None]:
 
 
 def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
-    """torch.func.jvp of a function that returns tuples, also where a replayed graph has opened forward mode: torch counts its levels in Python only (torch 2.13)."""
+    """torch.func.jvp of a function that returns tuples, also where a replayed graph has opened forward mode.
+
+    torch counts its levels in Python only (torch 2.13).
+    """
     from torch._functorch import eager_transforms
 
     close = open_dual()

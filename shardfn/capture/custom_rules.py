@@ -7,7 +7,6 @@ function is the code of its rule, which they differentiate as any other; if that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import torch

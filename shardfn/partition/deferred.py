@@ -64,7 +64,7 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
     """Whether a carry goes into a result by sums alone."""
     while len(carry.users) == 1 and carry is not result:
         (user,) = carry.users
-        if user.target not in SUMS or user.args[0] is not carry and user.target is not ATEN.add.Tensor:
+        if user.target not in SUMS or (user.args[0] is not carry and user.target is not ATEN.add.Tensor):
             return False
         carry = user
     return carry is result
