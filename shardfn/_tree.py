@@ -234,6 +234,15 @@ def is_node(x: Any) -> bool:
     return _is_plain(x) or not optree.tree_is_leaf(x, none_is_leaf=True, namespace=NAMESPACE)
 
 
+def classes(tree: Any, path: str) -> list[tuple[str, str]]:
+    """The containers in a tree that are not Python's own, each with its path and the name of its class."""
+    if not is_node(tree):
+        return []
+    if not _is_plain(tree):
+        return [(path, type(tree).__name__)]
+    return [found for way, child in _children(tree) for found in classes(child, path + way)]
+
+
 def _same_kind(a: Any, b: Any) -> bool:
     """Whether two trees are containers of one kind; dicts of all kinds are."""
     return is_node(a) and (type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict)))

@@ -100,7 +100,9 @@ class Program:
 
 
 # What may stand beside tensors in arguments and results.
-CONSTANTS = (int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, Placement)
+CONSTANTS = (
+    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Placement,
+)  # fmt: skip
 TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 
 

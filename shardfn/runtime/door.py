@@ -63,6 +63,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
     refuse_unstrided(request.name, leaves, paths)
     world, mesh = current_world(), _mesh(request, leaves)
+    _refuse_classes(request, args, kwargs, static)
     _check_leaves(request, leaves, paths, _leaves_of(static, treedef))
     axes = axes_of(mesh)
     specs = _specs(request, args, kwargs, leaves)
@@ -158,6 +159,26 @@ def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
     return {i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))}
 
 
+def _refuse_classes(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], static: Sequence[int]
+) -> None:
+    """Containers of the user's own: registered for trees, and unknown to who reads the function.
+
+    Raises:
+        TreeError: naming each.
+    """
+    roots = _tree.argument_paths(request.signature_of, (0,) * len(args), dict.fromkeys(kwargs, 0))
+    rows = enumerate(zip(roots, (*args, *kwargs.values()), strict=True))
+    given = [(root, x) for i, (root, x) in rows if i not in static]
+    wrong = [(path, kind) for root, x in given for path, kind in _tree.classes(x, root)]
+    if wrong:
+        source, fix = call_site(), "a dict, list, tuple or NamedTuple of its tensors"
+        lines = [f"{path} is a {kind}" for path, kind in wrong]
+        needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
+        text = problem(request.name, *lines, needed=needed, fix=fix, source=source)
+        raise TreeError(text, arg_path=wrong[0][0], source=source, fix=fix)
+
+
 def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static: set[int]) -> None:
     for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
         where = f"{request.name}, argument {path}"
@@ -167,9 +188,11 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
             refuse_lost_gradient(where, path, x)
-        elif not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static:
+        elif (not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static) or _is_numpys(x):
             fix, source = _instead(x, path), call_site()
-            text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=source)
+            module = "numpy." if type(x).__module__ == "numpy" else ""
+            got, needed = f"a {module}{type(x).__name__}", "a tensor or a constant"
+            text = problem(where, got, needed=needed, fix=fix, source=source)
             raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
@@ -187,6 +210,11 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
         raise lost_tangent(where)
 
 
+def _is_numpys(x: Any) -> bool:
+    """Whether x is a text or bytes of numpy's, which whoever reads the function takes for arrays."""
+    return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
+
+
 def _is_function(x: Any) -> bool:
     """Whether x is code, and no object of a class with `__call__`, which may change between calls."""
     known = isinstance(x, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial, type))
@@ -201,6 +229,10 @@ def _instead(x: Any, path: str) -> str:
     if path == "self":
         bound = "the transform of the bound method, which is read when it is captured"
         return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
+    if isinstance(x, (slice, range, set, frozenset, type(...))):
+        return f"static_argnums of jit or shard; or close over the {kind}"
+    if type(x).__module__ == "numpy":
+        return "torch.as_tensor(x); or x.item() for a constant"
     return "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
 
 
