@@ -102,12 +102,13 @@ RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.dist
 
 @contextlib.contextmanager
 def _mended() -> Iterator[None]:
-    """Dynamo without three mistakes (torch 2.13): it answers with a shape from before squeeze_, t_ and their kin, takes the number of
-    the rank that traces for a constant of every rank's program, and looks into an autograd.Function
-    under torch.func's transforms, where its own backward and jvp count."""
+    """Dynamo without four mistakes (torch 2.13): it makes a closed-over view in a fake mode that is not its own, answers with
+    a shape from before squeeze_, t_ and their kin, takes the number of the rank that traces for a constant of every rank's
+    program, and looks into an autograd.Function under torch.func's transforms, where its own backward and jvp count."""
     from torch._dynamo import exc, variables
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder, distributed, script_object
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
         fake = self.proxy.node.meta.get("example_value")
@@ -125,6 +126,14 @@ def _mended() -> Iterator[None]:
             return apply(self, tx, args, kwargs)
         return builder.wrap_fx_proxy(tx, tx.output.create_proxy("call_function", self.fn_cls.apply, *proxy_args_kwargs(args, kwargs)))
 
+    wrap = builder.wrap_to_fake_tensor_and_record
+
+    def made_apart(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_fake(x) or not x._is_view():
+            return wrap(x, *args, **kwargs)
+        with _disable_current_modes():
+            return wrap(x, *args, **kwargs)
+
     objects = [getattr(script_object, "TorchScriptObjectVariable", None), getattr(distributed, "DeviceMeshVariable", None)]
     changes = [(variables.TensorVariable, name, fresh) for name in ("var_getattr", "call_method", "unpack_var_sequence")]
     function, custom = variables.TorchInGraphFunctionVariable, variables.AutogradFunctionVariable
@@ -133,6 +142,7 @@ def _mended() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for cls, name, new in changes:
             stack.enter_context(mock.patch.object(cls, name, functools.partialmethod(new, getattr(cls, name))))
+        stack.enter_context(mock.patch.object(builder, wrap.__name__, made_apart))
         yield
 
 

@@ -43,7 +43,7 @@ def pinned(x: Any, spec: Any, what: str, path: str = "") -> Any:
         return x
     if isinstance(spec, P):
         named.check_placed(what, path, spec.parts)
-        return _tree.tree_map(lambda leaf: _pin(leaf, spec), x) if _compat.is_tracing() else x
+        return _tree.tree_map(lambda leaf: _pin(leaf, spec, what, path), x)
     if isinstance(spec, dict) and isinstance(x, dict) and set(spec) == set(x):
         made = {key: pinned(x[key], spec[key], what, f"{path}[{key!r}]") for key in x}
         return made if type(x) is dict else type(x)(made)
@@ -84,8 +84,24 @@ def refuse_prefix(what: str, path: str, placements: str, tree: str) -> None:
     raise kind(problem(where, got, needed="a P, or a tree of them", fix=fix), fix=fix)
 
 
-def _pin(x: Any, spec: P) -> Any:
-    return prims.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
+def _pin(x: Any, spec: P, what: str, path: str) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    check_dims(what, path, spec.parts, tuple(x.shape))
+    return prims.redistribute(x, text_of(spec, x.dim())) if _compat.is_tracing() else x
+
+
+@_compat.constant_in_graph
+def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """Check that a placement names no more dims than a tensor has.
+
+    Raises:
+        PlacementError: it does.
+    """
+    if len(parts) > len(shape):
+        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
+        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
+        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
 
 
 def text_of(spec: P, rank: int) -> str:
