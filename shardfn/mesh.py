@@ -62,7 +62,7 @@ def make_mesh(
         raise PlacementError(problem("make_mesh", f"shape {shape}", needed="positive ints"))
     if len(shape) != len(names) or len(set(names)) != len(names):
         raise PlacementError(problem("make_mesh", f"shape {shape}, axis names {names}", needed="one distinct name for each axis"))
-    bad = [name for name in names if not str(name).isidentifier()]
+    bad = [name for name in names if not (isinstance(name, str) and name.isidentifier())]
     if bad:
         raise PlacementError(problem("make_mesh", f"axis names {bad}", needed="names like dp or tp"))
     device_type = _checked_type(device_type or default_device_type())

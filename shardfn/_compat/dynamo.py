@@ -131,11 +131,12 @@ RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.dist
 
 @contextlib.contextmanager
 def _mended() -> Iterator[None]:
-    """Dynamo without four mistakes (torch 2.13).
+    """Dynamo without five mistakes (torch 2.13).
 
     It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank that traces
     for a constant of every rank's program, looks into an autograd.Function under torch.func's transforms,
-    where its own backward and jvp count, and makes a fake of another mode of a result of autograd.
+    where its own backward and jvp count, and makes a fake of another mode of a result of autograd and of
+    a view that is closed over.
     """
     from torch._dynamo import exc, variables
     from torch._dynamo.utils import proxy_args_kwargs
@@ -160,9 +161,13 @@ def _mended() -> Iterator[None]:
 
     make_fake = builder.wrap_to_fake_tensor_and_record
 
+    def is_plain(x: Any) -> bool:
+        if not isinstance(x, torch.Tensor) or is_fake(x):
+            return True
+        return x.is_leaf and not x._is_view() and not in_dual_level()
+
     def faked(x: Any, *args: Any, **kwargs: Any) -> Any:
-        plain = getattr(x, "is_leaf", True) and not in_dual_level()
-        with contextlib.nullcontext() if plain else _disable_current_modes():
+        with contextlib.nullcontext() if is_plain(x) else _disable_current_modes():
             return make_fake(x, *args, **kwargs)
 
     objects = [getattr(script_object, "TorchScriptObjectVariable", None), getattr(distributed, "DeviceMeshVariable", None)]

@@ -79,7 +79,7 @@ class Donation:
     def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
         """Take donated arguments away: whoever uses one afterwards learns which call took it. Returns the results."""
         mine = {id(leaves[i]) for i in self.taken}
-        outs = [x.detach() if id(x) in mine else x for x in outs]  # a result in a donated tensor's memory
+        outs = [_free(x) if id(x) in mine or id(x._base) in mine else x for x in outs]
         for i in self.taken:
             x = leaves[i]
             if isinstance(x, DTensor):
@@ -101,6 +101,12 @@ def _locals(x: Any) -> Sequence[torch.Tensor]:
     if isinstance(local, SimulatedTensor):
         return [shard for shard in local.shards if shard.numel()]
     return () if isinstance(local, UnreadTensor) or not local.numel() else (local,)
+
+
+def _free(x: torch.Tensor) -> torch.Tensor:
+    """A result in a donated tensor's memory, without a reference to that tensor."""
+    memory = x.untyped_storage()
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, x.storage_offset(), x.shape, x.stride())
 
 
 def own(x: torch.Tensor) -> torch.Tensor:

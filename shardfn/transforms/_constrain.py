@@ -39,13 +39,14 @@ def constrain(x: Any, placements: Any) -> Any:
 
 def pinned(x: Any, placements: Any, what: str) -> Any:
     """A tree, each tensor of it pinned as a prefix tree says; `what` is for errors."""
-    specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "x", is_constraint)
+    specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "", is_constraint)
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
-    leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "x")
+    leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "")
     rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
-    for _, spec, path in rows:
+    for leaf, spec, path in rows:
         if spec is not None:
-            named.check_placed(what, path if len(rows) > 1 else "", spec.parts)
+            named.check_placed(what, path, spec.parts)
+            check_dims(what, path, spec.parts, tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None)
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
@@ -81,6 +82,19 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
 
 def _pin(x: Any, spec: P) -> Any:
     return prims.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
+
+
+@_compat.constant_in_graph
+def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...] | None) -> None:
+    """Check that a placement names no more dims than a tensor has.
+
+    Raises:
+        PlacementError: it does.
+    """
+    if shape is not None and len(parts) > len(shape):
+        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
+        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
+        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
 
 
 def text_of(spec: P, rank: int) -> str:
