@@ -75,8 +75,9 @@ def shard(
     """Turn a function of whole tensors into a program of all ranks of a mesh; never another value than the function's.
 
     Args:
-        fn: a pure function of pytrees, written as for one device. Without it, a decorator is returned. What it closes over
-            is read when it is captured: tensors by reference, everything else by value.
+        fn: a pure function of pytrees, written as for one device. Without it, a decorator is returned. What it closes over is
+            looked at in each call: tensors by reference, everything else by value, and where a value is another one, fn is
+            captured again.
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
             Placements, or None: as the argument is (a plain tensor is replicated).
