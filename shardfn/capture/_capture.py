@@ -12,7 +12,7 @@ import torch
 from .. import _compat, _tree, higher_order
 from ..errors import CaptureError, ShardError, problem
 from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
-from . import decompositions, endings, leaks, manual, named, prims, sources, substitutes, varying
+from . import decompositions, endings, foreign, leaks, manual, named, prims, sources, substitutes, varying
 from .custom_ops import Derivatives
 from .explain import explained
 from .printing import program_text
@@ -76,6 +76,7 @@ def capture(
         with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
             python = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
+            foreign.refuse_made(python, name)
             varying.settle(python, name)
             graph, closed_over, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
@@ -200,6 +201,7 @@ def _flatten(
         traced = codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
         outputs = Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
         out, _ = _compat.python_results(python, outputs)
+        foreign.refuse_results(out, names[0])
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         return [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
 
@@ -207,4 +209,6 @@ def _flatten(
     inputs = [*tensors, *(mode.from_tensor(x) for x in closed_over)]
     graph = functional(flat, inputs, *names)
     higher_order.fold(graph)
-    return graph, [*closed_over, *lifted_constants(graph, mode, names[0])], result[0]
+    constants = [*closed_over, *lifted_constants(graph, mode, names[0])]
+    foreign.refuse_fakes(constants, names[0])
+    return graph, constants, result[0]

@@ -11,7 +11,8 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _tree
+from .. import _compat, _tree
+from ..capture.leaks import leaked
 from ..mesh import current_mesh
 from ..partition import registered
 from ..world import World, current_world
@@ -35,11 +36,17 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 break
             entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
             return entry.run(leaves)
-    return _stage(request, args, kwargs, key, mesh).run(leaves)
+    out = _stage(request, args, kwargs, key, mesh).run(leaves)
+    if any(isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)):
+        raise leaked(f"{request.name}, its result")
+    return out
 
 
 def _signature(x: Any) -> Any:
-    return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (type(x), x)
+    kind = type(x)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return x.shape, x.stride(), x.dtype, x.device
+    return (kind, x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else (kind, x)
 
 
 def _stage(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any) -> Entry:

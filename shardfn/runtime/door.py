@@ -156,6 +156,7 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
         if isinstance(x, torch.Tensor):
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
+            _refuse_foreign(where, path, x)
             if x.requires_grad and torch.is_grad_enabled():
                 fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
                 got = "it requires grad, and autograd would not see through the call"
@@ -164,6 +165,18 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
             fix, source = _instead(x, path), call_site()
             text = problem(where, f"a {type(x).__name__}", needed="a tensor or a constant", fix=fix, source=source)
             raise TreeError(text, arg_path=path, source=source, fix=fix)
+
+
+def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
+    """Refuse a tensor of a class of its own, which would come out as a plain one."""
+    if not _compat.is_foreign(x) or isinstance(x, DTensor) or _compat.is_arriving(x):
+        return
+    held = "the plain tensors that it holds, in a dict or a NamedTuple"
+    fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
+    source = call_site()
+    got = f"a {type(x).__name__}, a subclass of torch.Tensor"
+    text = problem(where, got, needed="a plain tensor or a DTensor", fix=fix, source=source)
+    raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
 def _is_function(x: Any) -> bool:

@@ -21,6 +21,7 @@ from ..types import Marks
 from ..world import current_world
 
 
+@_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     """Place a tree of whole tensors on a mesh; every rank passes the same values, nothing is sent.
 
@@ -77,6 +78,7 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     return _compat.dtensors([local], [spec])[0]
 
 
+@_compat.outside_only
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     """A rank's own shard as part of a whole.
 
