@@ -104,3 +104,8 @@ def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTen
     if make is None:
         return [DTensor(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
     return [make(DTensor, x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
+
+
+def is_arriving(x: torch.Tensor) -> bool:
+    """Whether a tensor is the result of a collective of torch's that nobody has waited for; it waits when it is read."""
+    return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ShardError, call_site, is_ours
 from .guards import Read, outside_reads
@@ -126,6 +127,57 @@ def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
 
 ASKS_RANK = "asks which rank it runs on"
 
+MAKES_DTENSOR = "makes a DTensor or takes one apart"
+
+FOREIGN = "closes over a tensor of class"
+
+MADE = "makes a tensor of class"
+
+COMMUNICATES = "communicates by itself:"
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse this function, which makes DTensors, where Dynamo reads a call of it."""
+    fn.makes_dtensors = True
+    return fn
+
+
+def makes_dtensors(fn: Any) -> bool:
+    """Whether a function is one of torch.distributed.tensor, but for the placements themselves, or says that it does."""
+    if getattr(fn, "makes_dtensors", False) is True:
+        return True
+    module = getattr(fn, "__module__", None)
+    inside = isinstance(module, str) and module.startswith("torch.distributed.tensor")
+    return inside and not module.startswith("torch.distributed.tensor.placement_types")
+
+
+def is_foreign(x: Any) -> bool:
+    """Whether a tensor is of a class of its own: a DTensor, two tensors in one, a subclass of a user's."""
+    kind = type(x)
+    if not isinstance(x, torch.Tensor) or kind in PLAIN or kind.__module__.startswith("shardfn."):
+        return False
+    if isinstance(x, torch.nn.Parameter):  # a name for a kind of parameter, which changes nothing
+        return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
+    return is_traceable_wrapper_subclass(x) or not is_fake(x)
+
+
+def holds_tensors(x: torch.Tensor) -> bool:
+    """Whether a tensor is made of other tensors."""
+    return is_traceable_wrapper_subclass(x)
+
+
+def refusal(fn: Any) -> str | None:
+    """Why a function that is captured may not call this function or class; None where it may."""
+    if makes_dtensors(fn):
+        return MAKES_DTENSOR
+    if isinstance(fn, type) and issubclass(fn, torch.Tensor) and fn not in PLAIN:
+        return f"{MADE} {fn.__name__};"
+    collective = getattr(fn, "__module__", None) == "torch.distributed._functional_collectives"
+    return f"{COMMUNICATES} {fn.__name__};" if collective else None
+
+
 RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.distributed, a mesh, a group
 
 
@@ -140,7 +192,7 @@ def _mended() -> Iterator[None]:
     """
     from torch._dynamo import exc, variables
     from torch._dynamo.utils import proxy_args_kwargs
-    from torch._dynamo.variables import builder, distributed, script_object
+    from torch._dynamo.variables import builder, distributed, functions, script_object
     from torch.utils._python_dispatch import _disable_current_modes
 
     def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,6 +205,24 @@ def _mended() -> Iterator[None]:
         if (name in RANK) if isinstance(name, str) else self.value is dist.get_rank:
             raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, ASKS_RANK)
         return call(self, tx, name, *args, **kwargs)
+
+    def own(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if said := refusal(getattr(self, "fn", None) or getattr(self, "value", None)):
+            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, said)
+        return call(self, tx, *args, **kwargs)
+
+    def alone(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, f"{COMMUNICATES} {self.fn.__name__};")
+
+    def cast(self: Any, method: Callable[..., Any], tx: Any, cls: Any) -> Any:
+        if said := refusal(getattr(cls, "value", None)):
+            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, said)
+        return method(self, tx, cls)
+
+    def plain(self: Any, wrap: Callable[..., Any], value: Any) -> Any:
+        if is_foreign(value):
+            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, f"{FOREIGN} {type(value).__name__};")
+        return wrap(self, value)
 
     def whole(self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any) -> Any:
         if not inside_transform():
@@ -174,6 +244,12 @@ def _mended() -> Iterator[None]:
     changes = [(variables.TensorVariable, name, fresh) for name in ("var_getattr", "call_method", "unpack_var_sequence")]
     function, custom = variables.TorchInGraphFunctionVariable, variables.AutogradFunctionVariable
     changes += [(function, "call_function", untold), (custom, "call_apply", whole)]
+    read = [function, variables.UserFunctionVariable, variables.SkipFunctionVariable]
+    read += [variables.UserDefinedClassVariable, builder.TensorSubclassVariable]
+    changes += [(variables.TensorVariable, "method_as_subclass", cast)]
+    changes += [(functions.CollectiveFunctionRewriteVariable, "call_function", alone)]
+    changes += [(cls, "call_function", own) for cls in read]
+    changes += [(builder.VariableBuilder, "wrap_tensor", plain)]
     changes += [(cls, "call_method", untold) for cls in objects if cls]
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._decomp import decompositions
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from .dynamo import RANK, is_reading
 from .threads import replaced
@@ -44,7 +45,11 @@ def hooked_by(cls: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_modules(asked: Callable[[str], None], checkpointed: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+def plain_modules(
+    asked: Callable[[str], None],
+    checkpointed: Callable[[], AbstractContextManager[Any]],
+    making: Callable[[], None],
+) -> Iterator[None]:
     """Modules as they are written: attention without its fused kernel for inference, and two things done otherwise.
 
     Other threads, which are not `reading`, notice nothing.
@@ -52,6 +57,7 @@ def plain_modules(asked: Callable[[str], None], checkpointed: Callable[[], Abstr
     Args:
         asked: is given the file of whoever asks for the rank, before there is an answer.
         checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails under torch.func (2.11 to 2.15).
+        making: is called before a DTensor is made.
     """
     generator, reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator, torch.utils.checkpoint.CheckpointFunction.apply
 
@@ -75,10 +81,25 @@ def plain_modules(asked: Callable[[str], None], checkpointed: Callable[[], Abstr
 
         return ask
 
+    init = DTensor.__init__
+
+    def made(*args: Any, **kwargs: Any) -> None:
+        if is_reading():
+            making()
+        init(*args, **kwargs)
+
+    local = DTensor.from_local
+
+    def from_local(*args: Any, **kwargs: Any) -> Any:
+        if is_reading():
+            making()
+        return local(*args, **kwargs)
+
     owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
     changes: list[tuple[Any, str, Any]] = [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
     changes += [(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around)]
     changes += [(torch.utils.checkpoint.CheckpointFunction, "apply", called)]
+    changes += [(DTensor, "__init__", made), (DTensor, "from_local", staticmethod(from_local))]
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

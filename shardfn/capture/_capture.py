@@ -17,6 +17,7 @@ from . import (
     closed_over,
     decompositions,
     endings,
+    foreign,
     leaks,
     manual,
     named,
@@ -97,6 +98,7 @@ def capture(
         with _torchs(mode), watching as watched, _compat.unwound(), tracing, scope as names:
             python, read = _compat.capture_python(call, _tree.unflatten(treedef, fakes))
             watched.rewind()
+            foreign.refuse_made(python, name)
             varying.settle(python, name)
             graph, outside, out = _flatten(python, fakes, treedef, mode, (name, tensor_paths))
     except ShardError:
@@ -229,6 +231,7 @@ def _flatten(
         traced = codegen.process_inputs(*_tree.tree_map(lambda x: mine.get(id(x), x), positional))
         outputs = Replay(python).run(*(mine.get(id(x), x) for x in traced), enable_io_processing=False)
         out, _ = _compat.python_results(python, outputs)
+        foreign.refuse_results(out, names[0])
         result[:] = [_tree.tree_map(lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out)]
         results = [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
         ends.update(closed_over.reached_from(results))
@@ -238,7 +241,9 @@ def _flatten(
     stand_ins = [mode.from_tensor(x.detach()).requires_grad_(x.requires_grad) for x in outside.tensors]
     graph = functional(flat, [*tensors, *stand_ins], *names)
     higher_order.fold(graph)
-    outside = outside.traced(stand_ins, ends, lifted_constants(graph, mode, names[0]))
+    constants = lifted_constants(graph, mode, names[0])
+    foreign.refuse_fakes([*outside.tensors, *constants], names[0])
+    outside = outside.traced(stand_ins, ends, constants)
     return graph, outside, result[0]
 
 

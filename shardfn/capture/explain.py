@@ -8,13 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from .. import _compat
 from ..errors import CaptureError, call_site, is_ours, problem
-from . import data_dependent, sources
+from . import data_dependent, foreign, sources
 from .unsupported import unsupported
 
 HELD = ("it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes")
+
+ALONE = (
+    "global values, and placements; shard adds the communication, and constrain asks for it; in shard_map: "
+    "sf.psum(x, axis_name), sf.all_gather, sf.psum_scatter, sf.all_to_all, sf.ppermute"
+)
 
 # What torch says -> what it means for the user, and what to try.
 CAUSES = (
@@ -25,6 +31,7 @@ CAUSES = (
     ),
     ("side effects happened", "it changes something outside of itself: {places}", "return the new value instead of storing it"),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
+    (_compat.MAKES_DTENSOR, foreign.DTENSOR, foreign.FIX),
     (
         _compat.ASKS_RANK,
         "it asks which rank it runs on, and its answer would be the same on every rank",
@@ -75,7 +82,7 @@ def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> 
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths, read)), fix
-    if found := data_dependent.cause(error, said):
+    if found := data_dependent.cause(error, said) or _foreign(said):
         return found
     raised = re.search(r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)", said)
     if raised:
@@ -83,6 +90,23 @@ def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> 
     first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
     why = next((line.removeprefix("Explanation: ") for line in rest if line.startswith("Explanation")), "")
     return f"it cannot be read as one graph: {first}. {why}".rstrip(), "a pure function of tensors"
+
+
+def _foreign(said: str) -> tuple[str, str] | None:
+    """What is no plain tensor, or a collective of torch's, or asked of an argument that is a global tensor here."""
+    if found := re.search(_compat.FOREIGN + r" (\w+);", said):
+        fix = "pass it as an argument, which carries its placement"
+        return f"it closes over a {found[1]}", fix if found[1] == "DTensor" else foreign.UNWRAPPED
+    if found := re.search(_compat.MADE + r" (\w+);", said):
+        return f"it makes a {found[1]}", foreign.UNWRAPPED
+    if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
+        return f"it communicates by itself: {found[1]}", ALONE
+    asked = r"'\w*Tensor\w*' object has no attribute '(\w+)'", r"Tensor method `(\w+)` is not defined"
+    found = re.search(asked[0], said) or re.search(asked[1], said)
+    if found and hasattr(DTensor, found[1]):
+        got = f"it asks for .{found[1]} of a global tensor, which is no DTensor inside"
+        return got, foreign.FIX
+    return None
 
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
@@ -172,8 +196,7 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
     """
     for node in graph.graph.nodes:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
-            source = node.meta.get("source")
-            fix = "sf.psum(x, axis_name) and its kin inside shard_map; elsewhere placements: shard adds the communication"
+            source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
             text = problem(name, got, needed="a function of global tensors", fix=fix, source=source)
             raise CaptureError(text, source=source, fix=fix)

@@ -9,12 +9,13 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, is_ours, problem
 from ..types import CONSTANTS
-from . import data_dependent, explain, leaks, module_copy, sources, substitutes
+from . import data_dependent, explain, foreign, leaks, module_copy, sources, substitutes
 from .custom_ops import refuse_dropped_call
 from .module_hooks import HookedCall
 from .recording import hooked_values
@@ -47,7 +48,7 @@ class PureModule:
 
         def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
             found = self.known[call]
-            with _compat.reading() as mode, _compat.plain_modules(_refuse_rank, _checkpointed), Traced(mode, self.name) as traced:
+            with _compat.reading() as mode, _plain_modules(), Traced(mode, self.name) as traced:
                 try:
                     out = self.batched_if_needed(found, params, buffers, args, kwargs)
                 except ShardError:
@@ -110,6 +111,8 @@ class PureModule:
     def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
         """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
         if isinstance(x, torch.Tensor):
+            if _compat.is_foreign(x):
+                raise foreign.refused(self.name, f"the module returns a {type(x).__name__}", None)
             tensors.append(x)
             return "tensor", len(tensors) - 1, ()
         if isinstance(x, CONSTANTS):
@@ -149,6 +152,8 @@ def _spread(buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: An
 
 def _refuse_rank(file: str) -> None:
     """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
+    if "/torch/distributed/tensor/" in file:
+        _refuse_dtensor()
     if not is_ours(file):
         raise RuntimeError(_compat.ASKS_RANK)
 
@@ -158,6 +163,16 @@ def _checkpointed() -> Iterator[None]:
     """What a call of torch.utils.checkpoint runs in."""
     with sources.inside(sources.fresh_region(), "nothing_saveable"):
         yield
+
+
+def _refuse_dtensor() -> None:
+    """Refuse a DTensor that a module makes."""
+    raise RuntimeError(_compat.MAKES_DTENSOR)
+
+
+def _plain_modules() -> contextlib.AbstractContextManager[None]:
+    """What a module runs in."""
+    return _compat.plain_modules(_refuse_rank, _checkpointed, _refuse_dtensor)
 
 
 class Traced(TorchFunctionMode):
@@ -179,6 +194,8 @@ class Traced(TorchFunctionMode):
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, args, line)
         name = getattr(func, "__name__", "")
+        if any(issubclass(t, DTensor) for t in types):
+            raise RuntimeError(_compat.MAKES_DTENSOR)
         if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
             return self.read(func, args, reads, line)
         if self.mode is not None:

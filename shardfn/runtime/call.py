@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..capture import Reads, constant_key
+from ..capture.leaks import leaked
 from ..capture.strided import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition import registered
@@ -48,9 +49,12 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 request.entries[:] = [entry, *(e for e in request.entries if e is not entry)]
             return entry.run(leaves)
     with _compat.staging():
-        entry = _staged_meanwhile(request, leaves, key, treedef, world, mesh, rules, state)
-        entry = entry or _stage(request, args, kwargs, key, mesh)
-    return entry.run(leaves)
+        ready = _staged_meanwhile(request, leaves, key, treedef, world, mesh, rules, state)
+        entry = ready or _stage(request, args, kwargs, key, mesh)
+    out = entry.run(leaves)
+    if ready is None and any(isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)):
+        raise leaked(f"{request.name}, its result")
+    return out
 
 
 def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> Entry | None:
@@ -65,8 +69,11 @@ def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> E
 
 
 def _signature(x: Any) -> Any:
-    if isinstance(x, torch.Tensor):
+    kind = type(x)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
         return x.shape, x.stride(), x.dtype, x.device
+    if isinstance(x, torch.Tensor):
+        return kind, x.shape, x.stride(), x.dtype, x.device
     return constant_key(x)
 
 

@@ -187,6 +187,7 @@ def _check_leaves(request: Request, leaves: list[Any], paths: list[str], static:
         if isinstance(x, torch.Tensor):
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
+            _refuse_foreign(where, path, x)
             refuse_lost_gradient(where, path, x)
         elif (not isinstance(x, (*CONSTANTS, ShapeDtype)) and not _is_function(x) and i not in static) or _is_numpys(x):
             fix, source = _instead(x, path), call_site()
@@ -213,6 +214,16 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
 def _is_numpys(x: Any) -> bool:
     """Whether x is a text or bytes of numpy's, which whoever reads the function takes for arrays."""
     return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
+def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
+    """Refuse a tensor of a class of its own, which would come out as a plain one."""
+    if not _compat.is_foreign(x) or isinstance(x, DTensor) or _compat.is_arriving(x):
+        return
+    held = "the plain tensors that it holds, in a dict or a NamedTuple"
+    fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
+    source = call_site()
+    got = f"a {type(x).__name__}, a subclass of torch.Tensor"
+    text = problem(where, got, needed="a plain tensor or a DTensor", fix=fix, source=source)
+    raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
 def _is_function(x: Any) -> bool:

@@ -22,6 +22,7 @@ from ..types import Marks
 from ..world import current_world
 
 
+@_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     """Place a tree of whole tensors on a mesh; every rank passes the same values, nothing is sent.
 
@@ -105,6 +106,7 @@ def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     return x.clone() if any(mine == _compat.storage_of(other) for other in others) else x
 
 
+@_compat.outside_only
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     """A rank's own shard as part of a whole.
 

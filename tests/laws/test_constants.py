@@ -132,7 +132,7 @@ def test_a_branch_chooses_its_numbers_on_every_rank(backend: str) -> None:
 
 
 def test_a_number_takes_the_dtype_of_the_tensor_beside_it() -> None:
-    assert_equal(sf.cond(torch.tensor(False), X.sum, lambda: 1), torch.tensor(1.0, dtype=F64))
+    assert_equal(sf.cond(torch.tensor(False), lambda: X.sum(), lambda: 1), torch.tensor(1.0, dtype=F64))
     assert_equal(sf.scan(lambda c, x: (0, x), X[0], X)[0], torch.tensor(0.0, dtype=F64))
     carry = {"i": torch.tensor(0), "x": X[0]}
     got = sf.while_loop(lambda c: c["i"] < 2, lambda c: {"x": 7, "i": c["i"] + 1}, carry)

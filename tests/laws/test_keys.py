@@ -3,7 +3,7 @@
 What may change: a constant argument, down to its type and its sign; what the function closes over; torch's settings; the world.
 """
 
-# ruff: noqa: PLW0108  a function that closes over what is given to it is what is tested
+
 
 from __future__ import annotations
 

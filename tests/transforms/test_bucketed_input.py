@@ -355,11 +355,11 @@ def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
 def test_that_does_not_depend_on_what_was_called_before() -> None:
     _, grads = unreduced()(PARAMS, X)
     other = sf.from_local([torch.ones(4, 4, dtype=torch.float64)] * 2, sf.make_mesh((2,), ("dp",)), PENDING)
-    fn, add = sharded(lambda g: torch.tanh(g), None), sharded(lambda a, b: a + b, None, PENDING)  # noqa: PLW0108
+    fn, add = sharded(lambda g: torch.tanh(g), None), sharded(lambda a, b: a + b, None, PENDING)
     fn(other)  # a pending sum that is no gradient is reduced where it is needed
     add(other, other)
     refusal(sf.PlacementError, lambda: fn(grads["a"]))
-    refusal(sf.PlacementError, lambda: sharded(lambda g: torch.tanh(g), None)(add(grads["a"], grads["b"])))  # noqa: PLW0108
+    refusal(sf.PlacementError, lambda: sharded(lambda g: torch.tanh(g), None)(add(grads["a"], grads["b"])))
 
 
 def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
