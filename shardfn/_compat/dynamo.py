@@ -181,55 +181,32 @@ def refusal(fn: Any) -> str | None:
 RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.distributed, a mesh, a group
 
 
+Change = tuple[Any, str, Callable[..., Any]]  # a class of Dynamo's, a method, what takes its place
+
+
 @contextlib.contextmanager
 def _mended() -> Iterator[None]:
-    """Dynamo without five mistakes (torch 2.13).
+    """Dynamo without five mistakes (torch 2.13), and with refusals of ours.
 
     It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank that traces
     for a constant of every rank's program, looks into an autograd.Function under torch.func's transforms,
     where its own backward and jvp count, and makes a fake of another mode of a result of autograd and of
     a view that is closed over.
     """
-    from torch._dynamo import exc, variables
-    from torch._dynamo.utils import proxy_args_kwargs
-    from torch._dynamo.variables import builder, distributed, functions, script_object
+    from torch._dynamo.variables import builder
+
+    with contextlib.ExitStack() as stack:
+        faked = _faked(builder.wrap_to_fake_tensor_and_record)
+        stack.enter_context(mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked))
+        for cls, name, new in (*_corrections(), *_refusals()):
+            method = functools.partialmethod(new, getattr(cls, name))
+            stack.enter_context(mock.patch.object(cls, name, method))
+        yield
+
+
+def _faked(make_fake: Callable[..., Any]) -> Callable[..., Any]:
+    """How Dynamo makes a fake of what it meets, also of views and of results of autograd."""
     from torch.utils._python_dispatch import _disable_current_modes
-
-    def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
-        fake = self.proxy.node.meta.get("example_value")
-        if self._size is not None and is_fake(fake) and (tuple(self._size), self.stride) != (tuple(fake.shape), fake.stride()):
-            self.synchronize_attributes(tx)
-        return read(self, tx, *args, **kwargs)
-
-    def untold(self: Any, call: Callable[..., Any], tx: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        if (name in RANK) if isinstance(name, str) else self.value is dist.get_rank:
-            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, ASKS_RANK)
-        return call(self, tx, name, *args, **kwargs)
-
-    def own(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
-        if said := refusal(getattr(self, "fn", None) or getattr(self, "value", None)):
-            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, said)
-        return call(self, tx, *args, **kwargs)
-
-    def alone(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
-        raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, f"{COMMUNICATES} {self.fn.__name__};")
-
-    def cast(self: Any, method: Callable[..., Any], tx: Any, cls: Any) -> Any:
-        if said := refusal(getattr(cls, "value", None)):
-            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, said)
-        return method(self, tx, cls)
-
-    def plain(self: Any, wrap: Callable[..., Any], value: Any) -> Any:
-        if is_foreign(value):
-            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, f"{FOREIGN} {type(value).__name__};")
-        return wrap(self, value)
-
-    def whole(self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any) -> Any:
-        if not inside_transform():
-            return apply(self, tx, args, kwargs)
-        return builder.wrap_fx_proxy(tx, tx.output.create_proxy("call_function", self.fn_cls.apply, *proxy_args_kwargs(args, kwargs)))
-
-    make_fake = builder.wrap_to_fake_tensor_and_record
 
     def is_plain(x: Any) -> bool:
         if not isinstance(x, torch.Tensor) or is_fake(x):
@@ -240,22 +217,82 @@ def _mended() -> Iterator[None]:
         with contextlib.nullcontext() if is_plain(x) else _disable_current_modes():
             return make_fake(x, *args, **kwargs)
 
-    objects = [getattr(script_object, "TorchScriptObjectVariable", None), getattr(distributed, "DeviceMeshVariable", None)]
-    changes = [(variables.TensorVariable, name, fresh) for name in ("var_getattr", "call_method", "unpack_var_sequence")]
-    function, custom = variables.TorchInGraphFunctionVariable, variables.AutogradFunctionVariable
-    changes += [(function, "call_function", untold), (custom, "call_apply", whole)]
-    read = [function, variables.UserFunctionVariable, variables.SkipFunctionVariable]
-    read += [variables.UserDefinedClassVariable, builder.TensorSubclassVariable]
-    changes += [(variables.TensorVariable, "method_as_subclass", cast)]
-    changes += [(functions.CollectiveFunctionRewriteVariable, "call_function", alone)]
-    changes += [(cls, "call_function", own) for cls in read]
-    changes += [(builder.VariableBuilder, "wrap_tensor", plain)]
-    changes += [(cls, "call_method", untold) for cls in objects if cls]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked))
-        for cls, name, new in changes:
-            stack.enter_context(mock.patch.object(cls, name, functools.partialmethod(new, getattr(cls, name))))
-        yield
+    return faked
+
+
+def _corrections() -> list[Change]:
+    """Methods of Dynamo's that answer wrongly, as they are to answer."""
+    from torch._dynamo import variables
+    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.variables import builder
+
+    def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        fake = self.proxy.node.meta.get("example_value")
+        known = (tuple(self._size), self.stride) if self._size is not None and is_fake(fake) else None
+        if known is not None and known != (tuple(fake.shape), fake.stride()):
+            self.synchronize_attributes(tx)
+        return read(self, tx, *args, **kwargs)
+
+    def intact(self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any) -> Any:
+        if not inside_transform():
+            return apply(self, tx, args, kwargs)
+        given = proxy_args_kwargs(args, kwargs)
+        proxy = tx.output.create_proxy("call_function", self.fn_cls.apply, *given)
+        return builder.wrap_fx_proxy(tx, proxy)
+
+    reads = ("var_getattr", "call_method", "unpack_var_sequence")
+    changes: list[Change] = [(variables.TensorVariable, name, fresh) for name in reads]
+    return [*changes, (variables.AutogradFunctionVariable, "call_apply", intact)]
+
+
+def _refusals() -> list[Change]:
+    """Methods of Dynamo's that are to refuse what no captured function may do."""
+    from torch._dynamo import exc, variables
+    from torch._dynamo.variables import builder, distributed, functions, script_object
+
+    def refuse(text: str | None) -> None:
+        if text:
+            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
+
+    def untold(self: Any, call: Callable[..., Any], tx: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        asks = (name in RANK) if isinstance(name, str) else self.value is dist.get_rank
+        refuse(ASKS_RANK if asks else None)
+        return call(self, tx, name, *args, **kwargs)
+
+    def own(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(refusal(getattr(self, "fn", None) or getattr(self, "value", None)))
+        return call(self, tx, *args, **kwargs)
+
+    def alone(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(f"{COMMUNICATES} {self.fn.__name__};")
+
+    def cast(self: Any, method: Callable[..., Any], tx: Any, cls: Any) -> Any:
+        refuse(refusal(getattr(cls, "value", None)))
+        return method(self, tx, cls)
+
+    def plain(self: Any, wrap: Callable[..., Any], value: Any) -> Any:
+        refuse(f"{FOREIGN} {type(value).__name__};" if is_foreign(value) else None)
+        return wrap(self, value)
+
+    objects = (
+        getattr(script_object, "TorchScriptObjectVariable", None),
+        getattr(distributed, "DeviceMeshVariable", None),
+    )
+    called = (
+        variables.TorchInGraphFunctionVariable,
+        variables.UserFunctionVariable,
+        variables.SkipFunctionVariable,
+        variables.UserDefinedClassVariable,
+        builder.TensorSubclassVariable,
+    )
+    return [
+        (variables.TorchInGraphFunctionVariable, "call_function", untold),
+        (variables.TensorVariable, "method_as_subclass", cast),
+        (functions.CollectiveFunctionRewriteVariable, "call_function", alone),
+        *((cls, "call_function", own) for cls in called),
+        (builder.VariableBuilder, "wrap_tensor", plain),
+        *((cls, "call_method", untold) for cls in objects if cls),
+    ]
 
 
 @functools.cache

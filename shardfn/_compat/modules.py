@@ -59,7 +59,42 @@ def plain_modules(
         checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails under torch.func (2.11 to 2.15).
         making: is called before a DTensor is made.
     """
-    generator, reentrant = torch.utils.checkpoint._checkpoint_without_reentrant_generator, torch.utils.checkpoint.CheckpointFunction.apply
+    changes = [*_questions(asked), *_checkpoints(checkpointed), *_dtensors(making)]
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled inside is part of the module
+            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+            for owner, name, new in changes:
+                stack.enter_context(mock.patch.object(owner, name, new))
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+Change = tuple[Any, str, Any]  # a module or class of torch's, an attribute, what takes its place
+
+
+def _questions(asked: Callable[[str], None]) -> list[Change]:
+    """The functions that tell a rank its number."""
+
+    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            if is_reading():
+                asked(sys._getframe(1).f_code.co_filename)
+            return original(*args, **kwargs)
+
+        return ask
+
+    owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
+    return [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
+
+
+def _checkpoints(checkpointed: Callable[[], AbstractContextManager[Any]]) -> list[Change]:
+    """torch.utils.checkpoint, both ways."""
+    generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    reentrant = torch.utils.checkpoint.CheckpointFunction.apply
 
     def around(*args: Any, **kwargs: Any) -> Iterator[None]:
         if not is_reading():
@@ -73,44 +108,27 @@ def plain_modules(
         with checkpointed():
             return fn(*args)
 
-    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            if is_reading():
-                asked(sys._getframe(1).f_code.co_filename)
-            return original(*args, **kwargs)
+    return [
+        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around),
+        (torch.utils.checkpoint.CheckpointFunction, "apply", called),
+    ]
 
-        return ask
 
-    init = DTensor.__init__
+def _dtensors(making: Callable[[], None]) -> list[Change]:
+    """The two ways in which a DTensor is made."""
+    init, local = DTensor.__init__, DTensor.from_local
 
-    def made(*args: Any, **kwargs: Any) -> None:
+    def constructed(*args: Any, **kwargs: Any) -> None:
         if is_reading():
             making()
         init(*args, **kwargs)
-
-    local = DTensor.from_local
 
     def from_local(*args: Any, **kwargs: Any) -> Any:
         if is_reading():
             making()
         return local(*args, **kwargs)
 
-    owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
-    changes: list[tuple[Any, str, Any]] = [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
-    changes += [(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around)]
-    changes += [(torch.utils.checkpoint.CheckpointFunction, "apply", called)]
-    changes += [(DTensor, "__init__", made), (DTensor, "from_local", staticmethod(from_local))]
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled inside is part of the module
-            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-            for owner, name, new in changes:
-                stack.enter_context(mock.patch.object(owner, name, new))
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
+    return [(DTensor, "__init__", constructed), (DTensor, "from_local", staticmethod(from_local))]
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:

@@ -107,13 +107,26 @@ def capture(
         if own := _own(error, handled):
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
+    outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
+    mesh = names.mesh if names.uses_mesh else None
+    return _captured(name, graph, tensor_paths, out, outside, mesh, _reads(fn, read, watched))
+
+
+def _captured(
+    name: str,
+    graph: torch.fx.GraphModule,
+    tensor_paths: list[str],
+    out: Any,
+    outside: closed_over.ClosedOver,
+    mesh: Any,
+    reads: Reads,
+) -> Captured:
+    """The record of a graph that has been read."""
     sources.attach(graph)
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(outside.tensors))))
     memory = strided.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
-    mesh = names.mesh if names.uses_mesh else None
-    return Captured(_program(name, graph, in_paths, out), outside, mesh, _reads(fn, read, watched), memory)
+    return Captured(_program(name, graph, in_paths, out), outside, mesh, reads, memory)
 
 
 def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
