@@ -87,21 +87,9 @@ def refuse_prefix(what: str, path: str, placements: str, tree: str) -> None:
 def _pin(x: Any, spec: P, what: str, path: str) -> Any:
     if not isinstance(x, torch.Tensor):
         return x
-    check_dims(what, path, spec.parts, tuple(x.shape))
+    named.check_dims(what, path, spec.parts, tuple(x.shape))
     return prims.redistribute(x, text_of(spec, x.dim())) if _compat.is_tracing() else x
 
-
-@_compat.constant_in_graph
-def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
-    """Check that a placement names no more dims than a tensor has.
-
-    Raises:
-        PlacementError: it does.
-    """
-    if len(parts) > len(shape):
-        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
-        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
-        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
 
 
 def text_of(spec: P, rank: int) -> str:

@@ -285,7 +285,7 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of pairs": lambda x: torch.view_as_real(torch.complex(x, x)).as_strided((3,), (1,)),
     "closed over": lambda x: CLOSED.as_strided((2,), (1,), 1) + x[0],
     "unfold": lambda x: x.unfold(0, 2, 1),
-    "its gradient": lambda x: sf.grad(lambda x: (x.as_strided((3, 2), (1, 1)) ** 2).sum())(x),
+    "its gradient": sf.grad(lambda x: (x.as_strided((3, 2), (1, 1)) ** 2).sum()),
     "written": lambda x: torch.as_strided_scatter(x * 1, torch.zeros(2, dtype=DTYPE), (2,), (1,), 1),
     "in a scan": lambda x: sf.scan(lambda c, r: (c + (c * 2).as_strided((), (), 1), r), x, x)[0],
     "of a carry": lambda x: sf.scan(lambda c, r: (c + c.as_strided((), (), 1), r), x, x)[0],
