@@ -206,6 +206,20 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
 
 
 @_compat.constant_in_graph
+def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
+    """Check that a placement has no more parts than a tensor has dims, where partition will not see it.
+
+    Raises:
+        PlacementError: it has.
+    """
+    is_seen = _current().mesh is not None and any(part is not None for part in parts[len(shape) :])
+    if len(parts) > len(shape) and not is_seen:
+        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
+        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
+        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
+
+
+@_compat.constant_in_graph
 def cuts(
     where: str,
     what: str,

@@ -46,7 +46,8 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     for leaf, spec, path in rows:
         if spec is not None:
             named.check_placed(what, path, spec.parts)
-            check_dims(what, path, spec.parts, tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None)
+            if isinstance(leaf, torch.Tensor):
+                named.check_dims(what, path, spec.parts, tuple(leaf.shape))
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
@@ -83,18 +84,6 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
 def _pin(x: Any, spec: P) -> Any:
     return prims.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
 
-
-@_compat.constant_in_graph
-def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...] | None) -> None:
-    """Check that a placement names no more dims than a tensor has.
-
-    Raises:
-        PlacementError: it does.
-    """
-    if shape is not None and len(parts) > len(shape):
-        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
-        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
-        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
 
 
 def text_of(spec: P, rank: int) -> str:
