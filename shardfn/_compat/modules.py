@@ -63,25 +63,11 @@ def plain_modules(
 
         return ask
 
-    init = DTensor.__init__
-
-    def made(*args: Any, **kwargs: Any) -> None:
-        if is_reading():
-            making()
-        init(*args, **kwargs)
-
-    local = DTensor.from_local
-
-    def from_local(*args: Any, **kwargs: Any) -> Any:
-        if is_reading():
-            making()
-        return local(*args, **kwargs)
-
     owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
     changes: list[tuple[Any, str, Any]] = [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
     changes += [(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around)]
     changes += [(torch.utils.checkpoint.CheckpointFunction, "apply", called)]
-    changes += [(DTensor, "__init__", made), (DTensor, "from_local", staticmethod(from_local))]
+    changes += _told_of_dtensors(making)
     was = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -93,6 +79,23 @@ def plain_modules(
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was)
+
+
+def _told_of_dtensors(making: Callable[[], None]) -> list[tuple[Any, str, Any]]:
+    """What makes DTensors, with a call before it where a module is read."""
+    init, local = DTensor.__init__, DTensor.from_local
+
+    def made(*args: Any, **kwargs: Any) -> None:
+        if is_reading():
+            making()
+        init(*args, **kwargs)
+
+    def from_local(*args: Any, **kwargs: Any) -> Any:
+        if is_reading():
+            making()
+        return local(*args, **kwargs)
+
+    return [(DTensor, "__init__", made), (DTensor, "from_local", staticmethod(from_local))]
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
