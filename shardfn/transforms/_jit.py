@@ -45,7 +45,8 @@ def jit(
     Args:
         fn: a pure function of pytrees. Without it, a decorator is returned. What it closes over is looked at in each call:
             tensors by reference, everything else by value, and where a value is another one, fn is captured again.
-        backend: "inductor", or "aten", which runs op by op and starts at once.
+        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated world it changes nothing: the
+            simulator runs op by op, and nothing is compiled.
         static_argnums: positional arguments that are constants, and may be any hashable object: for each that is not equal to
             one before, or whose attributes are others, the function is captured again. A tensor there is an error.
         donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.

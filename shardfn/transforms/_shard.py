@@ -86,7 +86,8 @@ def shard(
         implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
         donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
         static_argnums: positional arguments that are constants; a tensor there is an error. What is no tensor is one anyhow.
-        backend: "inductor", or "aten", which runs op by op and starts at once.
+        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated world it changes nothing: the
+            simulator runs op by op, and nothing is compiled.
 
     Returns:
         A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and `.compile`.
