@@ -90,8 +90,8 @@ def capture(
     sources.attach(graph)
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     in_paths = (*tensor_paths, *(f"<closed over {i}>" for i in range(len(closed_over))))
-    mesh = names.mesh if names.uses_mesh else None
-    return Captured(_program(name, graph, in_paths, out), tuple(closed_over), mesh, _reads(fn, read, watched))
+    program, mesh = _program(name, graph, in_paths, out), names.mesh if names.uses_mesh else None
+    return Captured(program, tuple(closed_over), mesh, _reads(fn, read, watched))
 
 
 def _reads(fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched) -> Reads:
@@ -139,7 +139,7 @@ def _is_object(x: Any) -> bool:
 
 
 def _own(error: BaseException | None, handled: BaseException | None) -> ShardError | None:
-    """The error of ours behind one that Dynamo made of it; not one that was being handled before."""
+    """The error of ours behind one that Dynamo made of it; not one that was handled before."""
     while error is not None and error is not handled and not isinstance(error, ShardError):
         error = error.__cause__ or error.__context__
     return None if error is handled else error

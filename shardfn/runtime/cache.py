@@ -28,7 +28,7 @@ class Kept:
     """What was asked of one function, and the programs that were captured from it."""
 
     owner: Callable[[], Any]  # whose: a copy of the function finds this record too, and is to make its own
-    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # transform, options, request
+    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # and transform, options
     programs: list[Any] = attrs.field(factory=list)
 
     def __reduce__(self) -> Any:
@@ -47,7 +47,7 @@ _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
     """One request for one transform of one function with equal options, however often the transform is written out."""
     known = _kept(fn).requests
-    key = constant_key(options)  # meshes by identity: equal ones may be of another world, or have other links
+    key = constant_key(options)  # a mesh by identity: an equal one may be of another world
     for transform, other, found in known:
         if transform is kind and other == key:
             return found
@@ -58,7 +58,7 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Re
 
 
 def programs(request: Request) -> list[Any]:
-    """What was captured of one function: it depends on no placement, and on a mesh only where it says so."""
+    """What was captured of one function; it depends on no placement."""
     return _kept(request.fn).programs if isinstance(request.fn, types.FunctionType) else request.programs
 
 

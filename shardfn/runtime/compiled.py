@@ -46,7 +46,7 @@ class Compiled:
     execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
     wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
     donate: Callable[[list[Any], list[Any]], list[Any]] | None = attrs.field(init=False)  # takes arguments away
-    compared: list[bool] = attrs.field(factory=list, init=False)  # whether ranks have compared arguments
+    compared: list[bool] = attrs.field(factory=list, init=False)  # by all ranks, arguments
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -126,8 +126,10 @@ def _other_settings(compiled: Compiled) -> list[str]:
     rows = zip(_compat.SETTINGS, now, before, strict=True)
     wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
     changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
-    closed = [(name_of(path), old, new) for path, old, new in changed]
-    return wrong + [f"{name}, which it closes over: {_said(new)}, the program is for {_said(old)}" for name, old, new in closed]
+    for path, old, new in changed:
+        where = f"{name_of(path)}, which it closes over"
+        wrong.append(f"{where}: {_said(new)}, the program is for {_said(old)}")
+    return wrong
 
 
 def _said(x: Any) -> str:
