@@ -1,11 +1,13 @@
-"""What Dynamo has read from outside of the arguments, as plain records: where each value was found, and what was asked of it."""
+"""What Dynamo has read beside the arguments, as records: where each value was, what was asked."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any, NamedTuple
 
-Step = tuple[str, Any]  # how one object is reached from another: ("attr", "scale"), ("item", 0), ("cell", "x")
+Step = tuple[
+    str, Any
+]  # how one object is reached from another: ("attr", "scale"), ("item", 0), ("cell", "x")
 
 
 class Itself:
@@ -24,12 +26,14 @@ class Itself:
 class Read(NamedTuple):
     """One value that was read: the steps that lead to it, and what Dynamo asked of it."""
 
-    path: tuple[Step, ...]  # the first one is a root: ("fn", None), ("module", name) or ("scope", an object)
+    path: tuple[
+        Step, ...
+    ]  # the first one is a root: ("fn", None), ("module", name) or ("scope", an object)
     kind: str  # the name of Dynamo's guard
     key: Any  # the key or the attribute that was looked for, where the guard has one
 
 
-# The classes of Dynamo's sources (torch 2.11 to 2.15) -> the step, and the attribute that says where to.
+# The class of a source of Dynamo's (torch 2.11 to 2.15) -> the step, where its key is.
 STEPS = {
     "AttrSource": ("attr", "member"),
     "GenericAttrSource": ("attr", "member"),
@@ -46,12 +50,17 @@ STEPS = {
     "TypeDictSource": ("typedict", None),
     "TypeMROSource": ("mro", None),
 }
-SAME = ("NNModuleSource", "UnspecializedNNModuleSource", "UnspecializedBuiltinNNModuleSource", "OptimizerSource")
+SAME = (
+    "NNModuleSource",
+    "UnspecializedNNModuleSource",
+    "UnspecializedBuiltinNNModuleSource",
+    "OptimizerSource",
+)
 ARRAY = "NumpyTensorSource"  # an array that is read as a tensor
 
 
 def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
-    """The reads that Dynamo's guards tell of, but for those of the arguments and of what is no object.
+    """The reads that Dynamo's guards tell of, but for those of the arguments.
 
     Args:
         out: what `fullgraph_capture` returned.
@@ -77,7 +86,7 @@ def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
 
 
 def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """The steps to a source from a root; None for one in the arguments, and for what is not reached by steps."""
+    """The steps to a source from a root; None for one in the arguments, or reached otherwise."""
     kind = type(source).__name__
     if kind == "LocalSource":
         return (("fn", None),) if source.local_name == "fn" else None
@@ -100,13 +109,15 @@ def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
 def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple[Step, ...] | None:
     if step == "item" and getattr(source, "index_is_slice", False):
         return (*before, ("item", source.unpack_slice()))
-    if step == "item" and type(to).__name__ == "ConstDictKeySource":  # the value of a dict's n-th key
+    if (
+        step == "item" and type(to).__name__ == "ConstDictKeySource"
+    ):  # the value of a dict's n-th key
         return (*before, ("value", to.index))
     return (*before, (step, to))
 
 
 def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """A module that Dynamo has noted among the globals, or the globals of a function that are no module's."""
+    """A module that Dynamo has noted among the globals, or globals that are no module's."""
     found = scope.get(name)
     if name.startswith("__import_") and found is not None:
         return (("module", found.__name__),)

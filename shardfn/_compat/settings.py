@@ -1,4 +1,4 @@
-"""Torch's global settings that a program depends on, in one tuple that is cheap to make: each call compares it."""
+"""Torch's global settings that a program depends on, in one tuple, which each call compares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ _CUDA = (
     (REDUCED, "_get_cublas_allow_fp16_reduced_precision_reduction", _C),
     (REDUCED, "_get_cublas_allow_bf16_reduced_precision_reduction", _C),
 )
-_ROWS = [row for row in (*_COMMON, *(_CUDA if torch.backends.cuda.is_built() else ())) if hasattr(row[2], row[1])]
+_ROWS = [
+    row
+    for row in (*_COMMON, *(_CUDA if torch.backends.cuda.is_built() else ()))
+    if hasattr(row[2], row[1])
+]
 SETTINGS = tuple(row[0] for row in _ROWS)  # what `settings` tells of, in its order
 AUTOCAST, MODES = SETTINGS.index("torch.autocast"), 2
 
@@ -67,8 +71,10 @@ def _mode(mode: Any) -> Any:
     return mode.device if type(mode) is DeviceContext else mode
 
 
-def without_autocast(run: Callable[[list[Any]], Any], state: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
-    """`run` with autocast off, if it is on in a state of the settings: the program has its casts already."""
+def without_autocast(
+    run: Callable[[list[Any]], Any], state: tuple[Any, ...]
+) -> Callable[[list[Any]], Any]:
+    """`run` with autocast off, if these settings have it on: the program has its casts already."""
     if not state[AUTOCAST]:
         return run
 

@@ -180,7 +180,7 @@ def _is_object(x: Any) -> bool:
 
 
 def _own(error: BaseException | None, handled: BaseException | None) -> ShardError | None:
-    """The error of ours behind one that Dynamo made of it; not one that was being handled before."""
+    """The error of ours behind one that Dynamo made of it; not one that was handled before."""
     while error is not None and error is not handled and not isinstance(error, ShardError):
         error = error.__cause__ or error.__context__
     return None if error is handled else error

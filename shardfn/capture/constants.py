@@ -1,6 +1,7 @@
-"""What a constant is in a key: two that are not the same to a program are never equal here, whatever `==` says of them.
+"""What a constant is in a key: two that differ to a program are never equal here.
 
-`==` takes 0.0 for -0.0, 1 for True and 1.0, knows no nan, and of an object says what its class likes.
+`==` takes 0.0 for -0.0 and 1 for True and 1.0, knows no nan, and says of an object what its class
+likes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from torch.distributed.tensor import Placement
 
 EXACT = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, Placement)
-ITSELF = (enum.Enum, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor, torch.nn.Module, DeviceMesh)
+ITSELF = (
+    enum.Enum,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.Tensor,
+    torch.nn.Module,
+    DeviceMesh,
+)
 DEPTH = 6  # how far into objects a key looks; what lies deeper counts by identity
 
 
@@ -40,7 +50,7 @@ class Same:
 
 
 class Alike:
-    """The key of an object with attributes: an equal one whose attributes were the same has it too."""
+    """The key of an object: an equal one whose attributes were the same has it too."""
 
     __slots__ = ("held", "state")
 
@@ -66,7 +76,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def constant_key(x: Any, depth: int = DEPTH) -> tuple[Any, ...]:
-    """What tells a constant from another one in the key of a call: its type, and its value to the last bit.
+    """What tells a constant from another in the key of a call: its type, its value to the last bit.
 
     Example:
         >>> constant_key(0.0) == constant_key(-0.0), constant_key(1) == constant_key(True)
@@ -90,7 +100,9 @@ def is_constant(x: Any) -> bool:
     if isinstance(x, tuple):
         return all(map(is_constant, x))
     simple = isinstance(x, (*EXACT, float, complex, *VALUES, slice, range, frozenset))
-    return simple or (type(x).__module__ == "numpy" and hasattr(x, "dtype") and not hasattr(x, "__len__"))
+    return simple or (
+        type(x).__module__ == "numpy" and hasattr(x, "dtype") and not hasattr(x, "__len__")
+    )
 
 
 def _of_object(x: Any, depth: int) -> Any:

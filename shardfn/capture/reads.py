@@ -1,7 +1,8 @@
-"""What a captured function has read from outside of its arguments, and whether it would read the same now.
+"""What a captured function has read beside its arguments, and whether it would read the same now.
 
-Dynamo notes each global, closure variable, default, attribute and item that it has read on the way. Each becomes one
-test of identity in one compiled expression, which is all that a call pays. Only where that fails are values compared.
+Dynamo notes each global, closure variable, default, attribute and item that it has read. Each
+becomes one test of identity in one compiled expression, which is all that a call pays. Values are
+compared only where that fails.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from .constants import constant_key, is_constant
 Path = tuple[Any, ...]
 LIBRARIES = ("torch", "shardfn", "optree", "attr", "attrs", "numpy")
 STANDARD = os.path.dirname(os.__file__)
-MISSING = (KeyError, IndexError, AttributeError, ValueError, TypeError)  # what a place that is gone raises
+MISSING = (
+    KeyError,
+    IndexError,
+    AttributeError,
+    ValueError,
+    TypeError,
+)  # what a place that is gone raises
 SOFT = {  # guards that any object of the same type passes, if what is read of it is the same
     "TYPE_MATCH",
     "SEQUENCE_LENGTH",
@@ -33,7 +40,11 @@ SOFT = {  # guards that any object of the same type passes, if what is read of i
     "EQUALS_MATCH",
 }
 SETTINGS = (torch.is_grad_enabled,)  # functions whose answer is a constant of the program
-WORLD = ("torch.distributed", "shardfn.world", "shardfn.mesh")  # modules whose functions ask about the world
+WORLD = (
+    "torch.distributed",
+    "shardfn.world",
+    "shardfn.mesh",
+)  # modules whose functions ask about the world
 
 
 class Reads:
@@ -48,7 +59,9 @@ class Reads:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
-        self.fixed: set[Path] = set()  # places that hold the same object as long as what they are in lives
+        self.fixed: set[Path] = (
+            set()
+        )  # places that hold the same object as long as what they are in lives
         self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}  # guard, its key, what it found
         for read in reads:
             self._note(read)
@@ -85,7 +98,7 @@ class Reads:
         return True
 
     def _compiled(self) -> Callable[[], bool] | None:
-        """One expression that is true as long as every place holds the very object that was read; None without places."""
+        """One expression, true while each place holds the object that was read; None if none was."""
         names: dict[str, Any] = {}
 
         def bound(x: Any) -> str:
@@ -96,17 +109,21 @@ class Reads:
         for path, value in self.values.items():
             if path not in self.fixed:
                 owner, kind, to = _home(self.values[path[:-1]], *path[-1])
-                terms.setdefault((id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound))
+                terms.setdefault(
+                    (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
+                )
             for kind, key, answer in self.answers.get(path, ()):
                 if answer is not None:
                     term = _test(value, kind, key, answer, bound)
                     terms.setdefault((id(value), kind, repr(key)), term)
         if not terms:
             return None
-        return eval(f"lambda: {' and '.join(terms.values())}", names)  # a test of each place, and nothing else
+        return eval(
+            f"lambda: {' and '.join(terms.values())}", names
+        )  # a test of each place, and nothing else
 
     def same(self) -> bool:
-        """Whether everything that was read is as it was; another object that reads the same counts as the same."""
+        """Whether all that was read is as it was; an object that reads the same counts so."""
         try:
             if self.check is None or self.check():
                 return True
@@ -118,7 +135,7 @@ class Reads:
         return True
 
     def changed(self) -> list[tuple[Path, Any, Any]]:
-        """The places that hold something else now, each with what was read and what is there (None if it is gone)."""
+        """The places that hold something else now, with what was read and what is there."""
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
@@ -139,16 +156,15 @@ class Reads:
             self.values = now
         return wrong
 
-
     def is_lost(self) -> bool:
-        """Whether an object that was read is no longer there, so that what was read will hardly come back."""
+        """Whether an object that was read is no longer there, and so will hardly come back."""
         if self.check is None or self.same():
             return False
         return not all(is_constant(old) for _, old, _ in self.changed())
 
 
 def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
-    """What functions hold that Dynamo does not look into: the constants among their globals and closure variables.
+    """What functions hold that Dynamo leaves whole: the constants among globals and closures.
 
     Args:
         functions: of modules that run as they are; what a library's hold is left out.
@@ -164,7 +180,9 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
 def _held(fn: types.FunctionType) -> list[Path]:
     code, scope = fn.__code__, ("scope", _compat.Itself(fn.__globals__))
     cells = (("scope", _compat.Itself(fn)), ("closure", None))
-    paths: list[Path] = [(scope, ("item", name)) for name in code.co_names if name in fn.__globals__]
+    paths: list[Path] = [
+        (scope, ("item", name)) for name in code.co_names if name in fn.__globals__
+    ]
     paths += [(*cells, ("item", i), ("cell", name)) for i, name in enumerate(code.co_freevars)]
     return [path for path in paths if is_constant(_at(path))]
 
@@ -209,15 +227,21 @@ def _is_library(x: Any) -> bool:
 
 
 def _is_closed(x: Any) -> bool:
-    """Whether a module is a library's where a path begins; torch.nn's modules read settings as a user's function does."""
-    return isinstance(x, types.ModuleType) and _is_library(x) and not x.__name__.startswith("torch.nn.")
+    """Whether a path that begins at a module is a library's own; torch.nn's may read settings."""
+    return (
+        isinstance(x, types.ModuleType)
+        and _is_library(x)
+        and not x.__name__.startswith("torch.nn.")
+    )
 
 
 def _is_library_name(name: str) -> bool:
     top = name.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in LIBRARIES
-    file = getattr(sys.modules.get(top), "__file__", None)  # a script of the user's may be called code.py
+    file = getattr(
+        sys.modules.get(top), "__file__", None
+    )  # a script of the user's may be called code.py
     return file is None or file.startswith(STANDARD)
 
 
@@ -267,6 +291,8 @@ def _is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
         return type(x) is tuple
     if kind == "attr" and isinstance(x, types.MethodType):
         return to in ("__self__", "__func__")
+    if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
+        return True  # torch puts hooks into the dict, and never another dict in its place
     ours = (type(x).__module__ or "").startswith("shardfn.")
     unstable = kind == "attr" and to not in _names(x) and getattr(x, to) is not value  # a method
     return (ours and not isinstance(x, types.ModuleType)) or unstable
@@ -325,7 +351,7 @@ def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str])
     if kind == "SETTING":
         return f"{name}() is {answer}"
     if kind in LENGTH:
-        return f"len({name}) == {answer}"
+        return f"len({name}) == {answer}" if answer else f"not {name}"
     if kind == "DICT_KEYS_MATCH":
         return f"[*{name}] == {bound(answer)}"
     if kind in CONTAINS:
@@ -338,7 +364,7 @@ def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str])
 
 
 def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
-    """Whether what is read of one object is read of another too, as far as the object itself tells."""
+    """Whether what is read of one object is read of another, as far as the object itself tells."""
     if old is new:
         return True
     if type(old) is not type(new):

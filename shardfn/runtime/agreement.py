@@ -1,4 +1,4 @@
-"""Rank agreement: before a program first runs, all ranks make sure that it is the same one, on the same global values."""
+"""Rank agreement: before it runs, a program and its global values are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _line(step: Any) -> str:
 def checked(
     run: Callable[[list[Any]], Any], request: Request, placed: Placed
 ) -> Callable[[list[Any]], Any]:
-    """`run`, which with SHARDFN_CHECK=1 first compares the plain tensors of all ranks, at each call."""
+    """`run`, which with SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
     if os.environ.get("SHARDFN_CHECK") != "1" or not _has_others(placed):
         return run
 
@@ -122,9 +122,11 @@ def compare_ranks(
 
 def _differing(request: Request, what: str, rank: int) -> DivergenceError:
     where, source = f"{request.name}, {what}", call_site()
-    fix = "the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"
+    fix = "the same value on every rank (seed, then broadcast), "
+    fix += "or sf.from_local for a rank's own shard"
     got = f"a plain tensor that differs between rank 0 and rank {rank}"
-    text = problem(where, got, needed="a global value, the same on every rank", fix=fix, source=source)
+    needed = "a global value, the same on every rank"
+    text = problem(where, got, needed=needed, fix=fix, source=source)
     return DivergenceError(text, arg_path=what.removeprefix("argument "), source=source, fix=fix)
 
 

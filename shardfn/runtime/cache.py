@@ -31,7 +31,7 @@ class Kept:
     """What was asked of one function, and the programs that were captured from it."""
 
     owner: Callable[[], Any]  # whose: a copy of the function finds this record too, and is to make its own
-    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # transform, options, request
+    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # and transform, options
     programs: list[Any] = attrs.field(factory=list)
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""What is different where a function is staged once more: said in the log, and warned of where each call would do it."""
+"""What differs where a function is staged again: logged, and warned of where it may go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
 
 
 def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> str:
-    """Why none of the ready calls would do; warns, once for each argument, of a constant that changes.
+    """Why no ready call would do; warns, once for each argument, of a constant that changes.
 
     Args:
         request: of the function.
@@ -44,11 +44,15 @@ def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: P
         reads = last.reads.changed()
         for path, old, new in reads:
             _note(request, f"{name_of(path)}, which it closes over", name_of(path), old, new)
-        return f"it closes over something else: {', '.join(name_of(path) for path, _, _ in reads[:4])}"
+        return (
+            f"it closes over something else: {', '.join(name_of(path) for path, _, _ in reads[:4])}"
+        )
     return "another mesh, world or rule"
 
 
-def _note_arguments(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> None:
+def _note_arguments(
+    request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
+) -> None:
     """Look for a ready call that differs in numbers and functions only."""
     given = {i: x for i, _, x in placed.constants}
     for entry in entries:
@@ -104,7 +108,7 @@ def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
 
 
 def _users_level() -> int:
-    """The stacklevel of the innermost frame of the user's, for a warning of the function that called this one."""
+    """The stacklevel of the user's innermost frame, for a warning by the calling function."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and is_inside(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1

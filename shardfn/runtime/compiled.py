@@ -144,12 +144,10 @@ def _other_settings(compiled: Compiled) -> list[str]:
     rows = zip(_compat.SETTINGS, now, before, strict=True)
     wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
     changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
-    closed = [(name_of(path), old, new) for path, old, new in changed]
-    lines = [
-        f"{name}, which it closes over: {_said(new)}, the program is for {_said(old)}"
-        for name, old, new in closed
-    ]
-    return wrong + lines
+    for path, old, new in changed:
+        where = f"{name_of(path)}, which it closes over"
+        wrong.append(f"{where}: {_said(new)}, the program is for {_said(old)}")
+    return wrong
 
 
 def _said(x: Any) -> str:

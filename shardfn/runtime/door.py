@@ -94,9 +94,13 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         marks=tuple(marks),
         unreduced=tuple(i for i, x in enumerate(found) if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)),
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
-        constants=tuple((i, constant_key(x), x) for i, x in enumerate(leaves) if i not in set(tensors)),
+        constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
     )
+
+
+def _constants(leaves: list[Any], tensors: set[int]) -> tuple[tuple[int, Any, Any], ...]:
+    return tuple((i, constant_key(x), x) for i, x in enumerate(leaves) if i not in tensors)
 
 
 def aval_of(x: Any, mesh: Any) -> Aval:
@@ -123,7 +127,7 @@ def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _check_module(request: Request) -> None:
-    """A module's parameters are inputs of its program, not constants: functionalize makes them so."""
+    """Refuse a module with parameters: functionalize makes them inputs of the program."""
     fn, method = request.signature_of, ""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -135,7 +139,7 @@ def _check_module(request: Request) -> None:
     if held:
         kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
         got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
-        needed = "parameters as arguments; those that a module holds would be constants of the program"
+        needed = "parameters as arguments; held by a module they are constants of the program"
         fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
         source = call_site()
         text = problem(request.name, got, needed=needed, fix=fix, source=source)

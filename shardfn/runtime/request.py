@@ -38,4 +38,4 @@ class Request:
     backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))
     entries: list[Any] = attrs.field(factory=list, init=False)  # the ready calls, the last used first
     programs: list[Any] = attrs.field(factory=list, init=False)  # captured from it, where its function cannot carry them
-    changes: dict[str, int] = attrs.field(factory=dict, init=False)  # how often a constant was another one, by path
+    changes: dict[str, int] = attrs.field(factory=dict, init=False)  # of constants, by path

@@ -51,8 +51,9 @@ def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     whole = decompositions.table().keys() & registered.ops()  # composite ops that are not taken apart: they have a rule
-    given = [x if isinstance(x, (torch.Tensor, ShapeDtype)) else None for x in leaves]
-    avals = [constant_key(x) if y is None else aval_of(y, placed.mesh) for x, y in zip(leaves, given, strict=True)]
+    is_tensor = [isinstance(x, (torch.Tensor, ShapeDtype)) for x in leaves]
+    rows = zip(leaves, is_tensor, strict=True)
+    avals = [aval_of(x, placed.mesh) if tensor else constant_key(x) for x, tensor in rows]
     signature = (treedef, avals, whole, placed.state)
     known = cache.programs(request)
     captured = next((made.captured for made in known if _is_for(made, signature, placed)), None)
@@ -83,12 +84,14 @@ class Made:
 def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
     """Whether what was captured for one call holds for another.
 
-    With a shard_map inside it depends on names and sizes of the mesh; where it asks for the world or the mesh, on those.
+    With a shard_map inside it depends on names and sizes of the mesh. Where it asks for the world or
+    the mesh, it depends on those.
     """
     captured = made.captured
     if made.signature != signature or not captured.reads.same() or not captured.outside.is_known():
         return False
-    if captured.reads.asks_world and (made.world is not placed.world or made.mesh is not placed.mesh):
+    elsewhere = made.world is not placed.world or made.mesh is not placed.mesh
+    if captured.reads.asks_world and elsewhere:
         return False
     if captured.mesh is None:
         return True

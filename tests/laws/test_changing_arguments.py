@@ -1,7 +1,7 @@
 """Law: what changes from call to call never passes in silence.
 
-A number that changes is warned of by name. A tensor that differs between ranks and a module's parameters are refused. Of two
-failures each is told.
+A number that changes is warned of by name. A tensor that differs between ranks and a module's
+parameters are refused. Of two failures each is told.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def caught(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         call()
-    return [w for w in seen if "a Python number that changes" in str(w.message) or "made at each call" in str(w.message)]
+    return [
+        w
+        for w in seen
+        if "a Python number that changes" in str(w.message) or "made at each call" in str(w.message)
+    ]
 
 
 def first_number(tree: Any) -> Any:
@@ -53,21 +57,31 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 
 
 @examples(8)
-@given(st.sampled_from(list(PLACES)), st.sampled_from(["jit", "vmap", "shard"]), st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4))
-def test_a_float_that_changes_is_warned_of_once_and_by_name(path: str, kind: str, values: list[float]) -> None:
+@given(
+    st.sampled_from(list(PLACES)),
+    st.sampled_from(["jit", "vmap", "shard"]),
+    st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4),
+)
+def test_a_float_that_changes_is_warned_of_once_and_by_name(
+    path: str, kind: str, values: list[float]
+) -> None:
     def run() -> None:
         with sf.fake_world(2):
             mesh = sf.make_mesh((2,), ("a",))
             make = {"jit": sf.jit, "shard": functools.partial(sf.shard, mesh=mesh)}.get(kind)
             fn = make(step, backend="aten") if make else sf.vmap(step, in_axes=(0, None))
             for v in values:
-                torch.testing.assert_close(sf.full(fn(X, PLACES[path](v))), step(X, PLACES[path](v)))
+                torch.testing.assert_close(
+                    sf.full(fn(X, PLACES[path](v))), step(X, PLACES[path](v))
+                )
 
     step.__dict__.clear()
     seen = caught(run)
     assert len(seen) == (len(set(values)) > 1)
     for w in seen:
-        assert str(w.message).startswith(f"{kind}(step), argument {path}: a Python number that changes: ")
+        assert str(w.message).startswith(
+            f"{kind}(step), argument {path}: a Python number that changes: "
+        )
         assert f"torch.tensor({path})" in str(w.message)
         assert w.filename == __file__
 
@@ -96,8 +110,12 @@ QUIET: dict[str, Callable[[], Any]] = {
     "a flag": lambda: [sf.jit(step, backend="aten")(X, 1.0, v) for v in (True, False, True)],
     "a name": lambda: [sf.jit(step, backend="aten")(X, 1.0, True, v) for v in ("a", "b", "c")],
     "a type": lambda: [sf.jit(step, backend="aten")(X, v) for v in (1, 1.0, True)],
-    "a shape": lambda: [sf.jit(step, backend="aten")(torch.ones(n), v) for n, v in ((1, 1.0), (2, 2.0))],
-    "static": lambda: [sf.jit(step, backend="aten", static_argnums=1)(X, v) for v in (1.0, 2.0, 3.0)],
+    "a shape": lambda: [
+        sf.jit(step, backend="aten")(torch.ones(n), v) for n, v in ((1, 1.0), (2, 2.0))
+    ],
+    "static": lambda: [
+        sf.jit(step, backend="aten", static_argnums=1)(X, v) for v in (1.0, 2.0, 3.0)
+    ],
     "a tensor": lambda: [sf.jit(step, backend="aten")(X, torch.tensor(v)) for v in (1.0, 2.0, 3.0)],
     "the same": lambda: [sf.jit(step, backend="aten")(X, v) for v in (0.25, 0.25, 0.25)],
 }
@@ -120,7 +138,10 @@ def test_a_number_that_is_closed_over_and_changes_is_warned_of() -> None:
             lr /= 2
 
     (w,) = caught(run)
-    assert "jit(<lambda>), lr, which it closes over: a Python number that changes: 0.5, then 0.25" in str(w.message)
+    assert (
+        "jit(<lambda>), lr, which it closes over: a Python number that changes: 0.5, then 0.25"
+        in str(w.message)
+    )
     assert "try: torch.tensor(lr) as an argument" in str(w.message)
 
 
@@ -155,7 +176,12 @@ MAKE: dict[str, Callable[[Any], Any]] = {
 @examples(12)
 @given(st.sampled_from(list(MODULES)), st.sampled_from(list(GIVEN)), st.sampled_from(list(MAKE)))
 def test_a_module_as_the_function_is_refused_by_name(module: str, given: str, make: str) -> None:
-    with sf.fake_world(2), pytest.raises(sf.TreeError, match=f"the module {module}(.forward)? holds parameters: ") as error:
+    with (
+        sf.fake_world(2),
+        pytest.raises(
+            sf.TreeError, match=f"the module {module}(.forward)? holds parameters: "
+        ) as error,
+    ):
         MAKE[make](GIVEN[given](MODULES[module]()))(torch.ones(2, 3, dtype=torch.float64))
     assert "sf.functionalize(module)" in error.value.fix
     assert error.value.source.startswith(__file__)
@@ -194,7 +220,9 @@ FAILING: dict[str, Callable[[], Any]] = {
     "it prints": lambda: sf.jit(prints, backend="aten")(X),
     r"\.item\(\) reads": lambda: sf.jit(reads, backend="aten")(X),
     "it branches on a tensor's value": lambda: sf.jit(branches, backend="aten")(X),
-    "cond": lambda: sf.jit(lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: (x, x)), backend="aten")(X),
+    "cond": lambda: sf.jit(
+        lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: (x, x)), backend="aten"
+    )(X),
     "not floating|integers|floating": lambda: sf.grad(lambda n: n.sum())(torch.arange(3)),
 }
 
@@ -240,7 +268,7 @@ def said(call: Callable[[], Any]) -> Any:
 
 
 def staging(seeds: list[int]) -> list[Any]:
-    """What each case says at its first call, and the steady ones at a later call under SHARDFN_CHECK=1."""
+    """What each case says at its first call."""
     mesh = sf.make_mesh((2,), ("a",))
     rank, found = mesh.get_rank(), []
     for seed in seeds:
@@ -260,10 +288,14 @@ def checked() -> list[Any]:
     same, own = torch.ones(4), torch.ones(4) + rank
     found += [said(lambda: fn(same)), said(lambda: fn(own)), said(lambda: fn(same))]
     os.environ["SHARDFN_CHECK"] = "0"
-    found.append(said(lambda: sf.shard(lambda x: (x * own).sum(), mesh, P("a"), backend="aten")(same)))
+    found.append(
+        said(lambda: sf.shard(lambda x: (x * own).sum(), mesh, P("a"), backend="aten")(same))
+    )
     local = sf.from_local(own[:2], mesh, P("a"))
     found.append(said(lambda: sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")(local)))
-    compiled = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten").compile(sf.ShapeDtype((4,)))
+    compiled = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten").compile(
+        sf.ShapeDtype((4,))
+    )
     found.append(said(lambda: compiled(own)))
     if rank == 0:  # without a mesh a call is of one rank: nobody is waited for
         found.append(torch.equal(sf.jit(lambda x: x * 2, backend="aten")(own), own * 2))
@@ -278,7 +310,10 @@ def test_a_plain_tensor_that_differs_between_ranks_is_refused_where_it_is_staged
     for seed, (differs, told), (_, other) in zip(seeds, first, second, strict=True):
         assert told == other
         if differs:
-            assert f"argument {differs}: a plain tensor that differs between rank 0 and rank 1" in told[0], seed
+            assert (
+                f"argument {differs}: a plain tensor that differs between rank 0 and rank 1"
+                in told[0]
+            ), seed
             assert told[1] == differs
             assert "from_local" in told[2]
         else:
@@ -290,7 +325,11 @@ def test_calls_closures_and_compiled_programs_are_compared_too() -> None:
     first, second = run_ranks(2, checked)
     assert first[:6] == second[:6]
     assert first[0] == first[2] == 4.0
-    for told, what in ((first[1], "argument x"), (first[3], "tensor 0 that it closes over"), (first[5], "argument x")):
+    for told, what in (
+        (first[1], "argument x"),
+        (first[3], "tensor 0 that it closes over"),
+        (first[5], "argument x"),
+    ):
         assert f"{what}: a plain tensor that differs between rank 0 and rank 1" in told[0]
         assert "sf.from_local for a rank's own shard" in told[2]
     assert first[4] == 2 * 1.0 + 2 * 2.0

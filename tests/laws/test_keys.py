@@ -1,6 +1,7 @@
-"""Law: a transformed function answers as the plain function does now, whatever has changed since it was captured.
+"""Law: a transformed function answers as the plain function does now, whatever has changed.
 
-What may change: a constant argument, down to its type and its sign; what the function closes over; torch's settings; the world.
+What may change: a constant argument, down to its type and its sign; what the function closes over;
+torch's settings; the world.
 """
 
 
@@ -68,7 +69,22 @@ def told(k: Any) -> float:
     return 70.0 + len(k)
 
 
-PLAIN = [0.0, -0.0, 0, False, True, 1, 1.0, math.nan, float("nan"), 2, 2.0, 0j, complex(0.0, -0.0), complex(-0.0, 0.0)]
+PLAIN = [
+    0.0,
+    -0.0,
+    0,
+    False,
+    True,
+    1,
+    1.0,
+    math.nan,
+    float("nan"),
+    2,
+    2.0,
+    0j,
+    complex(0.0, -0.0),
+    complex(-0.0, 0.0),
+]
 PLAIN += ["a", "ab", None, torch.float32, torch.float64]
 STATIC = [*PLAIN, Mode.A, Mode.B, Lying(1.0), Lying(2.0), Lying(-0.0), Lying(0.0)]
 
@@ -116,7 +132,9 @@ PLAINLY: dict[str, Callable[[Any], Any]] = {
     st.sampled_from([positional, in_a_tree]),
     st.lists(st.sampled_from(PLAIN), min_size=2, max_size=4),
 )
-def test_a_constant_counts_to_its_type_and_its_sign(name: str, call: Any, values: list[Any]) -> None:
+def test_a_constant_counts_to_its_type_and_its_sign(
+    name: str, call: Any, values: list[Any]
+) -> None:
     fn, plain = TRANSFORMS[name](scaled), PLAINLY[name](scaled)
     for k in values:
         args, kwargs = call(k)
@@ -132,11 +150,17 @@ def test_a_static_argument_or_a_partial_counts_so_too(values: list[Any], partial
         same(got, scaled(X, k))
 
 
-@pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (0j, -0j), ("a", Name.A)], ids=str)
+@pytest.mark.parametrize(
+    "pair", [(0.0, -0.0), (1, True), (1, 1.0), (0j, -0j), ("a", Name.A)], ids=str
+)
 def test_each_pair_that_python_takes_for_equal(pair: tuple[Any, Any]) -> None:
     assert pair[0] == pair[1]
-    fn = sf.jit(lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1)
-    other = sf.jit(lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1)
+    fn = sf.jit(
+        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1
+    )
+    other = sf.jit(
+        lambda x, k: x * (told(k) + 100 * isinstance(k, Name)), backend="aten", static_argnums=1
+    )
     assert not torch.equal(fn(X, pair[0]), fn(X, pair[1]))
     assert torch.equal(fn(X, pair[1]), other(X, pair[1]))
 
@@ -157,8 +181,14 @@ def test_a_static_object_that_changes_is_captured_again() -> None:
 
 
 @examples(8)
-@given(st.sampled_from(PLAIN), st.sampled_from(PLAIN), st.sampled_from([positional, by_name, in_a_tree]))
-def test_a_compiled_program_takes_its_own_constants_and_refuses_others(a: Any, b: Any, call: Any) -> None:
+@given(
+    st.sampled_from(PLAIN),
+    st.sampled_from(PLAIN),
+    st.sampled_from([positional, by_name, in_a_tree]),
+)
+def test_a_compiled_program_takes_its_own_constants_and_refuses_others(
+    a: Any, b: Any, call: Any
+) -> None:
     args, kwargs = call(a)
     compiled = sf.jit(scaled, backend="aten").compile(*args, **kwargs)
     same(compiled(*args, **kwargs), scaled(*args, **kwargs))
@@ -360,16 +390,23 @@ def a_tensor_of_another_shape() -> Place:
 
 
 PLACES = [
-    a_global, a_closure_variable, a_default, a_list, a_dict, an_attribute, another_object, two_names_of_one_object,
-    an_attribute_of_the_class, an_attribute_that_hides_the_class, a_module, a_hook, a_function, a_method, a_tensor,
+    a_global, a_closure_variable, a_default, a_list, a_dict, an_attribute, another_object,
+    two_names_of_one_object, an_attribute_of_the_class, an_attribute_that_hides_the_class,
+    a_module, a_hook, a_function, a_method, a_tensor,
     a_tensor_written_to, a_tensor_of_another_shape,
 ]  # fmt: skip
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "jit": (lambda f: sf.jit(f, backend="aten"), lambda f: f),
-    "grad": (lambda f: sf.grad(lambda x: f(x).sum()), lambda f: torch.func.grad(lambda x: f(x).sum())),
+    "grad": (
+        lambda f: sf.grad(lambda x: f(x).sum()),
+        lambda f: torch.func.grad(lambda x: f(x).sum()),
+    ),
     "jit of jit": (lambda f: sf.jit(sf.jit(lambda x: f(x)), backend="aten"), lambda f: f),
     "checkpoint": (lambda f: sf.jit(sf.checkpoint(lambda x: f(x)), backend="aten"), lambda f: f),
-    "cond": (lambda f: sf.jit(lambda x: sf.cond(x.sum() > 0, lambda: f(x), lambda: x), backend="aten"), lambda f: f),
+    "cond": (
+        lambda f: sf.jit(lambda x: sf.cond(x.sum() > 0, lambda: f(x), lambda: x), backend="aten"),
+        lambda f: f,
+    ),
 }
 
 
@@ -384,8 +421,15 @@ def test_what_a_function_closes_over_is_read_at_each_call(place: Callable[[], Pl
 
 
 @examples(8)
-@given(st.sampled_from(list(WAYS)), st.sampled_from(PLACES), st.sampled_from(PLACES), st.lists(st.integers(0, 1), min_size=1, max_size=3))
-def test_what_is_closed_over_under_every_transform(way: str, a: Any, b: Any, order: list[int]) -> None:
+@given(
+    st.sampled_from(list(WAYS)),
+    st.sampled_from(PLACES),
+    st.sampled_from(PLACES),
+    st.lists(st.integers(0, 1), min_size=1, max_size=3),
+)
+def test_what_is_closed_over_under_every_transform(
+    way: str, a: Any, b: Any, order: list[int]
+) -> None:
     places = a(), b()
     both = lambda x: places[0][0](x) + places[1][0](x)
     staged, plain = WAYS[way][0](both), WAYS[way][1](both)
@@ -473,7 +517,11 @@ W = torch.arange(9.0).reshape(3, 3)
 
 def reads_settings(x: torch.Tensor) -> torch.Tensor:
     y = (x @ x).softmax(0) @ x + torch.full((3,), 1 / 3)
-    y = y * (2 if torch.is_grad_enabled() else 3) * (5 if torch.are_deterministic_algorithms_enabled() else 7)
+    y = (
+        y
+        * (2 if torch.is_grad_enabled() else 3)
+        * (5 if torch.are_deterministic_algorithms_enabled() else 7)
+    )
     return y + torch.tensor(0.1)
 
 
@@ -511,7 +559,12 @@ def test_autocast_casts_once_with_the_default_backend() -> None:
 
 def test_a_compiled_program_names_the_setting_that_is_another() -> None:
     compiled = sf.jit(reads_settings, backend="aten").compile(W)
-    with default_dtype(torch.float64), pytest.raises(sf.TreeError, match="torch.set_default_dtype: torch.float64, the program is for"):
+    with (
+        default_dtype(torch.float64),
+        pytest.raises(
+            sf.TreeError, match="torch.set_default_dtype: torch.float64, the program is for"
+        ),
+    ):
         compiled(W)
     with SETTINGS["bfloat16"](), pytest.raises(sf.TreeError, match="torch.autocast: .*bfloat16"):
         compiled(W)
@@ -543,5 +596,8 @@ def test_a_function_that_asks_nothing_of_the_world_is_captured_once_for_all() ->
     before = cache.counts["captures"]
     for n in (1, 2, 3):
         with sf.fake_world(n):
-            same(sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(X)), X * 2)
+            same(
+                sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(X)),
+                X * 2,
+            )
     assert cache.counts["captures"] == before + 1
