@@ -263,8 +263,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "rank": (
         lambda: module_of(lambda x: x * torch.distributed.get_rank()),
-        "functionalize(Wrapped): it asks which rank it runs on, and it is a function of whole tensors\n"
-        f"  at: HERE\n{PURE}\n  try: sizes, such as mesh.size()",
+        "functionalize(Wrapped): it asks which rank it runs on, and its answer would be the same on every rank\n"
+        f"  at: HERE\n{PURE}\n  try: sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
     ),
     "result": (
         lambda: module_of(lambda x: {x}),
@@ -303,7 +303,8 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
 def test_names_that_do_not_fit_are_all_listed() -> None:
     fn, params, buffers = sf.functionalize(nn.BatchNorm1d(3).double())
     fix = "the params that functionalize returned, or others under the same names"
-    said = "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  needed: the params of the module"
+    said = "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  at: HERE\n"
+    said += "  needed: the params of the module"
     wrong = {"bias": params["bias"], "w": X, "v": X}
     assert refusal(lambda: fn(wrong, buffers, X), sf.TreeError) == f"{said}\n  try: {fix}"
     assert refusal(lambda: sf.grad(lambda p: fn(p, {}, X)[0].sum())(params), sf.TreeError).splitlines()[0] == (
