@@ -156,7 +156,8 @@ class CustomVjp(Custom):
 
         out = self.fn(*self.joined(still, moving))
         fn = lambda *ts: _tensors((self.fn(*self.joined(still, _with(moving, ts))),))  # noqa: E731
-        made = Reverse(self.__name__, fn, len(xs), len(_tensors((out,))), rule, back, (True,) * len(xs))
+        count, given = len(_tensors((out,))), (True,) * len(xs)
+        made = Reverse(self.__name__, fn, len(xs), count, rule, back, given)
         return _with((out,), ruled(made, xs))[0]
 
 
@@ -193,7 +194,8 @@ class CustomJvp(Custom):
             found = rule(*still, _with(moving, tensors[: len(xs)]), _with(moving, tensors[len(xs) :]))
             check_pair(self.__name__, isinstance(found, tuple) and len(found) == 2, "the rule", "(result, tangent of the result)")
             check_like(self.__name__, "the tangent", _kinds((found[1],)), "the result", _kinds((found[0],)))
-            check_like(self.__name__, "the result of the rule", _kinds((found[0],)), "that of the function", _kinds((out,)))
+            name, value, wanted = self.__name__, _kinds((found[0],)), _kinds((out,))
+            check_like(name, "the result of the rule", value, "that of the function", wanted)
             return regions.leave(_tensors(found))
 
         both = regions.region(pushed, [*xs, *xs])
@@ -204,9 +206,14 @@ class CustomJvp(Custom):
         (rule,) = self.rules
         xs = _tensors(moving)
         plain = lambda *ts: _tensors((self.fn(*self.joined(still, _with(moving, ts))),))  # noqa: E731
-        push = lambda *ts: _tensors(rule(*still, _with(moving, ts[: len(xs)]), _with(moving, ts[len(xs) :])))  # noqa: E731
+
+        def push(*ts: torch.Tensor) -> list[torch.Tensor]:
+            primals, tangents = _with(moving, ts[: len(xs)]), _with(moving, ts[len(xs) :])
+            return _tensors(rule(*still, primals, tangents))
+
         out = self.fn(*self.joined(still, moving))
-        return _with((out,), ruled(Forward(self.__name__, plain, len(xs), len(_tensors((out,))), push), xs))[0]
+        made = Forward(self.__name__, plain, len(xs), len(_tensors((out,))), push)
+        return _with((out,), ruled(made, xs))[0]
 
 
 def _kinds(tree: Any) -> tuple[Any, ...]:
