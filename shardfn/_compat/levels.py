@@ -1,4 +1,4 @@
-"""The levels of torch.func one at a time: what a value is at the innermost one, and what is below it."""
+"""The levels of torch.func one at a time: what a value is at the innermost, and below it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ import torch
 from torch._C import _functorch
 from torch.autograd.function import _SingleLevelFunction
 
-Pull = Callable[..., Sequence[torch.Tensor | None]]  # cotangents of results -> cotangents of arguments
+Pull = Callable[
+    ..., Sequence[torch.Tensor | None]
+]  # cotangents of results -> cotangents of arguments
 
 
 class _Pulled(_SingleLevelFunction):
     """Results of the level below, whose derivative at this one level is a function of ours."""
 
     @staticmethod
-    def forward(ctx: Any, level: Level, outs: Sequence[torch.Tensor], pull: Pull, *args: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, level: Level, outs: Sequence[torch.Tensor], pull: Pull, *args: torch.Tensor
+    ) -> Any:
         ctx.level, ctx.pull = level, pull
-        if level.kind is None:  # torch's own autograd may differentiate once more: the function is given the arguments for that
+        if level.kind is None:  # torch's own autograd may differentiate once more, by these
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
         here = tuple(level.wrapped(x) for x in outs)
-        ctx.mark_non_differentiable(*(x for x in here if not (x.is_floating_point() or x.is_complex())))
+        ctx.mark_non_differentiable(
+            *(x for x in here if not (x.is_floating_point() or x.is_complex()))
+        )
         return here
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        return None, None, None, *ctx.pull(cotangents, ctx.saved_tensors if ctx.level.kind is None else None)
+        again = ctx.saved_tensors if ctx.level.kind is None else None
+        return None, None, None, *ctx.pull(cotangents, again)
 
 
 class Level:
@@ -39,8 +46,11 @@ class Level:
 
         inside = _functorch.peek_interpreter_stack() is not None
         self.interpreter = retrieve_current_functorch_interpreter() if inside else None
-        self.kind = None if self.interpreter is None else self.interpreter.key().name.lower()  # "grad", "jvp", "vmap"
-        self.number = None if self.interpreter is None else self.interpreter.level()
+        self.kind: str | None = None
+        self.number: int | None = None
+        if self.interpreter is not None:
+            self.kind = self.interpreter.key().name.lower()  # "grad", "jvp", "vmap"
+            self.number = self.interpreter.level()
 
     @contextlib.contextmanager
     def lowered(self) -> Iterator[None]:
@@ -89,12 +99,15 @@ class Level:
         x = _functorch.unwrap_if_dead(x)
         return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == self.number
 
-    def pulled(self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Results of the level below as results of this, and a function for their derivative in reverse mode.
+    def pulled(
+        self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Results of the level below as results of this, with a function for their derivative.
 
         Args:
             outs: the results.
-            pull: of the cotangents, a tuple with None for zero, and of the arguments if torch's own autograd runs it.
+            pull: of the cotangents, a tuple with None for zero, and of the arguments if torch's own
+                autograd runs it.
             args: what is differentiated by.
         """
         from torch._functorch.utils import enable_single_level_autograd_function
@@ -102,8 +115,10 @@ class Level:
         with enable_single_level_autograd_function():
             return list(_Pulled.apply(self, outs, pull, *args))
 
-    def batched(self, xs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
-        """Under vmap: the tensors of all samples, where each has their dim, and how many samples there are."""
+    def batched(
+        self, xs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
+        """Under vmap: the tensors of all samples, the dim of the samples in each, their number."""
         pairs = [_functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number) for x in xs]
         return [x for x, _ in pairs], tuple(dim for _, dim in pairs), self.interpreter.batch_size()
 

@@ -81,9 +81,9 @@ def unwound() -> Iterator[None]:
 
 
 def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
-    """torch.func.jvp of a function that returns tuples, also where a replayed graph has opened forward mode.
+    """torch.func.jvp of a function that returns tuples, also where a graph has opened forward mode.
 
-    torch counts its levels in Python only (torch 2.13).
+    Torch counts its levels in Python only (2.13).
     """
     from torch._functorch import eager_transforms
 
@@ -96,7 +96,7 @@ def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, .
 
 
 def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
-    """Tangents of the dtypes of their values: a number that is added to a scalar may raise a tangent's (torch 2.13)."""
+    """Tangents of the dtypes of their values: a number may raise a tangent's (torch 2.13)."""
     return values, tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)), *aux
 
 

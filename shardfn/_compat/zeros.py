@@ -15,7 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .threads import is_capturing
 
 ATEN = torch.ops.aten
-VIEWS = ("view", "_reshape_alias", "as_strided")  # with a kernel for such zeros that makes a real tensor of a fake one
+VIEWS = (
+    "view",
+    "_reshape_alias",
+    "as_strided",
+)  # with a kernel for such zeros that makes a real tensor of a fake one
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 NUMBERS = (torch.float64,)  # of the zero tangents that torch makes for Python's floats
 _dispatch = FakeTensorMode.dispatch
@@ -30,9 +34,15 @@ def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _dtype(a: Any, b: Any) -> torch.dtype:
-    """The dtype of a result; the zero tangent of a number is of dtype float64, and decides as little as the number does."""
+    """The dtype of a result. The zero tangent of a number is float64, and decides nothing."""
     for x, other in ((a, b), (b, a)):
-        if _is_zero(x) and not x.dim() and x.dtype in NUMBERS and isinstance(other, torch.Tensor) and other.dtype in FLOATS:
+        if (
+            _is_zero(x)
+            and not x.dim()
+            and x.dtype in NUMBERS
+            and isinstance(other, torch.Tensor)
+            and other.dtype in FLOATS
+        ):
             return other.dtype
     return torch.result_type(a, b)
 
@@ -77,8 +87,15 @@ def _sub(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
     return _add(a, b, alpha=-alpha)
 
 
-# torch asks a meta tensor for the shape of such a result, and the copies to "meta" stay in the graph (torch 2.11 to 2.13)
-ARITHMETIC = {"add.Tensor": _add, "sub.Tensor": _sub, "mul.Tensor": _mul, "div.Tensor": _div, "linalg_cross": _cross}
+# torch asks a meta tensor for the shape of such a result, and the copies to "meta" stay in the
+# graph (torch 2.11 to 2.13)
+ARITHMETIC = {
+    "add.Tensor": _add,
+    "sub.Tensor": _sub,
+    "mul.Tensor": _mul,
+    "div.Tensor": _div,
+    "linalg_cross": _cross,
+}
 
 
 def _mended(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -99,7 +116,9 @@ def zeros_kept_fake() -> Iterator[None]:
     try:
         with warnings.catch_warnings(action="ignore"):  # that it overrides a kernel
             for name in VIEWS:
-                library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
+                library.impl(
+                    name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True
+                )
             for name, kernel in ARITHMETIC.items():
                 library.impl(name, kernel, "ZeroTensor", allow_override=True)
         with mock.patch.object(FakeTensorMode, "dispatch", _mended):
@@ -118,4 +137,6 @@ def write_out_zeros(graph: torch.fx.GraphModule) -> None:
             node.target = ATEN.zeros.default
         value = node.meta.get("val")
         if _is_zero(value):
-            node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            node.meta["val"] = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )

@@ -1,7 +1,8 @@
-"""Functions with derivatives of the user's: custom_vjp and custom_jvp, made of regions, right under every transform.
+"""Functions with derivatives of the user's: custom_vjp and custom_jvp, under every transform.
 
-As in JAX, the innermost transform that differentiates a function takes its rule. To the transforms around that one the
-function is the code of its rule, which they differentiate as any other; if that code calls the function, its rule counts there.
+As in JAX, the innermost transform that differentiates a function takes its rule. To the transforms
+around that one the function is the code of its rule, which they differentiate as any other; if that
+code calls the function, the rule counts there too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Tensors = Sequence[torch.Tensor]
 
 @attrs.frozen(eq=False)
 class Rule:
-    """A function and its rule, over flat tensors: the arguments first, then what the function and the rule close over.
+    """A function and its rule, over flat tensors: the arguments, then what both close over.
 
     Args:
         name: of the function.
@@ -39,7 +40,9 @@ class Rule:
         """The results at a level of reverse mode, of tensors of the level below."""
         raise NotImplementedError
 
-    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         """The results at a level of forward mode, of tensors and tangents of the level below."""
         raise NotImplementedError
 
@@ -49,7 +52,7 @@ class Rule:
 
 
 def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
-    """The results of a function with a rule, at the innermost transform and all that are around it."""
+    """The results of a function with a rule, under all transforms at work."""
     level = _compat.Level()
     if level.kind == "vmap":
         below, dims, size = level.batched(tensors)
@@ -98,8 +101,8 @@ class Reverse(Rule):
 
     Args:
         forward: tensors -> (results, residuals).
-        back: (residuals, cotangents, what is closed over) -> cotangents of the arguments that have one.
-        given: which arguments have one.
+        back: (residuals, cotangents, what is closed over) -> cotangents of the given arguments.
+        given: which arguments have a cotangent.
     """
 
     forward: Body
@@ -111,7 +114,9 @@ class Reverse(Rule):
         with level.lowered():
             outs = self.forward(*(level.below(x) for x in xs), *free)
 
-        def pull(cotangents: Sequence[torch.Tensor | None], again: Tensors | None) -> list[torch.Tensor | None]:
+        def pull(
+            cotangents: Sequence[torch.Tensor | None], again: Tensors | None
+        ) -> list[torch.Tensor | None]:
             made = outs if again is None else self.forward(*again, *free)
             results, residuals = made[: self.results], made[self.results :]
             feed = iter(self.back(*residuals, *_or_zeros(results, cotangents), *free))
@@ -119,7 +124,9 @@ class Reverse(Rule):
 
         return level.pulled(outs[: self.results], pull, xs)
 
-    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
         got = "it has a rule for reverse mode only, and forward mode is asked for"
         raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
@@ -142,7 +149,7 @@ class Forward(Rule):
     """A function with a rule for forward mode, which reverse mode transposes.
 
     Args:
-        push: (arguments, their tangents, what is closed over) -> (results, tangents of the results).
+        push: (arguments, tangents, what is closed over) -> (results, tangents of the results).
     """
 
     push: Body
@@ -153,7 +160,9 @@ class Forward(Rule):
         with level.lowered():
             outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[: self.results]
 
-        def pull(cotangents: Sequence[torch.Tensor | None], again: Tensors | None) -> list[torch.Tensor | None]:
+        def pull(
+            cotangents: Sequence[torch.Tensor | None], again: Tensors | None
+        ) -> list[torch.Tensor | None]:
             return self.transposed(below if again is None else again, free, cotangents)
 
         return level.pulled(outs, pull, xs)
@@ -177,7 +186,9 @@ class Forward(Rule):
         feed = iter(pull(tuple(cotangents[k] for k in given)))
         return [next(feed) if is_float(x) else None for x in xs]
 
-    def pushed(self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         xs, free = tensors[: self.count], tensors[self.count :]
         with level.lowered():
             outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
@@ -191,9 +202,23 @@ class Forward(Rule):
 
 
 def reverse_ruled(
-    name: str, outs: Sequence[Left], fwd: Sequence[Left], bwd: Sequence[Left], xs: Tensors, given: Sequence[bool]
+    name: str,
+    outs: Sequence[Left],
+    fwd: Sequence[Left],
+    bwd: Sequence[Left],
+    xs: Tensors,
+    given: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """A region with a rule of two more: (results, residuals) of its arguments, and cotangents of residuals and cotangents."""
+    """A region with a rule of two more.
+
+    Args:
+        name: of the function.
+        outs: its results.
+        fwd: the results and the residuals, of the arguments.
+        bwd: the cotangents of arguments, of residuals and cotangents.
+        xs: the arguments.
+        given: which of them have a cotangent.
+    """
     plain, forward = outs[0].region, fwd[0].region
     back = bwd[0].region if bwd else None
     n, sizes = len(xs), (len(plain.free), len(forward.free), len(back.free) if back else 0)
@@ -217,8 +242,10 @@ def reverse_ruled(
     return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
 
 
-def forward_ruled(name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors) -> list[torch.Tensor]:
-    """A region with a rule: another one, of its arguments and their tangents, that gives its results and their tangents."""
+def forward_ruled(
+    name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors
+) -> list[torch.Tensor]:
+    """A region with a rule of one more: (arguments, tangents) -> (results, tangents)."""
     plain, push = outs[0].region, pushed[0].region
     n, k = len(xs), len(plain.free)
     rule = Forward(

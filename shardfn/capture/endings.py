@@ -38,7 +38,9 @@ def custom_vjp(
     return _mingled(outs, [*outs, *xs])
 
 
-def custom_jvp(name: str, outs: list[torch.Tensor], pushed: list[torch.Tensor], xs: list[torch.Tensor]) -> list[torch.Tensor]:
+def custom_jvp(
+    name: str, outs: list[torch.Tensor], pushed: list[torch.Tensor], xs: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """The results of a function with a rule for forward mode."""
     return _mingled(outs, [*outs, *xs])
 

@@ -54,9 +54,12 @@ class Replay(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _of_one_dtype(value: torch.Tensor, tangent: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A value and its tangent: torch lets a number that is added to a scalar raise the tangent's dtype (2.13)."""
-    return value, tangent if tangent is None or tangent.dtype == value.dtype else tangent.to(value.dtype)
+def _of_one_dtype(
+    value: torch.Tensor, tangent: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A value and its tangent, whose dtype torch lets Python's numbers raise (2.13)."""
+    same = tangent is None or tangent.dtype == value.dtype
+    return value, tangent if same else tangent.to(value.dtype)
 
 
 def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -146,7 +146,9 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
         if not isinstance(loop, Scan) or loop.transposes or source is node or loop.length != scan.length or loop.reverse == scan.reverse:
             continue
         own = source.args[loop.consts + loop.carries :]
-        if (loop.consts, loop.carries) != (consts, carries) or source.args[:consts] != node.args[:consts]:
+        if (loop.consts, loop.carries) != (consts, carries):
+            continue
+        if source.args[:consts] != node.args[:consts]:
             continue
         outs = loop.graphs[0].find_nodes(op="output")[0].args[0]
         entered = loop.graphs[0].find_nodes(op="placeholder")[loop.consts : loop.consts + loop.carries]

@@ -1,4 +1,4 @@
-"""Gradients found inside a loop that no run reads: they stay Partial in every run and are reduced once, after the loop."""
+"""Gradients that no run of their loop reads: they stay Partial and are reduced once, after it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from .pins import aligned
 
 ALIGN = "prim_align"
 ATEN = torch.ops.aten
-LINEAR = (ATEN.mul.Tensor, ATEN.mul.Scalar, ATEN.div.Tensor, ATEN.div.Scalar, ATEN.neg.default, ATEN._to_copy.default)
+LINEAR = (
+    ATEN.mul.Tensor,
+    ATEN.mul.Scalar,
+    ATEN.div.Tensor,
+    ATEN.div.Scalar,
+    ATEN.neg.default,
+    ATEN._to_copy.default,
+)
 SUMS = (ATEN.add.Tensor, ATEN.sub.Tensor)
 
 
-def deferrable(graph: torch.fx.Graph, first: int, zeros: Sequence[bool]) -> dict[torch.fx.Node, int]:
-    """The gradients of a loop's graph that it only adds to a carry, or only returns; and which result they are part of.
+def deferrable(
+    graph: torch.fx.Graph, first: int, zeros: Sequence[bool]
+) -> dict[torch.fx.Node, int]:
+    """The gradients that a loop only adds to a carry, or returns; and the result they are in.
 
     Args:
         graph: of the loop: (consts, carries, rows) -> (carries, rows of results).
@@ -64,24 +73,32 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
     """Whether a carry goes into a result by sums alone."""
     while len(carry.users) == 1 and carry is not result:
         (user,) = carry.users
-        if user.target not in SUMS or (user.args[0] is not carry and user.target is not ATEN.add.Tensor):
+        if user.target not in SUMS or (
+            user.args[0] is not carry and user.target is not ATEN.add.Tensor
+        ):
             return False
         carry = user
     return carry is result
 
 
-def placements(walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]) -> dict[int, Marks]:
+def placements(
+    walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
+) -> dict[int, Marks]:
     """Where each result goes after the loop: as the parameters do whose gradients are in it.
 
     Args:
         walk: over the loop's graph, which has left these gradients Partial.
         nodes: the gradients, and the results that they are terms of.
-        around: how the constants of the loop are placed before it, where they may be gathered for it.
+        around: how the constants of the loop are placed before it.
     """
     found: dict[int, Marks] = {}
     for node, k in nodes.items():
         like = walk.values[node.args[1]]
-        wanted = around.get(node.args[1]) or next(iter(like.slots), None) or ("R",) * len(walk.axes.sizes)
+        wanted = (
+            around.get(node.args[1])
+            or next(iter(like.slots), None)
+            or ("R",) * len(walk.axes.sizes)
+        )
         found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
     return found
 
@@ -92,5 +109,5 @@ def stays_partial(before: Marks, after: Marks) -> bool:
 
 
 def stays_replicated(before: Marks, wanted: Marks) -> bool:
-    """Whether a gradient goes to all ranks wherever it is a sum: rows of sharded gradients take less memory reduced."""
+    """Whether a gradient is replicated in the end: rows of sharded ones are smaller if reduced."""
     return all(w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING)

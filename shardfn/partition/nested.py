@@ -105,13 +105,14 @@ def _scan(walk: Any, node: torch.fx.Node, scan: Scan, values: list[Any]) -> Plac
     results = inner.results()
     ys = [_reduced_to(natural(r, walk.axes), r, inner, len(consts) + len(carries)) for r in results[scan.carries :]]
     plan = inner.finished([*carries, *ys])
-    stacked = lambda marks: tuple(_shifted(m, 1) for m in marks)  # noqa: E731
-    return [*consts, *carries, *map(stacked, rows)], [*carries, *map(stacked, ys)], [plan], inner.varies(), after
+    ins = [*consts, *carries, *map(_stacked, rows)]
+    return ins, [*carries, *map(_stacked, ys)], [plan], inner.varies(), after
 
 
 def _while(walk: Any, node: torch.fx.Node, loop: While, values: list[Any]) -> Placed:
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
-    carries, consts, body, after = _settle(walk, node, loop.graphs[1], consts, values[loop.consts :], [], values)
+    init = values[loop.consts :]
+    carries, consts, body, after = _settle(walk, node, loop.graphs[1], consts, init, [], values)
     test = Inside(walk, loop.graphs[0], [*consts, *carries], values)
     plans = [test.finished([_whole(walk)]), body.finished(carries)]
     return [*consts, *carries], carries, plans, body.varies(), after
@@ -134,9 +135,9 @@ def _settle(
 ) -> tuple[list[Marks], list[Marks], Inside, dict[int, Marks]]:
     """Placements of the carries with which every run leaves them as they came, those of the constants, and the walk that found them.
 
-    A carry that starts as zeros may be a Partial sum throughout: what a loop adds up is reduced once, after it. Gradients that
-    are added to such a carry, or returned as rows, are not reduced in a run; which results hold them comes last, and where those
-    go after the loop.
+    A carry that starts as zeros may be a Partial sum throughout: what a loop adds up is reduced
+    once, after it. Gradients that are added to such a carry, or returned as rows, are not reduced
+    in a run; which results hold them comes last, and where those go after the loop.
     """
     zeros = [v.fill is not None and v.fill[1] == 0 for v in init]
     later = deferred.deferrable(graph, len(consts), zeros)
@@ -149,8 +150,8 @@ def _settle(
         wrong |= {k for k, m in terms if k >= n and not deferred.stays_replicated(m, after[k])}
         if not wrong:
             partial = {k for k, m in terms if any(mark in PENDING for mark in m)}
-            stacked = {k: m if k < n else tuple(_shifted(mark, 1) for mark in m) for k, m in after.items()}
-            return carries, found, inner, {k: m for k, m in stacked.items() if k in partial}
+            whole = {k: m if k < n else _stacked(m) for k, m in after.items() if k in partial}
+            return carries, found, inner, whole
         later = {g: k for g, k in later.items() if k not in wrong}
 
 
@@ -233,6 +234,11 @@ def _whole(walk: Any) -> Marks:
 def _shifted(mark: Mark, by: int) -> Mark:
     cut = layout.split(mark)
     return mark if cut is None else layout.joined(cut[0] + by, cut[1])
+
+
+def _stacked(marks: Marks) -> Marks:
+    """The placement of rows, stacked, of which each is placed so."""
+    return tuple(_shifted(m, 1) for m in marks)
 
 
 def _without_rows(marks: Marks, shape: Sequence[int], sizes: Sequence[int]) -> Marks:

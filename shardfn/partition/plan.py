@@ -98,7 +98,7 @@ class Walk:
         self.gradients: dict[torch.fx.Node, steps.Gradient] = {}
         self.unreduced: list[tuple[steps.Slot, torch.fx.Node]] = []  # gradients that leave before they are
         self.steps: list[steps.Step] = []
-        self.later: Collection[torch.fx.Node] = ()  # gradients that a loop adds up, which are brought nowhere in a run
+        self.later: Collection[torch.fx.Node] = ()  # gradients that a loop leaves Partial
         self.count = 0
         self.ahead = Ahead(self)
 
@@ -174,8 +174,9 @@ class Walk:
 
     def align(self, node: torch.fx.Node) -> None:
         value = self.values[node.args[0]]
-        if node in self.later and any(_is_pending(slot.marks) for slot in value.readable(node.meta["phase"])[:1]):
-            self.same(node, value, value.readable(node.meta["phase"])[0])
+        first = next(iter(value.readable(node.meta["phase"])), None)
+        if node in self.later and first is not None and _is_pending(first.marks):
+            self.same(node, value, first)
             return
         self.settle(node, self.values[node.args[0]], node.args[1], node.args[2])
 

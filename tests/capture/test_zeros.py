@@ -76,20 +76,24 @@ def test_gradients_and_tangents_through_such_zeros(function: str, placement: sf.
 
 
 def test_no_program_holds_such_a_zero() -> None:
-    """Outside of a capture torch asks a meta tensor for the shape of what a zero gives, which then meets others."""
-    f = sf.vmap(sf.hessian(lambda x: (torch.sin(x) * x).sum()))
-    traced = f.trace(X)
-    assert "_efficientzerotensor" not in str(traced)
-    torch.testing.assert_close(f(X), torch.func.vmap(torch.func.hessian(lambda x: (torch.sin(x) * x).sum()))(X))
+    """Outside of a capture torch would take such a zero to a meta tensor, which meets others."""
+    loss = lambda x: (torch.sin(x) * x).sum()
+    f = sf.vmap(sf.hessian(loss))
+    assert "_efficientzerotensor" not in str(f.trace(X))
+    torch.testing.assert_close(f(X), torch.func.vmap(torch.func.hessian(loss))(X))
 
 
 @pytest.mark.parametrize("op", [torch.add, torch.sub, torch.mul, torch.div, torch.linalg.cross])
 def test_arithmetic_of_such_a_zero_is_as_torch_has_it(op: object) -> None:
-    x = torch.randn(2, 3, generator=G, dtype=torch.float32)
-    kinds = [(torch._efficientzerotensor((3,), dtype=F64), x), (x, torch._efficientzerotensor((2, 3), dtype=F64))]
-    for a, b in kinds if op is not torch.linalg.cross else [(a.float().expand(2, 3), b.float()) for a, b in kinds[:1]]:
+    x = torch.rand(2, 3, generator=G, dtype=torch.float32) + 1  # x / 0 is inf in torch, for -1 too
+    zero = lambda *shape, dtype=F64: torch._efficientzerotensor(shape, dtype=dtype)
+    pairs = [(zero(3), x), (x, zero(2, 3))]
+    if op is torch.linalg.cross:
+        pairs = [(zero(2, 3, dtype=torch.float32), x)]
+    for a, b in pairs:
         wanted = op(a, b)
         with _compat.zeros_kept_fake():
             got = op(a, b)
-        assert (got.dtype, got.shape, got._is_zerotensor()) == (wanted.dtype, wanted.shape, wanted._is_zerotensor())
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        assert got._is_zerotensor() == wanted._is_zerotensor()
         torch.testing.assert_close(got.to("cpu") + 0, wanted.to("cpu") + 0, equal_nan=True)

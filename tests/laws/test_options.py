@@ -10,6 +10,7 @@ import torch
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from message import without_line
 from torch.distributed.tensor import Shard
 
 import shardfn as sf
@@ -198,7 +199,7 @@ def test_axes_out_of_mesh_order_are_refused_where_they_are_written() -> None:
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         with pytest.raises(sf.PlacementError) as caught:
             sf.shard(lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten")(X)
-    assert str(caught.value) == (
+    assert without_line(caught.value) == (
         "constrain: P(('y', 'x')) cuts dim 0 by ('y', 'x'); axes on one dim go in mesh order ('x', 'y')\n"
         "  try: each axis once, by its name; axes on one dim in mesh order"
     )
@@ -246,11 +247,11 @@ def test_shard_map_asks_for_in_placements() -> None:
         )
         with pytest.raises(sf.TreeError) as caught:
             sf.shard_map(lambda x: x, mesh, out_placements=P(), backend="aten")(X)
-        assert str(caught.value) == said
+        assert without_line(caught.value) == said
         inner = sf.shard(sf.shard_map(lambda x: x, mesh, None, P()), mesh, P("x"), backend="aten")
         with pytest.raises(sf.TreeError) as caught:
             inner(X)
-        assert str(caught.value) == said
+        assert without_line(caught.value) == said
         assert sf.full(sf.shard_map(lambda x: x, mesh, P(), P(), backend="aten")(X)).equal(X)
 
 

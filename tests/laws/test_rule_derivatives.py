@@ -1,7 +1,8 @@
-"""Derivatives of derivatives: nests of transforms over functions with rules of their own equal torch.func on the plain function.
+"""Derivatives of derivatives: any nest of transforms equals torch.func on the plain function.
 
-The nests are all orders up to depth three; CI tries a fixed sample of those that take two or three derivatives, and
-SHARDFN_EFFORT more, up to six. A custom_vjp is refused where forward mode meets its rule; a function of torch's own that
+The nests are all orders up to depth three, over functions with rules of their own, loops, branches.
+CI tries a fixed sample of those that take two or three derivatives, and SHARDFN_EFFORT more, up to
+six. A custom_vjp is refused where forward mode meets its rule; a function of torch's own that
 torch.func cannot differentiate so often is refused too; nothing else is.
 """
 
@@ -123,7 +124,11 @@ def by_hash(case: Any) -> str:
 def sampled(each: int) -> list[tuple[str, tuple[str, ...]]]:
     """So many nests of each function."""
     small = [nest for nest in NESTS if 2 <= len(modes(nest)) <= (3 if effort.EFFORT == 1 else 6)]
-    return [(name, nest) for name in FUNCTIONS for nest in sorted(small, key=lambda n: by_hash((name, n)))[: each * effort.EFFORT]]
+    return [
+        (name, nest)
+        for name in FUNCTIONS
+        for nest in sorted(small, key=lambda n: by_hash((name, n)))[: each * effort.EFFORT]
+    ]
 
 
 def composed(m: Any, nest: tuple[str, ...], f: Fn) -> Fn:
@@ -140,12 +145,17 @@ def called(f: Fn, nest: tuple[str, ...], x: Tensor, placed: bool) -> Tensor:
         return sf.full(sf.shard(f, mesh, P("a"), backend="aten")(x))
 
 
-@pytest.mark.parametrize(("name", "nest"), sampled(2), ids=lambda x: x if isinstance(x, str) else " of ".join(x))
+@pytest.mark.parametrize(
+    ("name", "nest"), sampled(2), ids=lambda x: x if isinstance(x, str) else " of ".join(x)
+)
 def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple[str, ...]) -> None:
     ours, plain = FUNCTIONS[name]
     placed = int(by_hash((nest, name)), 16) % 3 == 0
     if is_refused(name, nest):
-        with pytest.raises(sf.CaptureError, match="it has a rule for reverse mode only, and forward mode is asked for"):
+        with pytest.raises(
+            sf.CaptureError,
+            match="it has a rule for reverse mode only, and forward mode is asked for",
+        ):
             called(composed(sf, nest, ours), nest, X, placed)
         return
     try:
@@ -159,9 +169,11 @@ def test_any_nest_equals_torch_func_on_the_plain_function(name: str, nest: tuple
 
 
 def scalar(x: Tensor) -> Tensor:
-    """Python's numbers beside scalars: what torch makes of their zero tangents is of another dtype."""
+    """Python's numbers beside scalars: torch makes zero tangents of another dtype of them."""
     total = torch.zeros((), dtype=x.dtype)
-    return sf.scan(lambda c, r: (torch.sin(c * x) + r * 2.0, c / 3), total, torch.stack([x, x * 0.5]).detach())[0]
+    return sf.scan(
+        lambda c, r: (torch.sin(c * x) + r * 2.0, c / 3), total, torch.stack([x, x * 0.5]).detach()
+    )[0]
 
 
 SECOND: dict[str, Callable[[Fn], Fn]] = {

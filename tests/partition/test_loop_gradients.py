@@ -1,4 +1,4 @@
-"""Gradients taken inside a loop: reduced in a run where that run needs them, once after the loop where it only adds them up."""
+"""Gradients inside a loop: reduced in a run that needs them, else once, after the loop."""
 
 from __future__ import annotations
 
@@ -63,17 +63,26 @@ def squared(w: Tensor, xs: Tensor) -> Any:
 
 
 def decayed(w: Tensor, xs: Tensor) -> Tensor:
-    return sf.scan(lambda c, x: (c + (sf.grad(loss)(w, x) + 0.01 * w), None), torch.zeros_like(w), xs)[0]
+    return sf.scan(
+        lambda c, x: (c + (sf.grad(loss)(w, x) + 0.01 * w), None), torch.zeros_like(w), xs
+    )[0]
 
 
 ONCE, EACH = 1, 3
-CASES = {added: ONCE, scaled: ONCE, with_loss: 2, returned: ONCE}  # with_loss: the loss and the gradient, once each
+CASES = {
+    added: ONCE,
+    scaled: ONCE,
+    with_loss: 2,
+    returned: ONCE,
+}  # with_loss: the loss and the gradient, once each
 CASES |= {descended: EACH, with_momentum: EACH, squared: EACH, decayed: EACH}
 
 
 @pytest.mark.parametrize("fn", CASES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("placement", [P(), P("dp")], ids=["replicated", "fully sharded"])
-def test_a_gradient_inside_a_scan_is_reduced_as_often_as_it_is_needed(fn: Any, placement: P) -> None:
+def test_a_gradient_inside_a_scan_is_reduced_as_often_as_it_is_needed(
+    fn: Any, placement: P
+) -> None:
     wanted = fn(W, X)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))

@@ -28,7 +28,7 @@ def doubled(x: Tensor, y: Tensor) -> Tensor:
     return torch.sin(x @ y)
 
 
-doubled.defvjp(  # fwd calls the function, so that the rule counts at every order, as it does in torch
+doubled.defvjp(  # fwd calls the function, so that the rule counts at every order, as in torch
     lambda x, y: (doubled(x, y), {"c": torch.cos(x @ y), "x": x, "y": y}),
     lambda r, g: ((g * r["c"]) @ r["y"].T * 2, None),
 )

@@ -1,7 +1,8 @@
-"""What a rule that is not the true derivative means at the second order, as JAX defines it; every number is worked out by hand.
+"""What a rule that is not the true derivative means at the second order, as JAX defines it.
 
-The innermost derivative takes the rule; the next one differentiates the rule's own code, function value included, and takes the
-rule again only where that code calls the function. All of f(x) = x**3 with 2x for its derivative, at x = 2.
+The innermost derivative takes the rule; the next one differentiates the rule's own code, function
+value included, and takes the rule only where that code calls the function. Every number is worked
+out by hand, of f(x) = x**3 with 2x for its derivative, at x = 2.
 """
 
 from __future__ import annotations
@@ -50,17 +51,27 @@ ONLY_REVERSE = ("grad of grad", "grad of jit of grad")
 
 
 def expected(again: bool) -> tuple[float, float]:
-    """The second derivatives of f(x) and of f(x)**2: of 2x, and of 2 f(x) 2x, where f(x) is x**3 or counts by its rule."""
+    """The derivatives of 2x, and of 2 f(x) 2x, where f(x) is x**3 or counts by its rule."""
     slope = 2 * 2.0 if again else 3 * 2.0**2
     return 2.0, 4 * 2.0**3 + 4 * 2.0 * slope
 
 
 @pytest.mark.parametrize("second", SECOND)
-@pytest.mark.parametrize(("kind", "again"), [("custom_jvp", False), ("custom_jvp", True), ("custom_vjp", False), ("custom_vjp", True)])
-def test_second_derivatives_of_a_rule_that_is_not_the_derivative(kind: str, again: bool, second: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [("custom_jvp", False), ("custom_jvp", True), ("custom_vjp", False), ("custom_vjp", True)],
+)
+def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
+    kind: str, again: bool, second: str
+) -> None:
     f, take = made(kind, again), SECOND[second]
-    if kind == "custom_vjp" and (second in FORWARD_INSIDE or (again and second not in ONLY_REVERSE)):
-        with pytest.raises(sf.CaptureError, match="reverse mode only, and forward mode is asked for\n  try: custom_jvp"):
+    if kind == "custom_vjp" and (
+        second in FORWARD_INSIDE or (again and second not in ONLY_REVERSE)
+    ):
+        with pytest.raises(
+            sf.CaptureError,
+            match="reverse mode only, and forward mode is asked for\n  try: custom_jvp",
+        ):
             take(f)(TWO)
         return
     for fn, wanted in zip((f, lambda x: f(x) ** 2), expected(again), strict=True):
@@ -80,7 +91,9 @@ def test_a_clipped_gradient_has_the_second_derivative_of_what_clips_it() -> None
     half_square = lambda x: (clipped(x) ** 2 / 2).sum()
     x = torch.tensor([0.5, 3.0], dtype=F64)
     torch.testing.assert_close(sf.grad(half_square)(x), torch.tensor([0.5, 1.0], dtype=F64))
-    torch.testing.assert_close(sf.hessian(half_square)(x), torch.diag(torch.tensor([1.0, 0.0], dtype=F64)))
+    torch.testing.assert_close(
+        sf.hessian(half_square)(x), torch.diag(torch.tensor([1.0, 0.0], dtype=F64))
+    )
 
 
 def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_rule() -> None:
@@ -89,7 +102,9 @@ def test_a_closed_over_value_of_an_outer_derivative_counts_by_the_code_of_the_ru
         scaled.defvjp(lambda x: (w * x**2, x), lambda x, g: (2 * w * x * g,))
         return sf.grad(scaled)(x)
 
-    torch.testing.assert_close(sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO), torch.tensor(4.0, dtype=F64))
+    torch.testing.assert_close(
+        sf.grad(outer)(torch.tensor(3.0, dtype=F64), TWO), torch.tensor(4.0, dtype=F64)
+    )
 
 
 @pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
@@ -120,4 +135,6 @@ def test_a_rule_whose_value_has_another_shape_is_refused() -> None:
     f.defjvp(lambda xs, ts: (xs[0].sum(), ts[0].sum()))
     with pytest.raises(sf.TreeError) as error:
         sf.grad(lambda x: f(x).sum())(torch.ones(2))
-    assert str(error.value).startswith("custom_jvp(<lambda>): the result of the rule holds () torch.float32")
+    assert str(error.value).startswith(
+        "custom_jvp(<lambda>): the result of the rule holds () torch.float32"
+    )
