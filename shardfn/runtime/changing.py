@@ -61,7 +61,7 @@ def _note_arguments(
         changed = [i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b]
         if all(i in given and _kind(given[i]) and key[i][0] == entry.key[i][0] for i in changed):
             for i in changed:
-                if placed.argument_of(i) not in request.static_argnums:
+                if i not in placed.static:
                     path = placed.paths[i]
                     _note(request, f"argument {path}", path, _before(entry.key[i]), given[i])
             return

@@ -41,6 +41,7 @@ class Placed:
     marks: tuple[Marks, ...]  # of the tensors
     unreduced: tuple[int, ...]  # which of the tensors are gradients that nobody has reduced yet
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
+    static: frozenset[int]  # which leaves are of static arguments
     constants: tuple[tuple[int, Any, Any], ...]  # of the other leaves: which, its key, itself
     state: tuple[Any, ...]  # torch's settings at the call
 
@@ -93,6 +94,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         avals=tuple(aval_of(x, mesh) for x in found),
         marks=tuple(marks),
         unreduced=tuple(i for i, x in enumerate(found) if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)),
+        static=frozenset(_leaves_of(static, treedef)),
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
         constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
