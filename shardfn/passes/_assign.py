@@ -2,8 +2,8 @@
 
 Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
 members, not even by way of other buckets. The loss rides in the next bucket that is filled. Of gradients that become
-ready together, as those of the weight and the bias of a layer do, the one of fewer dims comes first, as in autograd:
-a bucket that closes with a weight has its bias.
+ready together, as those of the weight and the bias of a layer do, the one of fewer dims counts first, as in autograd:
+a bucket that closes with a weight has its bias. A bucket lists its leaves as they are computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import attrs
 
 from ..buckets import Row, Wish
 from ..errors import TreeError, problem
-from ._batches import SAME_PROGRAM, Batch, follow, reaches
+from ._batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
 from ._flow import Flow, Transfer
 from ._riders import riders
 
@@ -64,6 +64,9 @@ def assign(flow: Flow, name: str) -> Assignment:
         depends[i] = bits
     for transfer, bits in joiner.waiting:
         joiner.join(transfer, bits)
+    for batch in joiner.batches:
+        if batch.bucketed and batch.wanted is None:
+            sort_leaves(batch, lambda t: (anchors[t.step], t.step))  # as they are computed
     batches, after = follow(joiner.batches, joiner.places, name)
     return Assignment(batches, joiner.of, tuple(anchors), order, after)
 

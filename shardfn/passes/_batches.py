@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -82,7 +82,7 @@ def follow(
         wanted = sorted((batches[i] for i in slots), key=lambda b: b.wanted)
         for i, batch in zip(slots, wanted, strict=True):
             listed[i] = batch
-            _sort_members(batch, places)
+            sort_leaves(batch, lambda t: places[t.key])
     chains = [(b, a) for slots in _slots(batches) for b, a in _chains(batches, listed, slots)]
     _renumber(listed)
     after = {b.index: a.index for b, a in chains}
@@ -102,9 +102,9 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
     return list(plans.values())
 
 
-def _sort_members(batch: Batch, places: Mapping[Any, int]) -> None:
-    """The leaves of a batch in the plan's order; what rides stays where it is."""
-    ordered = iter(sorted(batch.leaves, key=lambda t: places[t.key]))
+def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
+    """Put the leaves of a batch in an order; what rides stays where it is."""
+    ordered = iter(sorted(batch.leaves, key=place))
     batch.members = [next(ordered) if t.wish is not None else t for t in batch.members]
 
 

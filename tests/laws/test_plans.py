@@ -215,14 +215,16 @@ def names(plan: sf.BucketPlan) -> list[list[str]]:
 @examples(6)
 def test_stacks_of_linear_layers_have_the_buckets_of_data_parallel(sizes: list[int], cap: int) -> None:
     module = linear_stack(sizes)
-    assert names(plan_of(module, sizes[0], cap)) == torchs(module, cap)
+    ours, theirs = names(plan_of(module, sizes[0], cap)), torchs(module, cap)
+    assert [set(bucket) for bucket in ours] == [set(bucket) for bucket in theirs]
 
 
 @pytest.mark.parametrize("sizes", [[10, 5000, 5000, 5000, 5], [2000] * 5], ids=str)
 def test_s9_9_linear_layers_have_three_buckets(sizes: list[int]) -> None:
     module = linear_stack(sizes)
     plan = plan_of(module, sizes[0], "25MB")
-    assert len(plan.buckets) == 3 and names(plan) == torchs(module, 25 * 10**6)
+    assert len(plan.buckets) == 3
+    assert [set(b) for b in names(plan)] == [set(b) for b in torchs(module, 25 * 10**6)]
     for bucket in names(plan):
         assert all(x.replace("bias", "weight") in bucket and x.replace("weight", "bias") in bucket for x in bucket)
 
