@@ -47,7 +47,7 @@ def quick_leaves(tree: Any) -> list[Any]:
     for child in tree.values() if isinstance(tree, dict) else tree:
         if _is_plain(child):
             out += quick_leaves(child)
-        elif isinstance(child, torch.Tensor):
+        elif isinstance(child, torch.Tensor) or child is None or isinstance(child, (int, float, str)):
             out.append(child)
         else:
             out += leaves(child)
@@ -80,16 +80,8 @@ def _children(x: Any) -> list[tuple[str, Any]]:
 def refill(tree: Any, feed: Iterator[Any]) -> Any:
     """A tree like this one with other leaves, taken in the order of `quick_leaves`."""
     if isinstance(tree, dict):
-        filled = {key: _refilled(child, feed) for key, child in tree.items()}
-        if type(tree) is defaultdict:
-            return defaultdict(tree.default_factory, filled)
-        return OrderedDict(filled) if type(tree) is OrderedDict else filled
-    children = [_refilled(child, feed) for child in tree]
-    if hasattr(tree, "_fields"):
-        return type(tree)(*children)
-    if type(tree) is deque:
-        return deque(children, tree.maxlen)
-    return children if type(tree) is list else tuple(children)
+        return _dict_like(tree, {key: _refilled(child, feed) for key, child in tree.items()})
+    return _row_like(tree, [_refilled(child, feed) for child in tree])
 
 
 def _refilled(child: Any, feed: Iterator[Any]) -> Any:
@@ -118,9 +110,39 @@ def tensors(tree: Any, chosen: Callable[[Any], bool] = is_tensor) -> list[torch.
 
 def with_tensors(tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor) -> Any:
     """A tree with these in the places of its tensors, or of what is chosen; all else stays."""
-    feed = iter(others)
-    filled = [next(feed) if chosen(x) else x for x in quick_leaves((tree,))]
-    return refill((tree,), iter(filled))[0]
+    return _with_chosen((tree,), iter(others), chosen)[0]
+
+
+def _with_chosen(tree: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
+    """`with_tensors` of a container, in one walk: Dynamo reads this for every leaf."""
+    if isinstance(tree, dict):
+        return _dict_like(tree, {key: _chosen_child(x, feed, chosen) for key, x in tree.items()})
+    return _row_like(tree, [_chosen_child(x, feed, chosen) for x in tree])
+
+
+def _chosen_child(child: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
+    if isinstance(child, torch.Tensor):
+        return next(feed) if chosen(child) else child
+    if _is_plain(child):
+        return _with_chosen(child, feed, chosen)
+    if child is None or isinstance(child, (int, float, str)):
+        return child
+    old, treedef = flatten(child)
+    return unflatten(treedef, [next(feed) if chosen(x) else x for x in old])
+
+
+def _dict_like(tree: dict[Any, Any], filled: dict[Any, Any]) -> dict[Any, Any]:
+    if type(tree) is defaultdict:
+        return defaultdict(tree.default_factory, filled)
+    return OrderedDict(filled) if type(tree) is OrderedDict else filled
+
+
+def _row_like(tree: Any, children: list[Any]) -> Any:
+    if hasattr(tree, "_fields"):
+        return type(tree)(*children)
+    if type(tree) is deque:
+        return deque(children, tree.maxlen)
+    return children if type(tree) is list else tuple(children)
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:

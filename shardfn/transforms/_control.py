@@ -22,7 +22,7 @@ from ._control_checks import (
     rows_of,
 )
 from ._options import check_flag
-from ._paired import NUMBERS, check_leaves, kind, kinds, scalar
+from ._paired import NUMBERS, kind, kinds, scalar
 from ._transformed import Transformed, name_of
 
 
@@ -63,7 +63,7 @@ def scan(
 
     Returns:
         (the carry after the last run, the tree of results, each stacked along a new first dim; a
-        number that f returns is stacked as a tensor, and None stays None).
+        number that f returns is stacked as a tensor, other constants stay).
 
     Raises:
         TreeError: rows of different numbers; a carry that changes its tree, a shape or a dtype.
@@ -113,8 +113,7 @@ def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
     is_pair = isinstance(out, (tuple, list)) and len(out) == 2
     check_step(name, is_pair, type(out).__name__)
     after, y = out
-    leaves, paths = _tree.quick_leaves((y,)), _tree.quick_paths(y, "result")
-    check_leaves(name, "a result cannot be stacked", paths, kinds(leaves), "numbers")
+    leaves = _tree.quick_leaves((y,))
     filled = [scalar(x, named.device()) if isinstance(x, NUMBERS) else x for x in leaves]
     return _carried(name, after, init), _tree.refill((y,), iter(filled))[0]
 

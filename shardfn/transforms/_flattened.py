@@ -13,7 +13,7 @@ import torch
 from .. import _compat, _tree
 from ..errors import CaptureError, problem
 from ._paired import check_leaves, kinds, zero_like
-from ._transformed import name_of
+from ._transformed import name_of, parameter_names
 
 
 class Flattened:
@@ -65,8 +65,10 @@ class Flattened:
             check_aux(name_of(self.fn), is_pair, type(out).__name__)
         value, aux = ((out[0],), (out[1],)) if self.has_aux else ((out,), ())
         if self.where is not None:
-            leaves, paths = _tree.quick_leaves(value), _tree.quick_paths(value[0], "result")
-            check_leaves(self.where, "a result has no derivative", paths, kinds(leaves), "results")
+            leaves = _tree.quick_leaves(value)
+            if not all(map(_tree.is_floating, leaves)):
+                paths = _tree.quick_paths(value[0], "result")
+                check_leaves(self.where, "a result has no derivative", paths, kinds(leaves), "results")
         self.returned.append((value, aux))
         flat = tuple(_tree.tensors(value))
         return (flat, tuple(_tree.tensors(aux))) if self.has_aux else flat
@@ -93,6 +95,22 @@ class Flattened:
         feed = iter(leaves)
         filled = [next(feed) if self.moving(x) else None for x in _tree.quick_leaves(self.chosen)]
         return _tree.refill(self.chosen, iter(filled))
+
+
+def check_moving(where: str, flat: Flattened) -> None:
+    """Check that all that is differentiated has a derivative, or is None.
+
+    Raises:
+        TreeError: naming what has none.
+    """
+    leaves = _tree.quick_leaves(flat.chosen)
+    if all(map(_tree.is_floating, leaves)):
+        return
+    names = parameter_names(flat.fn, len(flat.args))
+    roots = [names[n] if n < len(names) else f"args[{n}]" for n in flat.numbers]
+    rows = zip(flat.chosen, roots, strict=True)
+    paths = [path for x, root in rows for path in _tree.quick_paths(x, root)]
+    check_leaves(where, "an argument cannot be differentiated", paths, kinds(leaves), "floating")
 
 
 @_compat.constant_in_graph

@@ -13,10 +13,9 @@ from ..argnums import Argnums, check_argnums, positions
 from ..capture import prims
 from ..errors import CaptureError, problem
 from ..runtime import Request
-from ._flattened import Flattened
+from ._flattened import Flattened, check_moving
 from ._options import check_flag, check_function
-from ._paired import check_leaves, kinds
-from ._transformed import Transformed, innermost, name_of, parameter_names
+from ._transformed import Transformed, innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -94,12 +93,8 @@ def differentiate(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """(value, aux or None, gradients) of a function at arguments."""
-    names = parameter_names(fn, len(args))
-    roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
-    paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
     flat = Loss(fn, args, numbers, kwargs, has_aux)
-    got = kinds(_tree.quick_leaves(flat.chosen))
-    check_leaves(f"{verb}({name_of(fn)})", "an argument cannot be differentiated", paths, got, "floating")
+    check_moving(f"{verb}({name_of(fn)})", flat)
     found: Any = torch.func.grad_and_value(flat, argnums=0, has_aux=True)
     gradients, (value, aux) = found(flat.primals)
     return value, flat.aux(aux) if has_aux else None, list(gradients)

@@ -11,10 +11,9 @@ import torch
 from .. import _tree
 from ..argnums import Argnums, positions
 from ..runtime import Request
-from ._flattened import Flattened
+from ._flattened import Flattened, check_moving
 from ._grad import check_derivative
-from ._paired import check_leaves, kinds
-from ._transformed import Transformed, innermost, name_of, parameter_names
+from ._transformed import Transformed, innermost, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -29,12 +28,8 @@ class Jacobian(Transformed):
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"{self.verb}({name_of(self.fn)})"
         numbers = positions(where, "argnums", self.argnums, len(args))
-        names = parameter_names(self.fn, len(args))
-        roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
-        paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
         flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
-        got = kinds(_tree.quick_leaves(flat.chosen))
-        check_leaves(where, "an argument cannot be differentiated", paths, got, "floating")
+        check_moving(where, flat)
         primals = flat.primals
         found = self.derived(flat, tuple(range(len(primals))))(*primals)
         rows, aux = found if self.has_aux else (found, ())

@@ -144,7 +144,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "numbers of two kinds": lambda: sf.cond(torch.tensor(True), lambda: (X, 1), lambda: (X, 1.5)),
     "a number and None": lambda: sf.cond(torch.tensor(True), lambda: (X, 1), lambda: (X, None)),
     "a number for a vector": lambda: sf.cond(torch.tensor(True), lambda: X, lambda: 1.0),
-    "a text of each row": lambda: sf.scan(lambda c, x: (c, "a"), X[0], X),
     "a text of each sample": lambda: sf.vmap(lambda x: (x, "a"))(X),
     "a float for an integer carry": lambda: sf.scan(lambda c, x: (0.5, x), torch.tensor(1), X),
     "a number to differentiate": lambda: sf.grad(lambda p: p["a"].sum() * p["n"])({"a": X, "n": 2.0}),
