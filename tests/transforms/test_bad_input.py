@@ -180,7 +180,6 @@ CAPTURE = {
         "a call that works on plain tensors",
     ),
     raises: ("it raises ValueError: mine", "a call that works on plain tensors"),
-    not_scalar: ("the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
 }
 
 
@@ -235,8 +234,8 @@ def test_a_result_that_is_neither_tensor_nor_constant() -> None:
 
 def test_an_argument_that_is_neither_tensor_nor_constant() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(double)(X.numpy()))
-    fix = "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that holds tensors"
-    assert text == f"shard(double), argument x: a ndarray\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
+    fix = "torch.as_tensor(x); or x.item() for a constant"
+    assert text == f"shard(double), argument x: a numpy.ndarray\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
 
 
 def test_a_call_that_does_not_fit_the_signature() -> None:
@@ -297,9 +296,17 @@ def test_a_world_that_does_not_match_the_mesh() -> None:
 
 
 def test_differentiating_integers() -> None:
-    _, text = refusal(sf.CaptureError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)))
-    fix = "argnums of floating arguments"
-    assert text == f"grad(<lambda>): it differentiates an argument that is not floating\n  at: HERE\n{PURE}\n  try: {fix}"
+    _, text = refusal(sf.TreeError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)))
+    fix = "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated"
+    got = "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
+    assert text == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
+
+
+def test_differentiating_what_is_not_a_scalar() -> None:
+    _, text = refusal(sf.CaptureError, lambda: sharded(not_scalar, P("dp"))(X))
+    fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
+    got = "its value is of shape (6, 4)\n  at: HERE\n  needed: a floating scalar"
+    assert text == f"the gradient of double: {got}\n  try: {fix}"
 
 
 def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
@@ -336,7 +343,7 @@ def test_unknown_options() -> None:
     _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe"))
     assert text == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
     _, text = refusal(sf.TreeError, lambda: sf.shard(3, mesh()))
-    assert text == "shard: a int\n  needed: a function\n  try: shard(fn, mesh, ...)"
+    assert text == "shard: a int\n  at: HERE\n  needed: a function\n  try: shard(fn, mesh, ...)"
 
 
 def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
