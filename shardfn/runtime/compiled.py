@@ -70,6 +70,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
+        self.captured.outside.refuse_lost(f"compiled {self.request.name}")
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
         if not self.compared or os.environ.get("SHARDFN_CHECK") == "1":
@@ -135,7 +136,6 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
         raise ShardError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
     for i in placed.tensors:
         refuse_lost_gradient(f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i])
-    compiled.captured.outside.refuse_lost(name)
 
 
 def _other_settings(compiled: Compiled) -> list[str]:

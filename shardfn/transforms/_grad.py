@@ -110,7 +110,7 @@ class Loss(Flattened):
             refuse_loss(name_of(self.fn), f"a {type(value).__name__}")
         elif not value.dtype.is_floating_point:
             refuse_loss(name_of(self.fn), f"of {value.dtype}")
-        elif value.numel() != 1:
+        elif value.dim():
             refuse_loss(name_of(self.fn), f"of shape {tuple(value.shape)}")
         return (value, out[1]) if self.has_aux else (value, ())
 

@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from bucketed import plan_is_what_runs
+from message import without_line
 
 import shardfn as sf
 from shardfn import P, Partial
@@ -41,7 +42,7 @@ def refusal(kind: type[sf.ShardError], call: Callable[[], Any]) -> tuple[sf.Shar
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
-    return caught.value, HERE.sub("HERE", str(caught.value))
+    return caught.value, without_line(caught.value)
 
 
 def sharded(fn: Any, placed: Any = (WHOLE, ROWS), out: Any = None, axis: str = "dp") -> Any:
@@ -99,9 +100,10 @@ def test_a_loss_that_is_no_scalar() -> None:
     for fn in (lambda p, x: x @ p["a"], lambda p, x: (x @ p["a"]).sum(0, keepdim=True)[:, :1]):
         for call in (sf.bucketed_grad(fn), sharded(sf.bucketed_grad(fn))):
             _, text = refusal(sf.CaptureError, lambda call=call: call(PARAMS, X))
-            said = "the function to differentiate does not return a scalar"
-            needed, fix = "one pure graph of tensor ops", "return loss.sum() or loss.mean()"
-            assert text == f"{call!r}: {said}\n  at: HERE\n  needed: {needed}\n  try: {fix}"
+            first, needed, fix = text.split("\n")
+            assert first.startswith("the gradient of <lambda>: its value is of shape (")
+            assert needed == "  needed: a floating scalar"
+            assert fix.startswith("  try: return loss.sum() or loss.mean() of floating values")
 
 
 def test_a_loss_that_is_no_floating_number_has_no_gradient_and_is_refused() -> None:
@@ -117,7 +119,6 @@ def test_parameters_that_are_not_floating_are_all_named() -> None:
             "bucketed_grad(loss), argument params['a']: it cannot be differentiated",
             "  params['a'] is torch.int64",
             "  params['m'] is torch.bool",
-            "  params['n'] is of type NoneType",
             "  params['k'] is of type int",
             "  needed: floating tensors",
             "  try: argnums of arguments that hold floating tensors only",
@@ -348,7 +349,7 @@ def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
     for op, fn in uses.items():
         error, text = refusal(sf.PlacementError, lambda fn=fn: sharded(fn, None)(grads))
         got = said.format(op)
-        assert text == f"shard(<lambda>), argument g['b']: {got}\n  at: HERE\n  needed: an explicit reduction\n  try: {fix}"
+        assert text == f"shard(<lambda>), argument g['b']: {got}\n  needed: an explicit reduction\n  try: {fix}"
         assert error.arg_path == "g['b']" and HERE.fullmatch(error.source or "") and error.fix == fix
 
 
@@ -367,7 +368,7 @@ def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
     step = lambda p, x: sf.tree_map(lambda p, g: p - 0.1 * g, p, sf.bucketed_grad(loss)(p, x)[1])
     error, text = refusal(sf.PlacementError, lambda: sharded(step, out=PENDING)(PARAMS, X))
     said = "it is reduced already, or was never pending, and cannot stay sum over dp"
-    assert text == f"shard(<lambda>), result['a']: {said}\n  at: HERE\n  needed: a value that is reduced once\n  try: {fix}"
+    assert text == f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced once\n  try: {fix}"
     assert error.arg_path == "result['a']" and error.fix == fix
     _, text = refusal(sf.PlacementError, lambda: sharded(sf.bucketed_grad(loss), (P(), P()), (P(), PENDING))(PARAMS, X))
     assert text.startswith(f"shard(bucketed_grad(loss)), result[1]['a']: {said}\n"), "the batch is whole: nothing is pending"

@@ -502,7 +502,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[sf.ShardError], str]] = {
         f"checkpoint, policy: the policy is h h\n  needed: one of checkpoint_policies\n  try: {CHOICES}",
     ),
     "a function": (
-        lambda: sf.checkpoint(layer, policy=checkpoint_policies.save_only_these_names), sf.ShardError,
+        lambda: sf.checkpoint(layer, policy=checkpoint_policies.save_only_these_names), sf.TreeError,
         "checkpoint, policy: a function\n  needed: a str\n  try: one of checkpoint_policies, such as dots_saveable",
     ),
     "a name that is none": (

@@ -345,14 +345,14 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a carry that is written to": (
         lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
         sf.CaptureError,
-        "scan, argument (a carry or a row): the function writes to it in place\n  at: HERE\n"
+        "scan, argument (a carry or a row): the function writes to it in place\n"
         "  needed: a function that only returns\n  try: return the new value, or write to a copy: (a carry or a row).clone()",
     ),
     "random numbers in a loop that is differentiated": (
         lambda: sf.grad(lambda x: sf.scan(lambda c, r: (c + torch.dropout(r, 0.5, True).sum(), None), x.sum(), x)[0])(Q),
         sf.CaptureError,
         "scan: it is differentiated, and draws random numbers (aten.bernoulli.p), which would be others in its derivative\n"
-        "  at: HERE\n  try: pass random tensors in, such as the rows of a scan",
+        "  try: pass random tensors in, such as the rows of a scan",
     ),
     "a while loop in reverse": (
         lambda: sf.grad(lambda x: growing(W, x).sum())(XS),

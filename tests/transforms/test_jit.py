@@ -150,7 +150,7 @@ def test_a_donated_argument_is_gone() -> None:
 
 def test_wrong_options_are_refused_when_it_is_made() -> None:
     assert refusal(lambda: sf.jit(loss, backend="c"), sf.ShardError) == "jit(loss): backend is 'c'\n  needed: one of aten, inductor"
-    assert refusal(lambda: sf.jit(3), sf.TreeError) == "jit: a int\n  needed: a function\n  try: jit(fn)"
+    assert refusal(lambda: sf.jit(3), sf.TreeError) == "jit: a int\n  at: HERE\n  needed: a function\n  try: jit(fn)"
     assert refusal(lambda: sf.jit(loss)({"w": W}), sf.TreeError) == (
         "jit(loss): missing a required argument: 'x'\n  at: HERE\n"
         "  try: the arguments of (p: 'dict[str, Tensor]', x: 'Tensor') -> 'Tensor'"

@@ -55,7 +55,7 @@ def test_a_module_is_named_with_its_parameters_and_functionalize() -> None:
     assert text.startswith("jit(<lambda>): it closes over layer.weight, layer.bias, which require grad: their gradients")
     assert "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or" in text
     for bound in (layer.forward, layer):
-        assert "it closes over self.weight, self.bias" in said(sf.jit(bound, backend="aten"), X)
+        assert "holds parameters: weight, bias" in said(sf.jit(bound, backend="aten"), X)
     layer.requires_grad_(False)
     torch.testing.assert_close(sf.jit(layer, backend="aten")(X), layer(X))
 
