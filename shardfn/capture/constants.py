@@ -62,7 +62,7 @@ class Alike:
             return False
         return self.held is other.held or _equal(self.held, other.held)
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return repr(self.held)
