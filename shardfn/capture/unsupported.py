@@ -51,7 +51,7 @@ MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
 SIGNS = {
     "enter a `FakeScriptObject` context manager": CONTEXT,
     "P2P compilation disabled": POINT,
-    "device_mesh.DeviceMesh": MESH,
+    "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
     "`torch.nn.Parameter()` constructor": PARAMETER,
 }
 

@@ -129,7 +129,7 @@ def _check_call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _check_module(request: Request) -> None:
-    """Refuse a module with parameters: functionalize makes them inputs of the program."""
+    """Refuse a module with parameters to train: functionalize makes them inputs of the program."""
     fn, method = request.signature_of, ""
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -137,11 +137,11 @@ def _check_module(request: Request) -> None:
         fn, method = fn.__self__, f".{fn.__name__}"
     if not isinstance(fn, torch.nn.Module):
         return
-    held = [name for name, x in fn.named_parameters() if x.requires_grad or request.needs_mesh]
+    held = [name for name, x in fn.named_parameters() if x.requires_grad]
     if held:
         kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
         got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
-        needed = "parameters as arguments; held by a module they are constants of the program"
+        needed = "parameters as arguments; held by a module they get no gradient, and every rank holds them whole"
         fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
         source = call_site()
         text = problem(request.name, got, needed=needed, fix=fix, source=source)

@@ -66,7 +66,7 @@ def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(drawn: Drawn) 
 
 
 def test_a_program_without_a_gradient_says_nothing() -> None:
-    for line, tells in (("torch.linalg.qr(torch.fft.fft(x0, dim=1).imag + 0.1)[0]", False), ("torch.relu(x0)", True)):
+    for line, tells in (("(x0 - x0).sqrt()", False), ("torch.sin(1e13 * x0)", False), ("torch.relu(x0)", True)):
         inputs = {"x0": ((4, 3, 4), P())}
         drawn = Drawn(mesh={"a": 2}, inputs=inputs, indices={}, lines=(f"v0 = {line}",), result="v0", out=None)
         assert has_gradient(drawn) == tells
