@@ -38,7 +38,7 @@ lint: venv  ## ruff and pyright
 	$(BIN)/pyright
 
 conformance: venv  ## every operator of torch's database, sharded in every way: ARGS="--ops add sum --resume"
-	PYTHONPATH=.:tests $(BIN)/python -m conformance $(ARGS)
+	PYTHONPATH=.:tests:tests/support $(BIN)/python -m conformance $(ARGS)
 
 bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
@@ -63,7 +63,7 @@ gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu_check
 
 sizes:  ## the longest files and functions
-	$(PYTHON) -m tests.sizes
+	$(PYTHON) -m tests.support.sizes
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv build dist demo-report *.egg-info .pytest_cache .ruff_cache .hypothesis

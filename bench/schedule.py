@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import attrs
 import torch
 
-from shardfn import _compat, passes
+from shardfn import _compat
+from shardfn import schedule as passes
 from shardfn.buckets import Wish
-from shardfn.capture import prims
-from shardfn.partition import emit, plan
+from shardfn.ops import placement
+from shardfn.partition import emit, propagate
 from shardfn.types import MeshAxes, Program
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 100_000)  # nodes
@@ -140,7 +141,7 @@ def timed(nodes: int, repeats: int) -> Seconds:
     for _ in range(repeats):
         with _compat.paused_gc():  # as `lower` does
             clock = [time.process_time()]
-            chosen = plan(written, AXES, in_marks(nodes), [None] * reductions(nodes))
+            chosen = propagate(written, AXES, in_marks(nodes), [None] * reductions(nodes))
             clock.append(time.process_time())
             graph = emit(chosen, (0,), ("dp",), "cpu")
             clock.append(time.process_time())
@@ -155,5 +156,5 @@ def timed(nodes: int, repeats: int) -> Seconds:
 
 
 if __name__ == "__main__":
-    prims.install()
+    placement.install()
     raise SystemExit(main())

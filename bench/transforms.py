@@ -19,7 +19,7 @@ import torch.distributed as dist
 import shardfn as sf
 from bench.timing import times
 from shardfn import P
-from shardfn.loops import Scan
+from shardfn.ops.loops import Scan
 
 DEPTHS, REPEATS, WIDTH, APART = (4, 16, 64), 3, 64, 1.3
 SAMPLES, ROUNDS, SLOWER = 1000, 15, 1.3

@@ -4,16 +4,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
-from .errors import (
-    BudgetError,
-    CaptureError,
-    DivergenceError,
-    FakeValueError,
-    PlacementError,
-    RuleError,
-    ShardError,
-    TreeError,
-)
+from .errors import BudgetError, CaptureError, DivergenceError, FakeValueError, PlacementError, RuleError, ShardError, TreeError
 from .hardware import Link
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
@@ -27,7 +18,6 @@ from .transforms import (
     check,
     checkpoint,
     checkpoint_name,
-    checkpoint_policies,
     compose,
     cond,
     constrain,
@@ -61,6 +51,7 @@ from .transforms import (
     vmap,
     while_loop,
 )
+from .transforms.derivatives import checkpoint_policies
 from .types import ShapeDtype
 from .world import fake_world
 

@@ -10,8 +10,8 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.sizes import PACKAGE, ROOT, Sized, file_sizes, function_sizes
-from tests.source import Module, imports, modules, own_edges, parse, torch_names, unit
+from tests.support.sizes import PACKAGE, ROOT, Sized, file_sizes, function_sizes
+from tests.support.source import Module, imports, modules, own_edges, parse, torch_names, unit
 
 # Low to high. A module imports from its own package or from lower layers; modules of one layer may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
@@ -21,18 +21,18 @@ LAYERS: dict[str, int] = {
     "_tree": 2,
     "types": 3,
     "argnums": 3,
-    "byte_sizes": 4, "buckets": 4, "hardware": 4, "higher_order": 4, "loops": 4,
-    "placements": 4, "mesh": 4, "world": 4,
-    "capture": 5,
-    "partition": 6,
-    "passes": 7,
-    "compile": 8,
-    "runtime": 9,
-    "inspect": 10,
-    "transforms": 11,
-    "": 12,
-    "demo": 13,
-    "__main__": 14,
+    "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
+    "ops": 5,
+    "capture": 6,
+    "partition": 7,
+    "schedule": 8,
+    "inspect": 9,
+    "compile": 10,
+    "runtime": 11,
+    "transforms": 12,
+    "": 13,
+    "demo": 14,
+    "__main__": 15,
 }  # fmt: skip
 
 ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from tests.sizes import ROOT
+from tests.support.sizes import ROOT
 
 
 def test_the_example_in_the_readme_runs(tmp_path):

@@ -33,11 +33,7 @@ from .dynamo import (
     wrapped,
 )
 from .guards import Itself, Read
-from .inductor import (
-    generated_code,
-    inductor,
-    trace_artifact,
-)
+from .inductor import generated_code, inductor, trace_artifact
 from .levels import Level
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from ..errors import CaptureError, ShardError, problem
-from . import endings, nesting, prims, regions, sources
+from ..ops import placement
+from . import annotations as sources
+from . import levels
+from .control_flow import bodies, endings
 from .copying import copied
-from .custom_ops import refuse_dropped
+from .rewrites.custom_op_gradients import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
@@ -22,10 +25,10 @@ class Replay(torch.fx.Interpreter):
 
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
         super().__init__(graph)
-        self.nesting = nesting.Nesting(depth)
+        self.nesting = levels.Nesting(depth)
 
     def run_node(self, node: torch.fx.Node) -> Any:
-        if node.target is prims.align:
+        if node.target is placement.align:
             node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
         if getattr(node.target, "__name__", None) in BACKWARD:
             node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
@@ -44,8 +47,8 @@ class Replay(torch.fx.Interpreter):
         if getattr(target, "_name", None) == CHECKPOINT:
             return Replay(_checkpointed(args[0]), self.nesting.depth).run(*args[1:])
         if getattr(target, "_name", None) == "wrap":
-            return regions.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
-        if (name := getattr(target, "__name__", "")) in nesting.NAMES:
+            return bodies.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
+        if (name := getattr(target, "__name__", "")) in levels.NAMES:
             return self.nesting.call(target, name, args, kwargs)
         if name == "_unpack_dual":
             return _of_one_dtype(*super().call_function(target, args, kwargs))

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from .. import _compat, higher_order
-from ..passes import copied
+from .. import _compat
+from ..ops import higher_order
+from ..schedule import copied
+from .collective_order import refuse_other_order
 from .loops import forget, outlined
-from .order import refuse_other_order
 from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list

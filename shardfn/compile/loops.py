@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..loops import Loop, apart, driven
+from ..ops.loops import Loop, apart, driven
 
 Graphs = Sequence[Callable[..., Any]]
 _numbers = itertools.count()

@@ -1,8 +1,8 @@
 """Stage 2, partition: a global Program and placements in, the graph of one rank out."""
 
 from . import layout
-from .emit import emit, local_sizes
-from .plan import plan
-from .steps import Plan
+from .emission.emit import emit, local_sizes
+from .plan import Plan
+from .propagation.walk import propagate
 
-__all__ = ["Plan", "emit", "layout", "local_sizes", "plan"]
+__all__ = ["Plan", "emit", "layout", "local_sizes", "propagate"]

@@ -8,7 +8,7 @@ import torch
 
 from ..buckets import human_bytes
 from ..capture.printing import body, inputs, node_line, outputs, tensor_type, value_type
-from ..loops import Loop, inner_nodes
+from ..ops.loops import Loop, inner_nodes
 from ..types import LocalProgram
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default

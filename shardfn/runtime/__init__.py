@@ -1,9 +1,9 @@
 """Stage 5, run: the call path, the simulator, the door."""
 
 from . import cache
-from .call import call
 from .compiled import Compiled
-from .request import Request
+from .dispatch import call
+from .options import Request
 from .stages import Lowered, Traced, trace
 
 __all__ = ["Compiled", "Lowered", "Request", "Traced", "cache", "call", "trace"]

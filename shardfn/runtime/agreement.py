@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import DivergenceError, call_site, problem
 from ..partition import Plan
-from ..partition.steps import Nested, Redistribute
-from ..passes import Agenda
-from .door import Placed
-from .request import Request
+from ..partition.plan import Nested, Redistribute
+from ..schedule import Agenda
+from .arguments import Placed
+from .options import Request
 
 
 def agree(name: str, plan: Plan, agenda: Agenda) -> None:

@@ -1,4 +1,4 @@
-"""What was captured and compiled for which call, and how often; rules of users are in partition/registered.py.
+"""What was captured and compiled for which call, and how often; rules of users are in partition/rule_api/registry.py.
 
 A function carries the record of what was made from it, so the two are forgotten together.
 """
@@ -18,7 +18,7 @@ import torch
 
 from ..capture import constant_key
 from ..mesh import is_over
-from .request import Request
+from .options import Request
 
 counts: collections.Counter[str] = collections.Counter()  # captures, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its record

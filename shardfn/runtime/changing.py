@@ -11,8 +11,8 @@ from typing import Any
 from .. import _compat
 from ..capture import name_of
 from ..errors import call_site, is_inside, problem
-from .door import Placed
-from .request import Request
+from .arguments import Placed
+from .options import Request
 
 # A constant of this type that was another one so often is taken for one that changes at each call.
 OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}

@@ -19,11 +19,11 @@ from ..partition import Plan
 from ..placements import marks_of
 from ..types import TENSOR, LocalProgram
 from .agreement import compare_ranks
+from .arguments import Placed, local_of, refuse_lost_gradient, spec_of
 from .donation import Donation, own
-from .door import Placed, local_of, refuse_lost_gradient, spec_of
 from .layouts import Reader, closed_over, readers
-from .request import Request
-from .simulated import SimulatedTensor, UnreadTensor
+from .options import Request
+from .simulated_tensor import SimulatedTensor, UnreadTensor
 from .simulator import simulate
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..errors import ShardError, call_site, problem
 from . import cache
-from .simulated import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+from .simulated_tensor import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
 
 
 @attrs.frozen(eq=False)

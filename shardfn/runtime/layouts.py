@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ..capture import Captured
-from ..capture.strided import refuse_view
+from ..capture.rewrites.strides import refuse_view
 from ..partition import layout
 from ..types import LocalProgram
-from .door import Placed, reader
+from .arguments import Placed, reader
 
 Reader = Callable[[Any], Any]  # an argument -> its local tensor, or a list of all ranks'
 

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ..errors import DivergenceError, problem
-from ..loops import Loop
+from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
 from .ring import ring_reduce

@@ -9,34 +9,36 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _compat, _tree, passes
+from .. import _compat, _tree
+from .. import schedule as passes
 from ..buckets import BucketPlan
-from ..capture import Captured, capture, constant_key, decompositions
+from ..capture import Captured, capture, constant_key
+from ..capture.rewrites import decompositions
 from ..capture.views import memory_of
 from ..compile import BACKENDS
 from ..compile.backends import Runner, donate
-from ..compile.order import refuse_other_order
+from ..compile.collective_order import refuse_other_order
 from ..errors import PlacementError, TreeError, call_site, problem
 from ..hardware import H100, Hardware
-from ..loops import inner_nodes
+from ..inspect.alternatives import considered
+from ..inspect.certificate import Certificate, certify
+from ..inspect.implicit import report_implicit
+from ..inspect.transfers import Fallback, Transfer, fallbacks, transfers
+from ..inspect.verbose import verbose_text
 from ..mesh import all_coordinates, axes_of, group_names
-from ..partition import Plan, emit, local_sizes, registered
-from ..partition import plan as place
-from ..partition.considered import considered
-from ..partition.implicit import report_implicit
+from ..ops.loops import inner_nodes
+from ..partition import Plan, emit, local_sizes, propagate
 from ..partition.printing import local_text
-from ..partition.transfers import Fallback, Transfer, fallbacks, transfers
-from ..partition.verbose import verbose_text
-from ..passes.agenda import rewished
-from ..passes.certificate import Certificate, certify
+from ..partition.rule_api import registry
 from ..placements import check_pending, is_spec, marks_of
+from ..schedule.agenda import rewished
 from ..types import TENSOR, Collective, LocalProgram, Marks, Program, ShapeDtype
 from ..world import World
 from . import cache
 from .agreement import agree
+from .arguments import Placed, aval_of, look
 from .compiled import Compiled
-from .door import Placed, aval_of, look
-from .request import Request
+from .options import Request
 
 log = logging.getLogger("shardfn")
 
@@ -50,7 +52,7 @@ def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tr
 def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    whole = decompositions.table().keys() & registered.ops()  # composite ops that are not taken apart: they have a rule
+    whole = decompositions.table().keys() & registry.ops()  # composite ops that are not taken apart: they have a rule
     is_tensor = [isinstance(x, (torch.Tensor, ShapeDtype)) for x in leaves]
     rows = zip(leaves, is_tensor, strict=True)
     avals = [aval_of(x, placed.mesh) if tensor else constant_key(x) for x, tensor in rows]
@@ -154,7 +156,7 @@ class Traced:
 
     def _lowered(self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None) -> Lowered:
         wanted = self.placements()
-        chosen = place(self.program, *wanted)
+        chosen = propagate(self.program, *wanted)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
         report_implicit(self.request.name, self.request.implicit_comm, chosen, lambda: considered(self.program, *wanted))
         names = group_names(self.placed.mesh)

@@ -1,27 +1,27 @@
 """The transforms: one family per file."""
 
-from . import checkpoint_policies
-from ._accumulate import accumulate
-from ._bucketed_grad import bucketed_grad
-from ._check import check
-from ._checkpoint import checkpoint, checkpoint_name
-from ._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
 from ._compose import compose
-from ._constrain import constrain
-from ._control import cond, map, scan, while_loop
-from ._custom import custom_jvp, custom_vjp
-from ._exchanges import all_to_all, ppermute, psum_scatter
+from ._control_flow import cond, map, scan, while_loop
 from ._functionalize import functionalize
-from ._grad import grad, value_and_grad
-from ._jacobian import hessian, jacfwd, jacrev
 from ._jit import jit
-from ._linear import jvp, linearize, vjp
-from ._residuals import Residual, Residuals, saved_residuals
-from ._rule import rule
-from ._shard import shard
-from ._shard_map import shard_map
-from ._values import distribute, from_local, full
 from ._vmap import vmap
+from .derivatives import checkpoint_policies
+from .derivatives._accumulate import accumulate
+from .derivatives._bucketed_grad import bucketed_grad
+from .derivatives._checkpoint import checkpoint, checkpoint_name
+from .derivatives._custom import custom_jvp, custom_vjp
+from .derivatives._grad import grad, value_and_grad
+from .derivatives._jacobian import hessian, jacfwd, jacrev
+from .derivatives._residuals import Residual, Residuals, saved_residuals
+from .derivatives._vjp_jvp import jvp, linearize, vjp
+from .proofs._check import check
+from .proofs._rule import rule
+from .sharding._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
+from .sharding._constrain import constrain
+from .sharding._distribute import distribute, from_local, full
+from .sharding._scatter import all_to_all, ppermute, psum_scatter
+from .sharding._shard import shard
+from .sharding._shard_map import shard_map
 
 __all__ = [
     "Residual",

@@ -12,9 +12,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
-from ..capture import PureModule, module_copy
-from ..capture.module_call import frozen_names
-from ..capture.tensor_hooks import hooks_of
+from ..capture import PureModule
+from ..capture.modules import copies
+from ..capture.modules.call import frozen_names
+from ..capture.modules.parameter_hooks import hooks_of
 from ..errors import TreeError, problem
 from ..runtime import Request
 from ._transformed import Transformed
@@ -140,7 +141,7 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
     _refuse(module)
     tensors = (*module.named_parameters(), *module.named_buffers())
     stand_ins = {id(x): _stand_in(x) for _, x in tensors}
-    shadow = module_copy.copied(module, dict(stand_ins))
+    shadow = copies.copied(module, dict(stand_ins))
     name = f"functionalize({type(shadow).__name__})"
     own = {id(stand_ins[id(x)]): x.detach().clone() for _, x in tensors}
     by_stand_in = {id(stand_ins[id(x)]): x for _, x in tensors}

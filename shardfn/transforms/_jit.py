@@ -10,9 +10,9 @@ import attrs
 
 from .. import _compat, argnums
 from ..runtime import Request
-from ._linear import Evaluated
 from ._options import check_function
 from ._transformed import innermost, name_of
+from .derivatives._vjp_jvp import Evaluated
 
 
 @attrs.define(eq=False, repr=False, slots=False)

@@ -10,8 +10,9 @@ import torch
 
 from .. import _compat, _tree
 from ..argnums import is_number
-from ..capture import named, prims
+from ..capture.shard_map import axis_names
 from ..errors import TreeError, problem
+from ..ops import placement
 from ..runtime import Request
 from ._flattened import Flattened
 from ._options import check_function
@@ -41,10 +42,10 @@ class Vmap(Transformed):
         pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
         tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
         if self.spmd_axis is not None:
-            named.check_placed(f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,))
+            axis_names.check_placed(f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,))
             tensors = [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
         if self.axis_name is not None:
-            numbers = torch.arange(size, device=named.device())
+            numbers = torch.arange(size, device=axis_names.device())
             named_fn = _Naming(mapped, self.axis_name, size)
             stacked, shared = torch.func.vmap(named_fn, in_dims=(0, *dims), out_dims=(0, None))(numbers, *tensors)
         elif all(d is None for d in dims):
@@ -87,7 +88,7 @@ class Mapped(Flattened):
             elif x is None or d is None:
                 filled.append(x)
             else:
-                filled.append(torch.full((size,), x, device=named.device()))
+                filled.append(torch.full((size,), x, device=axis_names.device()))
         return _tree.refill((value,), iter(filled))[0]
 
 
@@ -98,9 +99,9 @@ class _Naming:
         self.flat, self.name, self.size = flat, name, size
 
     def __call__(self, number: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        named.enter_mapped(self.name, self.size)
+        axis_names.enter_mapped(self.name, self.size)
         out = self.flat(*tensors)
-        named.leave(1)
+        axis_names.leave(1)
         return out
 
 
@@ -108,7 +109,7 @@ def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
     """The tensor with a dim cut over mesh axes, other dims as they are."""
     said = axis if isinstance(axis, str) else ",".join(axis)
     dim = dim + x.dim() if dim < 0 else dim
-    return prims.redistribute(x, ";".join([said if d == dim else "*" for d in range(x.dim())]))
+    return placement.redistribute(x, ";".join([said if d == dim else "*" for d in range(x.dim())]))
 
 
 def _key(axes: Any) -> Any:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.capture import prims
-from shardfn.capture.recompute import recompute, residuals
+from shardfn.capture.checkpoint.recompute import recompute, residuals
+from shardfn.ops import placement
 
 aten = torch.ops.aten
 
@@ -210,7 +210,7 @@ def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> N
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     v = j.forward(aten.view.default, e, [2, 2])
-    graph = recompute(j.out(j.forward(aten.sin.default, j.forward(prims.NAME, v, "h"))))
+    graph = recompute(j.out(j.forward(aten.sin.default, j.forward(placement.NAME, v, "h"))))
     same(graph, """
         exp_default = exp(x)
         view_default = view(exp_default, [2, 2])

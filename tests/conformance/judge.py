@@ -14,7 +14,7 @@ from conformance.calls import Call
 from shardfn import _tree
 from shardfn.capture import Captured, capture
 from shardfn.errors import ShardError
-from shardfn.partition import Plan, layout, plan, steps
+from shardfn.partition import Plan, layout, plan, propagate
 from shardfn.types import Marks
 
 MESHES = ((2,), (3,), (5,), (2, 2))
@@ -174,7 +174,7 @@ def judged(ready: Ready, marks: list[Marks], sizes: tuple[int, ...], name: str) 
     case = f"{name} on {sizes}: " + ", ".join(f"{list(x.shape)} {m}" for x, m in zip(xs, marks, strict=True))
     program = ready.captured.program
     try:
-        chosen = plan(program, pieces.mesh_axes(sizes), marks, outs)
+        chosen = propagate(program, pieces.mesh_axes(sizes), marks, outs)
         columns = [pieces.cut(x, m, sizes, seed, exact=True) for seed, (x, m) in enumerate(zip(xs, marks, strict=True))]
         found = pieces.run_plan(chosen, columns)
     except ShardError as error:
@@ -213,6 +213,6 @@ def compared_piece(ready: Ready, got: torch.Tensor, whole: torch.Tensor, marks: 
 def kind(chosen: Plan) -> tuple[str, str]:
     """Whether something is cut at the door, and for which ops what was cut is made whole."""
     cut = any(not isinstance(m, str) for slot in (*chosen.ins, *chosen.outs) for m in slot.marks)
-    moved = [s for s in chosen.steps if isinstance(s, steps.Redistribute) and s.implicit]
+    moved = [s for s in chosen.steps if isinstance(s, plan.Redistribute) and s.implicit]
     ops = ", ".join(dict.fromkeys(str(s.node.target) for s in moved if any(m.kind in MAKE_WHOLE for m in s.moves)))
     return (WHOLE, "") if not cut else (GATHERED, f"made whole for {ops}") if ops else (NATIVE, "")

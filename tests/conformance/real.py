@@ -14,8 +14,8 @@ from conformance import calls, judge
 from conformance.judge import Ready
 from shardfn import _compat
 from shardfn.errors import ShardError
-from shardfn.partition import emit, layout, plan
-from shardfn.passes import agenda, schedule
+from shardfn.partition import emit, layout, propagate
+from shardfn.schedule import agenda, schedule
 from shardfn.types import Marks
 
 SHARE = 0.03
@@ -70,7 +70,7 @@ def ran(ready: Ready, marks: list[Marks], n: int, rank: int) -> list[str]:
     program, axes = ready.captured.program, pieces.mesh_axes((n,))
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
     placed = [layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)]
-    chosen = plan(program, axes, placed, outs)
+    chosen = propagate(program, axes, placed, outs)
     graph = schedule(emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case"))[-1]
     mine = [pieces.cut(x, m, (n,), seed, exact=True)[rank] for seed, (x, m) in enumerate(zip(xs, placed, strict=True))]
     with torch.no_grad():

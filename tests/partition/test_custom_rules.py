@@ -11,8 +11,8 @@ from ranks import run_ranks
 
 import shardfn as sf
 from shardfn import P, RuleError
-from shardfn.partition import registered
-from shardfn.partition.factors import parsed
+from shardfn.partition.rule_api import registry
+from shardfn.partition.rule_api.einsum import parsed
 from shardfn.runtime import cache
 
 aten = torch.ops.aten
@@ -63,9 +63,9 @@ X, C, Y, BIAS = randn(5, 3), randn(3), randn(3, 7), randn(7)
 
 @pytest.fixture(autouse=True)
 def no_rules() -> Iterator[None]:
-    registered.clear()
+    registry.clear()
     yield
-    registered.clear()
+    registry.clear()
 
 
 def collectives(fn: Any, placements: Any, *args: Any, n: int = 2) -> list[str]:
@@ -77,7 +77,7 @@ def collectives(fn: Any, placements: Any, *args: Any, n: int = 2) -> list[str]:
 def refused(*args: Any, **kwargs: Any) -> list[str]:
     with pytest.raises(RuleError) as error:
         sf.rule(*args, **kwargs)
-    assert not registered.active(), "what is refused is not registered"
+    assert not registry.active(), "what is refused is not registered"
     return str(error.value).splitlines()
 
 

@@ -16,8 +16,9 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P, _compat
 from shardfn._tree import leaves
-from shardfn.compile.order import events
-from shardfn.partition import Plan, layout, steps
+from shardfn.compile.collective_order import events
+from shardfn.partition import Plan, layout
+from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import route
 from shardfn.types import Marks
 

@@ -14,7 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardfn import _compat
-from shardfn.partition import Plan, layout, steps
+from shardfn.partition import Plan, layout
+from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import Move, price, route
 from shardfn.types import PENDING, Cost, Mark, Marks
 

@@ -14,7 +14,7 @@ from effort import EFFORT
 
 import shardfn as sf
 from shardfn.partition import layout, rules
-from shardfn.partition.choice import Choice, replicated
+from shardfn.partition.rule_api.strategy import Choice, replicated
 from shardfn.types import PENDING, Marks
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 
 import shardfn as sf
 from shardfn import _compat
-from shardfn.partition.builder import Builder, Piece
-from shardfn.partition.collectives import apply_move
+from shardfn.partition.emission.builder import Builder, Piece
+from shardfn.partition.emission.moves import apply_move
 from shardfn.partition.printing import local_text
 from shardfn.partition.redistribute import Move
 from shardfn.runtime.simulator import Request, combine, simulate

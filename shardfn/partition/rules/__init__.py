@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ...capture.prims import AFTER
-from .. import registered
-from ..choice import Rule
-from . import attention, batch, conv, factory, index, manual, matmul, norm, pointwise, pool, reduction, view
+from ...ops.placement import AFTER
+from ..rule_api import registry
+from ..rule_api.strategy import Rule
+from . import attention, batch, constants, conv, index, matmul, norm, pointwise, pool, reduction, shard_map, view
 
 RULES: dict[object, Rule] = {
     **reduction.TABLE, **view.TABLE, **matmul.TABLE, **norm.TABLE, **conv.TABLE, **pool.TABLE, **attention.TABLE, **index.TABLE,
@@ -18,7 +18,7 @@ SIZES = view.SIZES  # op -> which argument is the shape of the result
 LOCAL_ARGS = {**norm.LOCAL_ARGS, **conv.LOCAL_ARGS, **view.LOCAL_ARGS, **batch.LOCAL_ARGS}
 DECIDED_BY_FIRST = {*index.ADDS_TO_FIRST, *conv.DECIDED_BY_FIRST, AFTER}  # ops that a rank runs if it has some of their first input
 # op -> how a rank computes it, where that is not the op itself
-LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER, **reduction.LOWER, **manual.LOWER}
+LOWER = {**index.LOWER, **conv.LOWER, **pool.LOWER, **reduction.LOWER, **shard_map.LOWER}
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 
@@ -28,10 +28,10 @@ PUBLIC = {  # what torch writes for itself -> the op of the same arguments that 
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
 }
 
-fill_value, fill_fits, LIKE = factory.fill_value, factory.fits, factory.LIKE
+fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
 
 
 def find(target: object) -> Rule | None:
     """The rule of an op, the user's first; None where there is none and the op must be computed whole."""
-    mine = registered.find(target) or registered.find(PUBLIC.get(target))
+    mine = registry.find(target) or registry.find(PUBLIC.get(target))
     return mine or RULES.get(target) or (pointwise.pointwise if pointwise.is_pointwise(target) else None)

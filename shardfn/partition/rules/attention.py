@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...types import Mark
-from ..choice import Choice, OpCall, Rule, replicated
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 NAMES = (

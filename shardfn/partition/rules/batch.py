@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...types import Mark
-from ..choice import Choice, OpCall, Rule, replicated
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch
 
 from ...types import Mark
 from .. import layout
-from ..choice import Choice, OpCall, Rule, replicated
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..choice import Choice, OpCall, replicated
+from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from .. import layout
-from ..choice import Choice, OpCall, Rule, replicated
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...types import Mark
-from ..choice import Choice, OpCall, Rule, replicated, together
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
 

@@ -1,0 +1,207 @@
+"""Tensors that a function closes over: how the user calls them, and which gradients a call would lose."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, ShardError, call_site, problem
+from .. import annotations as sources
+
+DEEP, MANY = 8, 20_000  # how far, and among how many objects, a name is looked for
+FIXES = (
+    "pass it as an argument and differentiate inside with sf.grad",
+    ".detach() what is constant",
+    "call it under torch.no_grad()",
+)
+
+
+@attrs.frozen(eq=False)
+class ClosedOver:
+    """The tensors that a captured function closes over, which follow its arguments as inputs.
+
+    Autograd does not see through a call: a gradient that would reach one of them is refused.
+    """
+
+    tensors: tuple[torch.Tensor, ...] = ()
+    names: tuple[str, ...] = ()  # as the user calls each
+    lines: tuple[str | None, ...] = ()  # where each is used first
+    followed: frozenset[int] = frozenset()  # those that autograd followed while the function was captured
+    reached: frozenset[int] = frozenset()  # those of them that a gradient of a result would reach
+
+    def traced(self, stand_ins: Sequence[torch.Tensor], ends: set[int], constants: Sequence[torch.Tensor]) -> ClosedOver:
+        """After a trace: what stood for the tensors, by id which of it gradients reach, and what was written out."""
+        followed = [i for i, x in enumerate(stand_ins) if x.requires_grad and torch.is_grad_enabled()]
+        return attrs.evolve(
+            self,
+            tensors=(*self.tensors, *constants),
+            lines=(*self.lines, *[None] * len(constants)),
+            followed=frozenset(followed),
+            reached=frozenset(i for i in followed if id(stand_ins[i]) in ends),
+        )
+
+    def named(self, roots: dict[str, Any]) -> ClosedOver:
+        """With names, which are looked for in the function and in the arguments that are no tensors."""
+        return attrs.evolve(self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ())
+
+    def suspects(self) -> tuple[torch.Tensor, ...]:
+        """Those that a call must not meet requiring grad."""
+        harmless = self.followed - self.reached
+        rows = enumerate(self.tensors)
+        return tuple(x for i, x in rows if i not in harmless and _can_require_grad(x))
+
+    def is_known(self) -> bool:
+        """Whether it is known of all that require grad here and now if a gradient would reach them."""
+        rows = enumerate(self.tensors)
+        return not torch.is_grad_enabled() or all(i in self.followed for i, x in rows if x.requires_grad)
+
+    def refuse_lost(self, name: str) -> None:
+        """Refuse a call that would lose a gradient.
+
+        Raises:
+            CaptureError: naming the tensors, where the first of them is used, and what to do.
+        """
+        harmless = self.followed - self.reached
+        if torch.is_grad_enabled():
+            rows = enumerate(self.tensors)
+            lost = [i for i, x in rows if x.requires_grad and i not in harmless]
+            if lost:
+                raise self._lost(name, lost)
+        if _compat.in_dual_level():
+            dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
+            if dual:
+                raise lost_tangent(f"{name}, {self.names[dual[0]]} that it closes over")
+
+    def _lost(self, name: str, lost: list[int]) -> CaptureError:
+        names = list(dict.fromkeys(self.names[i] for i in lost))
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        verb, its = ("requires", "its gradient") if len(names) == 1 else ("require", "their gradients")
+        got = f"it closes over {', '.join(names[:4])}{more}, which {verb} grad: {its} would be lost"
+        fixes = FIXES
+        if any(isinstance(self.tensors[i], torch.nn.Parameter) for i in lost):
+            owner = names[0].rpartition(".")[0] or "module"
+            fixes = (f"fn, params, buffers = sf.functionalize({owner}), and its params as an argument", *FIXES)
+        fix, source = "; or ".join(fixes), self.lines[lost[0]] or call_site()
+        needed = "tensors that need no gradient, or arguments"
+        text = problem(name, got, needed=needed, fix=fix, source=source)
+        return CaptureError(text, arg_path=names[0], source=source, fix=fix)
+
+
+def lost_tangent(where: str) -> ShardError:
+    """The error of a dual number of forward-mode AD, whose tangent a call would drop."""
+    fix, source = "sf.jvp(fn, primals, tangents), or torch.func.jvp", call_site()
+    got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
+    return ShardError(problem(where, got, fix=fix, source=source), source=source, fix=fix)
+
+
+def _can_require_grad(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def reached_from(results: Sequence[torch.Tensor]) -> set[int]:
+    """The leaves that the gradient of any of the results would reach, by id."""
+    ends: set[int] = set()
+    seen: set[Any] = set()
+    queue: list[Any] = []
+    for x in results:
+        if x.requires_grad:
+            queue.append(x.grad_fn) if x.grad_fn is not None else ends.add(id(x))
+    while queue:
+        fn = queue.pop()
+        if fn is None or fn in seen:
+            continue
+        seen.add(fn)
+        if hasattr(fn, "variable"):
+            ends.add(id(fn.variable))
+        queue += [after for after, _ in fn.next_functions]
+    return ends
+
+
+def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str]:
+    """How the user calls each tensor: the shortest way to it from a function, as Python writes it."""
+    wanted = {id(x) for x in tensors}
+    names: dict[int, str] = {}
+    seen: set[int] = set()
+    layer: list[tuple[str, Any]] = list(roots.items())
+    for _ in range(DEEP):
+        after: list[tuple[str, Any]] = []
+        for name, x in layer:
+            if id(x) in wanted:
+                names.setdefault(id(x), name)
+            if id(x) in seen or len(seen) > MANY:
+                continue
+            seen.add(id(x))
+            after += _parts(name, x)
+        layer = after
+    unknown = "a tensor of shape {}"
+    return [names.get(id(x)) or unknown.format(tuple(x.shape)) for x in tensors]
+
+
+def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+    """What is reached from an object in one step, by name."""
+    if isinstance(x, types.FunctionType):
+        yield from _of_function(x)
+    elif isinstance(x, types.MethodType):
+        yield "self", x.__self__
+        yield "", x.__func__
+    elif isinstance(x, functools.partial):
+        names = getattr(getattr(x.func, "__code__", None), "co_varnames", ())
+        yield from ((names[i] if i < len(names) else f"args[{i}]", y) for i, y in enumerate(x.args))
+        yield from x.keywords.items()
+        yield "", x.func
+    elif isinstance(x, (list, tuple)):
+        yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(x[:MANY]))
+    elif isinstance(x, dict):
+        yield from ((f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY])
+    elif isinstance(x, torch.nn.Module):
+        yield from _of_module(name or "self", x)
+    elif not isinstance(x, (torch.Tensor, type, types.ModuleType)):
+        yield from _of_object(name, x)
+
+
+def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = fn.__code__
+    for variable, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield variable, cell.cell_contents
+        except ValueError:
+            continue  # empty
+    defaults = fn.__defaults__ or ()
+    yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
+    yield from (fn.__kwdefaults__ or {}).items()
+    if sources.is_ours(code.co_filename):
+        return
+    for variable in _names(code):
+        value = fn.__globals__.get(variable)
+        if isinstance(value, types.ModuleType) and not sources.is_ours(getattr(value, "__file__", None) or "<frozen"):
+            known = ((other, getattr(value, other, None)) for other in _names(code))
+            yield from ((f"{variable}.{other}", child) for other, child in known if child is not None)
+        elif value is not None:
+            yield variable, value
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names that code uses, and those that functions written inside it use."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [*code.co_names, *(name for c in inner for name in _names(c))]
+
+
+def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    held = (module._parameters, module._buffers, module._modules)
+    yield from ((f"{name}.{key}", x) for table in held for key, x in table.items() if x is not None)
+    yield from ((f"{name}.{key}", x) for key, x in vars(module).items() if not key.startswith("_"))
+    yield "", type(module).forward
+
+
+def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object; those of a transform of ours are called as if they were alone."""
+    ours = type(x).__module__.startswith(__package__.partition(".")[0])
+    slots = [s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ()) if isinstance(s, str)]
+    held = {**{s: getattr(x, s, None) for s in slots if not s.startswith("__")}, **getattr(x, "__dict__", {})}
+    yield from (("" if ours else f"{name}.{key}", child) for key, child in held.items())

@@ -1,0 +1,377 @@
+"""What a captured function has read beside its arguments, and whether it would read the same now.
+
+Dynamo notes each global, closure variable, default, attribute and item that it has read. Each
+becomes one test of identity in one compiled expression, which is all that a call pays. Values are
+compared only where that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ... import _compat
+from .constants import constant_key, is_constant
+
+Path = tuple[Any, ...]
+LIBRARIES = ("torch", "shardfn", "optree", "attr", "attrs", "numpy")
+STANDARD = os.path.dirname(os.__file__)
+MISSING = (
+    KeyError,
+    IndexError,
+    AttributeError,
+    ValueError,
+    TypeError,
+)  # what a place that is gone raises
+SOFT = {  # guards that any object of the same type passes, if what is read of it is the same
+    "TYPE_MATCH",
+    "SEQUENCE_LENGTH",
+    "DICT_KEYS_MATCH",
+    "DICT_CONTAINS",
+    "DICT_NOT_CONTAINS",
+    "NOT_PRESENT_IN_GENERIC_DICT",
+    "HASATTR",
+    "CONSTANT_MATCH",
+    "EQUALS_MATCH",
+}
+SETTINGS = (torch.is_grad_enabled,)  # functions whose answer is a constant of the program
+WORLD = (
+    "torch.distributed",
+    "shardfn.world",
+    "shardfn.mesh",
+)  # modules whose functions ask about the world
+
+
+class Reads:
+    """The places that a function has read, and what it found there.
+
+    Args:
+        fn: the function, from which closures and bound objects are reached.
+        reads: what `_compat.capture_python` tells.
+    """
+
+    def __init__(self, fn: Callable[..., Any], reads: Iterable[_compat.Read]) -> None:
+        self.fn = fn
+        self.asks_world = False
+        self.values: dict[Path, Any] = {}
+        self.fixed: set[Path] = (
+            set()
+        )  # places that hold the same object as long as what they are in lives
+        self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}  # guard, its key, what it found
+        for read in reads:
+            self._note(read)
+        self.check = self._compiled()
+
+    def _note(self, read: _compat.Read) -> None:
+        for n in range(1, len(read.path) + 1):
+            path = read.path[:n]
+            if path not in self.values and not self._found(path):
+                return
+        x = self.values[read.path]
+        kind = "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
+        self.answers.setdefault(read.path, []).append((kind, read.key, _answer(x, kind, read.key)))
+
+    def _found(self, path: Path) -> bool:
+        """Look a place up; whether it is there, and not inside a library."""
+        (kind, to), before = path[-1], path[:-1]
+        if not before:
+            value, fixed = _root(kind, to, self.fn), True
+            if value is None or _is_closed(value):
+                return False
+        else:
+            x = self.values[before]
+            if _is_library(x) and not isinstance(x, types.ModuleType):
+                return False
+            try:
+                value = _step(x, kind, to)
+            except MISSING:
+                return False
+            fixed = _is_library(x) or _is_fixed(x, kind, to, value)
+        self.asks_world |= _asks_world(value)
+        self.values[path] = value
+        self.fixed |= {path} if fixed else set()
+        return True
+
+    def _compiled(self) -> Callable[[], bool] | None:
+        """One expression, true while each place holds the object that was read; None if none was."""
+        names: dict[str, Any] = {}
+
+        def bound(x: Any) -> str:
+            names[f"x{len(names)}"] = x
+            return f"x{len(names) - 1}"
+
+        terms: dict[Any, str] = {}
+        for path, value in self.values.items():
+            if path not in self.fixed:
+                owner, kind, to = _home(self.values[path[:-1]], *path[-1])
+                terms.setdefault(
+                    (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
+                )
+            for kind, key, answer in self.answers.get(path, ()):
+                if answer is not None:
+                    term = _test(value, kind, key, answer, bound)
+                    terms.setdefault((id(value), kind, repr(key)), term)
+        if not terms:
+            return None
+        return eval(
+            f"lambda: {' and '.join(terms.values())}", names
+        )  # a test of each place, and nothing else
+
+    def same(self) -> bool:
+        """Whether all that was read is as it was; an object that reads the same counts so."""
+        try:
+            if self.check is None or self.check():
+                return True
+        except MISSING:
+            pass
+        if self.changed():
+            return False
+        self.check = self._compiled()
+        return True
+
+    def changed(self) -> list[tuple[Path, Any, Any]]:
+        """The places that hold something else now, with what was read and what is there."""
+        now: dict[Path, Any] = {}
+        wrong: list[tuple[Path, Any, Any]] = []
+        for path, old in self.values.items():
+            if len(path) > 1 and path[:-1] not in now:
+                continue  # what it is in has changed already
+            try:
+                new = old if len(path) == 1 else _step(now[path[:-1]], *path[-1])
+                answers = self.answers.get(path, ())
+                alike = _alike(old, new, {kind for kind, _, _ in answers})
+                alike = alike and all(_answer(new, kind, key) == x for kind, key, x in answers)
+            except MISSING:
+                new, alike = None, False
+            if alike:
+                now[path] = new
+            else:
+                wrong.append((path, old, new))
+        if not wrong:
+            self.values = now
+        return wrong
+
+    def is_lost(self) -> bool:
+        """Whether an object that was read is no longer there, and so will hardly come back."""
+        if self.check is None or self.same():
+            return False
+        return not all(is_constant(old) for _, old, _ in self.changed())
+
+
+def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
+    """What functions hold that Dynamo leaves whole: the constants among globals and closures.
+
+    Args:
+        functions: of modules that run as they are; what a library's hold is left out.
+    """
+    reads: list[_compat.Read] = []
+    for fn in functions:
+        fn = getattr(fn, "__func__", fn)
+        if isinstance(fn, types.FunctionType) and not _is_library(fn):
+            reads += [_compat.Read(path, "CONSTANT_MATCH", None) for path in _held(fn)]
+    return reads
+
+
+def _held(fn: types.FunctionType) -> list[Path]:
+    code, scope = fn.__code__, ("scope", _compat.Itself(fn.__globals__))
+    cells = (("scope", _compat.Itself(fn)), ("closure", None))
+    paths: list[Path] = [
+        (scope, ("item", name)) for name in code.co_names if name in fn.__globals__
+    ]
+    paths += [(*cells, ("item", i), ("cell", name)) for i, name in enumerate(code.co_freevars)]
+    return [path for path in paths if is_constant(_at(path))]
+
+
+def _at(path: Path) -> Any:
+    """What is at a place; a list, which is no constant, where there is nothing."""
+    x = _root(*path[0], None)
+    try:
+        for step in path[1:]:
+            x = _step(x, *step)
+    except MISSING:
+        return []
+    return x
+
+
+def name_of(path: Path) -> str:
+    """How the user calls a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
+    text = ""
+    for kind, to in path:
+        if kind == "attr" and not (to in ("__self__", "held", "fn", "func") or (to == "__dict__")):
+            text += f".{to}" if text else str(to)
+        elif kind == "cell":
+            text = str(to)
+        elif kind in ("item", "value"):
+            text += f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
+    return text.strip(".") or "something that it closes over"
+
+
+def _root(kind: str, to: Any, fn: Any) -> Any:
+    if kind == "fn":
+        return fn
+    return sys.modules.get(to) if kind == "module" else to.held
+
+
+def _is_library(x: Any) -> bool:
+    """Whether an object is code of a library: what it reads is a constant by contract."""
+    if isinstance(x, types.ModuleType):
+        return _is_library_name(x.__name__)
+    if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return _is_library_name(getattr(x, "__module__", None) or "builtins")
+    return False
+
+
+def _is_closed(x: Any) -> bool:
+    """Whether a path that begins at a module is a library's own; torch.nn's may read settings."""
+    return (
+        isinstance(x, types.ModuleType)
+        and _is_library(x)
+        and not x.__name__.startswith("torch.nn.")
+    )
+
+
+def _is_library_name(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in LIBRARIES
+    file = getattr(
+        sys.modules.get(top), "__file__", None
+    )  # a script of the user's may be called code.py
+    return file is None or file.startswith(STANDARD)
+
+
+def _asks_world(x: Any) -> bool:
+    """Whether an object is a function, a class or a module that tells of the world or the mesh."""
+    if isinstance(x, types.ModuleType):
+        return False
+    if not isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    return (getattr(x, "__module__", None) or "").startswith(WORLD)
+
+
+def _step(x: Any, kind: str, to: Any) -> Any:
+    """What is reached from an object by one step."""
+    if kind == "attr":
+        names = _names(x)
+        return names[to] if to in names else getattr(x, to)
+    if kind in ("item", "value"):
+        if kind == "value":
+            to = list(dict.keys(x))[to]
+        return dict.__getitem__(x, to) if isinstance(x, dict) else x[to]
+    return OTHER_STEPS[kind](x, to)
+
+
+OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "cell": lambda x, to: x.cell_contents,
+    "closure": lambda x, to: x.__closure__,
+    "key": lambda x, to: list(dict.keys(x))[to],
+    "type": lambda x, to: type(x),
+    "typedict": lambda x, to: x.__dict__,
+    "mro": lambda x, to: x.__mro__,
+    "array": lambda x, to: x,
+}
+
+
+def _names(x: Any) -> Any:
+    """The attributes that an object holds itself."""
+    names = getattr(x, "__dict__", None)
+    return names if isinstance(names, (dict, types.MappingProxyType)) else {}
+
+
+def _is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
+    """Whether a step from the same object leads to the same object at all times."""
+    if kind in ("closure", "type", "typedict", "mro", "array"):
+        return True
+    if kind in ("item", "value"):
+        return type(x) is tuple
+    if kind == "attr" and isinstance(x, types.MethodType):
+        return to in ("__self__", "__func__")
+    if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
+        return True  # torch puts hooks into the dict, and never another dict in its place
+    ours = (type(x).__module__ or "").startswith("shardfn.")
+    unstable = kind == "attr" and to not in _names(x) and getattr(x, to) is not value  # a method
+    return (ours and not isinstance(x, types.ModuleType)) or unstable
+
+
+def _home(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
+    """Where an attribute is held: as an item of a dict of attributes, where there is one."""
+    names = _names(x) if kind == "attr" else {}
+    return (names, "item", to) if to in names else (x, kind, to)
+
+
+def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]) -> str:
+    """The test that a place holds the very object that was read."""
+    owner, expected = bound(x), bound(value)
+    if kind == "cell":
+        return f"{owner}.cell_contents is {expected}"
+    if kind == "attr":
+        return f"getattr({owner}, {to!r}) is {expected}"
+    if kind == "item":
+        plain = not isinstance(x, dict) or type(x).__getitem__ is dict.__getitem__
+        found = f"{owner}[{bound(to)}]" if plain else f"dict.__getitem__({owner}, {bound(to)})"
+        return f"{found} is {expected}"
+    return f"{bound(_step)}({owner}, {kind!r}, {to!r}) is {expected}"
+
+
+def _answer(x: Any, kind: str, key: Any) -> Any:
+    """What Dynamo was told of an object beside its identity; None where that says it all."""
+    if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
+        return x.shape, x.dtype, x.requires_grad
+    if kind == "SETTING":
+        return x()
+    if kind in LENGTH and not isinstance(x, tuple):
+        return len(x)
+    if kind == "DICT_KEYS_MATCH":
+        return [*x]
+    if kind in CONTAINS:
+        return key in x
+    if kind == "NOT_PRESENT_IN_GENERIC_DICT":
+        return key in _names(x)
+    if kind == "HASATTR":
+        return hasattr(x, key)
+    return frozenset(x) if isinstance(x, set) else None
+
+
+LENGTH = ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT")
+CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
+
+
+def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
+    """The test that the answer is what it was."""
+    name = bound(x)
+    if kind == "TENSOR_MATCH":
+        shape, dtype, requires_grad = answer
+        meta = f"{name}.shape == {bound(shape)} and {name}.dtype is {bound(dtype)}"
+        return f"{meta} and {name}.requires_grad is {requires_grad}"
+    if kind == "SETTING":
+        return f"{name}() is {answer}"
+    if kind in LENGTH:
+        return f"len({name}) == {answer}" if answer else f"not {name}"
+    if kind == "DICT_KEYS_MATCH":
+        return f"[*{name}] == {bound(answer)}"
+    if kind in CONTAINS:
+        return f"({bound(key)} in {name}) is {answer}"
+    if kind == "NOT_PRESENT_IN_GENERIC_DICT":
+        return f"({bound(key)} in {bound(_names(x))}) is {answer}"
+    if kind == "HASATTR":
+        return f"hasattr({name}, {key!r}) is {answer}"
+    return f"{name} == {bound(answer)}"
+
+
+def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
+    """Whether what is read of one object is read of another, as far as the object itself tells."""
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if is_constant(old):
+        return constant_key(old) == constant_key(new)
+    if isinstance(old, types.FunctionType):  # its defaults and closure are places of their own
+        return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+    hard = isinstance(old, (torch.Tensor, types.ModuleType, type)) or not kinds
+    return not hard and kinds <= SOFT

@@ -1,0 +1,1 @@
+"""scan, cond, while_loop and custom derivatives while a function is captured."""

@@ -1,0 +1,258 @@
+"""Functions with derivatives of the user's: custom_vjp and custom_jvp, under every transform.
+
+As in JAX, the innermost transform that differentiates a function takes its rule. To the transforms
+around that one the function is the code of its rule, which they differentiate as any other; if that
+code calls the function, the rule counts there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, problem
+from .bodies import Left
+from .flat import Body, is_float, mapped
+
+Tensors = Sequence[torch.Tensor]
+
+
+@attrs.frozen(eq=False)
+class Rule:
+    """A function and its rule, over flat tensors: the arguments, then what both close over.
+
+    Args:
+        name: of the function.
+        fn: the function: tensors -> results.
+        count: how many arguments there are.
+        results: how many results.
+    """
+
+    name: str
+    fn: Body
+    count: int
+    results: int
+
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        """The results at a level of reverse mode, of tensors of the level below."""
+        raise NotImplementedError
+
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        """The results at a level of forward mode, of tensors and tangents of the level below."""
+        raise NotImplementedError
+
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        """The same of many samples at once, the dim of the samples in front of every result."""
+        raise NotImplementedError
+
+
+def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
+    """The results of a function with a rule, under all transforms at work."""
+    level = _compat.Level()
+    if level.kind == "vmap":
+        below, dims, size = level.batched(tensors)
+        with level.lowered():
+            if all(d is None for d in dims):
+                return ruled(rule, below)
+            outs = ruled(rule.mapped(dims, size), below)
+        return [level.sample(x) for x in outs]
+    _refuse_closed_over(rule, level, tensors[rule.count :])
+    if any(level.moves(x) for x in tensors[: rule.count]):
+        return _differentiated(rule, level, tensors)
+    if level.kind is None:
+        return list(rule.fn(*tensors))
+    with level.lowered():
+        outs = ruled(rule, [level.below(x) for x in tensors])
+    if level.kind == "jvp" and any(level.tangent(x) is not None for x in tensors[: rule.count]):
+        return [level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs]
+    return outs
+
+
+def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+    """The results at a level that differentiates by some argument."""
+    if level.kind is None:
+        return rule.pulled(level, tensors)
+    below = [level.below(x) for x in tensors]
+    if level.kind == "jvp":
+        return rule.pushed(level, below, [level.tangent(x) for x in tensors[: rule.count]])
+    return rule.pulled(level, tensors)
+
+
+def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None:
+    """A rule says nothing of what the function closes over: its gradient would be lost."""
+    if any(level.moves(x) for x in free):
+        fix = "pass it as an argument, for which the rule gives a derivative"
+        text = problem(rule.name, "it closes over a value that is differentiated", fix=fix)
+        raise CaptureError(text, fix=fix)
+
+
+def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [torch.zeros_like(x) if t is None else t for x, t in zip(like, xs, strict=True)]
+
+
+@attrs.frozen(eq=False)
+class Reverse(Rule):
+    """A function with a rule for reverse mode.
+
+    Args:
+        forward: tensors -> (results, residuals).
+        back: (residuals, cotangents, what is closed over) -> cotangents of the given arguments.
+        given: which arguments have a cotangent.
+    """
+
+    forward: Body
+    back: Body
+    given: tuple[bool, ...]
+
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        with level.lowered():
+            outs = self.forward(*(level.below(x) for x in xs), *free)
+
+        def pull(
+            cotangents: Sequence[torch.Tensor | None], again: Tensors | None
+        ) -> list[torch.Tensor | None]:
+            made = outs if again is None else self.forward(*again, *free)
+            results, residuals = made[: self.results], made[self.results :]
+            feed = iter(self.back(*residuals, *_or_zeros(results, cotangents), *free))
+            return [next(feed) if has else None for has in self.given]
+
+        return level.pulled(outs[: self.results], pull, xs)
+
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        fix = "custom_jvp, whose rule serves both modes"
+        got = "it has a rule for reverse mode only, and forward mode is asked for"
+        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
+
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        free = dims[self.count :]
+        of_given = [d for d, has in zip(dims, self.given, strict=False) if has]
+
+        def back(*xs: torch.Tensor) -> list[torch.Tensor]:
+            inner = (*[0] * (len(xs) - len(free)), *free)
+            pairs = zip(mapped(self.back, inner, size)(*xs), of_given, strict=True)
+            return [g.sum(0) if d is None else g.movedim(0, d) for g, d in pairs]
+
+        fn, forward = mapped(self.fn, dims, size), mapped(self.forward, dims, size)
+        return attrs.evolve(self, fn=fn, forward=forward, back=back)
+
+
+@attrs.frozen(eq=False)
+class Forward(Rule):
+    """A function with a rule for forward mode, which reverse mode transposes.
+
+    Args:
+        push: (arguments, tangents, what is closed over) -> (results, tangents of the results).
+    """
+
+    push: Body
+
+    def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        below = [level.below(x) for x in xs]
+        with level.lowered():
+            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[: self.results]
+
+        def pull(
+            cotangents: Sequence[torch.Tensor | None], again: Tensors | None
+        ) -> list[torch.Tensor | None]:
+            return self.transposed(below if again is None else again, free, cotangents)
+
+        return level.pulled(outs, pull, xs)
+
+    def transposed(
+        self, xs: Tensors, free: Tensors, cotangents: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The cotangents of the arguments, of those of the results."""
+        given = [k for k, g in enumerate(cotangents) if g is not None]
+        floats = [k for k, x in enumerate(xs) if is_float(x)]
+        tangents = [torch.zeros_like(x) for x in xs]
+
+        def run(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            filled = list(tangents)
+            for k, t in zip(floats, moving, strict=True):
+                filled[k] = t
+            outs = self.push(*xs, *filled, *free)
+            return tuple(outs[self.results + k] for k in given)
+
+        pull = torch.func.vjp(run, *(tangents[k] for k in floats))[1]
+        feed = iter(pull(tuple(cotangents[k] for k in given)))
+        return [next(feed) if is_float(x) else None for x in xs]
+
+    def pushed(
+        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor]:
+        xs, free = tensors[: self.count], tensors[self.count :]
+        with level.lowered():
+            outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
+        pairs = zip(outs[: self.results], outs[self.results :], strict=True)
+        return [level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs]
+
+    def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
+        xs, free = dims[: self.count], dims[self.count :]
+        fn, push = mapped(self.fn, dims, size), mapped(self.push, (*xs, *xs, *free), size)
+        return attrs.evolve(self, fn=fn, push=push)
+
+
+def reverse_ruled(
+    name: str,
+    outs: Sequence[Left],
+    fwd: Sequence[Left],
+    bwd: Sequence[Left],
+    xs: Tensors,
+    given: Sequence[bool],
+) -> list[torch.Tensor]:
+    """A region with a rule of two more.
+
+    Args:
+        name: of the function.
+        outs: its results.
+        fwd: the results and the residuals, of the arguments.
+        bwd: the cotangents of arguments, of residuals and cotangents.
+        xs: the arguments.
+        given: which of them have a cotangent.
+    """
+    plain, forward = outs[0].region, fwd[0].region
+    back = bwd[0].region if bwd else None
+    n, sizes = len(xs), (len(plain.free), len(forward.free), len(back.free) if back else 0)
+    at = [n, n + sizes[0], n + sizes[0] + sizes[1]]
+
+    def pull(*ts: torch.Tensor) -> list[torch.Tensor]:
+        if back is None:
+            return []
+        end = len(ts) - sum(sizes)  # residuals and cotangents, then what all three close over
+        return back(ts[:end], ts[end + sizes[0] + sizes[1] :])
+
+    rule = Reverse(
+        name,
+        lambda *ts: plain(ts[:n], ts[at[0] : at[1]]),
+        n,
+        len(outs),
+        lambda *ts: forward(ts[:n], ts[at[1] : at[2]]),
+        pull,
+        tuple(given),
+    )
+    return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
+
+
+def forward_ruled(
+    name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors
+) -> list[torch.Tensor]:
+    """A region with a rule of one more: (arguments, tangents) -> (results, tangents)."""
+    plain, push = outs[0].region, pushed[0].region
+    n, k = len(xs), len(plain.free)
+    rule = Forward(
+        name,
+        lambda *ts: plain(ts[:n], ts[n : n + k]),
+        n,
+        len(outs),
+        lambda *ts: push(ts[: 2 * n], ts[2 * n + k :]),
+    )
+    return ruled(rule, [*xs, *plain.free, *push.free])

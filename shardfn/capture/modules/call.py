@@ -1,0 +1,258 @@
+"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the graph is flattened."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from ... import _compat, _tree
+from ...errors import CaptureError, ShardError, is_ours, problem
+from ...types import CONSTANTS
+from .. import annotations as sources
+from ..refusals import data_dependent, explain, leaks, tensor_classes
+from ..rewrites import python_calls
+from ..rewrites.custom_op_gradients import refuse_dropped_call
+from ..trace import hooked_values
+from . import copies
+from .hooks import HookedCall
+from .parameter_hooks import Hook, hooked
+
+# How torch.func says that a buffer has no batch yet.
+UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")
+
+
+class PureModule:
+    """A module without its values, to be called with values of its parameters and buffers.
+
+    Args:
+        name: how errors call it.
+        shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
+        hooks: of parameters, by name.
+    """
+
+    def __init__(self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]) -> None:
+        self.name, self.shadow, self.hooks = name, shadow, hooks
+        self.known: list[dict[str, Any]] = []  # for each call in a traced function: what Dynamo's run of it found
+        self.number, self.flat, self.tree = self._steps()
+
+    def _steps(self) -> tuple[Any, Any, Any]:
+        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and the tree of what it returned."""
+
+        def number() -> int:
+            self.known.append({})
+            return len(self.known) - 1
+
+        def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+            found = self.known[call]
+            with _compat.reading() as mode, _plain_modules(), Traced(mode, self.name) as traced:
+                try:
+                    out = self.batched_if_needed(found, params, buffers, args, kwargs)
+                except ShardError:
+                    raise
+                except Exception as error:
+                    raise explain.raised(error, self.name) from error
+            traced.refuse_written()
+            tensors: list[torch.Tensor] = []
+            found["tree"] = self.shape(out, tensors)
+            return tuple(tensors)
+
+        def tree(call: int) -> Any:
+            return self.known[call]["tree"]
+
+        return _compat.constant_in_graph(number), _compat.keep_in_graph(flat), _compat.constant_in_graph(tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "shadow": self.shadow, "hooks": self.hooks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def batched_if_needed(self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+        """Under vmap a buffer that all samples share becomes one for each if the module writes to it."""
+        if "batched" not in found:
+            try:
+                out = self.run(params, buffers, args, kwargs)
+                found["batched"] = False
+                return out
+            except RuntimeError as error:
+                if not any(sign in str(error) for sign in UNBATCHED):
+                    raise
+                found["batched"] = True
+        if found["batched"]:
+            frozen = frozen_names(self.shadow)
+            buffers = _spread(buffers, frozen, (params, buffers, args, kwargs))
+        return self.run(params, buffers, args, kwargs)
+
+    def run(self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """(what the module returns, its buffers and frozen parameters afterwards)."""
+        known = hooked_values()
+        seen = {name: hooked(params[name], hooks, known) for name, hooks in self.hooks.items()}
+        held = {**params, **seen, **{name: x.clone() for name, x in buffers.items()}}
+        memo: dict[int, Any] = {id(p): held[name] for name, p in self.shadow.named_parameters()}
+        memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
+        module = copies.copied(self.shadow, memo)
+        before = copies.snapshot(module)
+        hooks = [hook for hooks in self.hooks.values() for hook in hooks]
+        for fn in (module, *copies.code(module), *hooks):  # the module too: torch's old hooks on the backward want it alive
+            leaks.watch(self.name, fn)
+        with _compat.hooked_by(HookedCall):
+            out = module(*args, **kwargs)
+        wrong = copies.changes(before, copies.snapshot(module), module)
+        if wrong:
+            fix = "self.register_buffer(...) for what changes, which is returned, or return the new value"
+            text = problem(self.name, f"it changes something outside of itself: {', '.join(wrong)}", fix=fix)
+            raise CaptureError(text, fix=fix)
+        return out, {name: _held(module, name) for name in buffers}
+
+    def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
+        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
+        if isinstance(x, torch.Tensor):
+            if _compat.is_foreign(x):
+                raise tensor_classes.refused(self.name, f"the module returns a {type(x).__name__}", None)
+            tensors.append(x)
+            return "tensor", len(tensors) - 1, ()
+        if isinstance(x, CONSTANTS):
+            return "constant", x, ()
+        kind = "named" if hasattr(x, "_fields") else type(x).__name__
+        if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
+            fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+            text = problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix)
+            raise CaptureError(text, fix=fix)
+        children = tuple(self.shape(child, tensors) for child in (x.values() if isinstance(x, dict) else x))
+        if kind == "named":  # Dynamo finds a class where an attribute holds it
+            self.__dict__[f"class_{id(type(x))}"] = type(x)
+            return kind, f"class_{id(type(x))}", children
+        return kind, tuple(x) if isinstance(x, dict) else None, children
+
+
+def _held(module: torch.nn.Module, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    part = module.get_submodule(owner)
+    return part._buffers[name] if name in part._buffers else part._parameters[name]
+
+
+def frozen_names(module: torch.nn.Module) -> frozenset[str]:
+    """The parameters that require no gradient, which travel with the buffers."""
+    return frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _spread(buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any) -> dict[str, torch.Tensor]:
+    """The buffers, but for frozen parameters, with every batch dim that any of the values has."""
+    zero = sum(x.new_zeros((), dtype=torch.int8) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor))
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype)
+
+    return {name: x if name in frozen else spread(x) for name, x in buffers.items()}
+
+
+def _refuse_rank(file: str) -> None:
+    """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
+    if "/torch/distributed/tensor/" in file:
+        _refuse_dtensor()
+    if not is_ours(file):
+        raise RuntimeError(_compat.ASKS_RANK)
+
+
+@contextlib.contextmanager
+def _checkpointed() -> Iterator[None]:
+    """What a call of torch.utils.checkpoint runs in."""
+    with sources.inside(sources.fresh_region(), "nothing_saveable"):
+        yield
+
+
+def _refuse_dtensor() -> None:
+    """Refuse a DTensor that a module makes."""
+    raise RuntimeError(_compat.MAKES_DTENSOR)
+
+
+def _plain_modules() -> contextlib.AbstractContextManager[None]:
+    """What a module runs in."""
+    return _compat.plain_modules(_refuse_rank, _checkpointed, _refuse_dtensor)
+
+
+class Traced(TorchFunctionMode):
+    """While a module is captured: each op gets its source line, and what Dynamo takes for something else is taken here too.
+
+    Args:
+        mode: makes fakes of tensors that the module holds or closes over and that are no parameters or buffers; None leaves them.
+        name: how errors call the module.
+    """
+
+    def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
+        super().__init__()
+        self.mode, self.name = mode, name
+        self.fakes: dict[int, tuple[Any, Any, int]] = {}  # of the tensors that are held, by id, and how often they were written to
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line, kwargs = _line(PureModule.run.__code__), kwargs or {}
+        if line:
+            torch.fx.traceback.set_stack_trace([line])
+        refuse_dropped_call(func, args, line)
+        name = getattr(func, "__name__", "")
+        if any(issubclass(t, DTensor) for t in types):
+            raise RuntimeError(_compat.MAKES_DTENSOR)
+        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
+            return self.read(func, args, reads, line)
+        if self.mode is not None:
+            args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
+        try:
+            return _written_out(func)(*args, **kwargs)
+        except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
+            raise self.refused(data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line) from error
+
+    def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
+        """A value, if the tensor has one: it is held, or made of numbers on the way."""
+        try:
+            with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
+                return method(*args)
+        except (RuntimeError, _compat.DATA_DEPENDENT) as error:
+            raise self.refused(reads, line) from error
+
+    def refused(self, found: Any, line: str | None) -> CaptureError:
+        """The error of a call that needs a value."""
+        (got, fix), source = found, sources.line_of(line)
+        text = problem(self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+        return CaptureError(text, source=source, fix=fix)
+
+    def fake(self, x: Any) -> Any:
+        """A fake in place of a tensor that has values."""
+        if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
+            return x
+        if id(x) not in self.fakes:
+            made = self.mode.from_tensor(x)
+            self.fakes[id(x)] = (x, made, made._version)
+        return self.fakes[id(x)][1]
+
+    def refuse_written(self) -> None:
+        """Refuse what wrote in place to a tensor that has values: they would change while the module is captured.
+
+        Raises:
+            CaptureError: saying what to do.
+        """
+        if any(fake._version > version for _, fake, version in self.fakes.values()):
+            got, fix = explain.HELD
+            raise CaptureError(problem(self.name, got, needed="one pure graph of tensor ops", fix=fix), fix=fix)
+
+
+def _written_out(func: Any) -> Any:
+    """The function that is called in place of one."""
+    found = python_calls.TABLE.get(func) or _compat.MODULE_OPS.get(func)
+    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
+
+
+def _line(until: CodeType) -> str | None:
+    """The innermost frame of user code, of those that the module runs in, as a stack trace shows it."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not until:
+        if not is_ours(frame.f_code.co_filename):
+            return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
+        frame = frame.f_back
+    return None

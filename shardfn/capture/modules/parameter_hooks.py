@@ -1,0 +1,95 @@
+"""Hooks on parameters, as an identity with a derivative of its own: right under every transform of torch.func."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, problem
+
+Hook = Callable[[torch.Tensor], Any]  # a gradient -> None, or another gradient
+
+
+def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
+    """The hooks of a tensor that requires grad; of another they never fire.
+
+    Raises:
+        CaptureError: a hook that is called with something else than the gradient of one tensor.
+    """
+    if not x.requires_grad:
+        return ()
+    found = tuple((x._backward_hooks or {}).values())
+    after, several = getattr(x, "_post_accumulate_grad_hooks", None), any(map(_is_of_several, found))
+    if after or several:
+        kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
+        fix = "p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
+        got = f"it has {kind}, and a pure function accumulates no .grad"
+        text = problem(f"{where}, parameter {path}", got, needed="hooks of one gradient", fix=fix)
+        raise CaptureError(text, arg_path=path, fix=fix)
+    return found
+
+
+def _is_of_several(hook: Any) -> bool:
+    """Whether it is what torch.autograd.graph.register_multi_grad_hook leaves at each tensor."""
+    code = getattr(hook, "__code__", None)
+    return code is not None and code.co_filename == torch.autograd.graph.__file__
+
+
+def hooked(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
+    """The value of a parameter whose gradient the hooks see, and may replace.
+
+    Args:
+        x: the value.
+        hooks: in the order in which they fire.
+        known: of one capture; calls with the same value share a gradient, which hooks see once, as a sum.
+    """
+    key = id(x), tuple(map(id, hooks)), torch.is_grad_enabled()
+    if key in known:
+        return known[key][1]
+    out = _Hooked.apply(tuple(hooks), x)
+    if _compat.level_of(out) == _compat.level_of(x):  # else it belongs to a transform that ends before x does
+        known[key] = x, out
+    return out
+
+
+class _Hooked(torch.autograd.Function):
+    """A parameter on its way into the module."""
+
+    @staticmethod
+    def forward(hooks: tuple[Hook, ...], x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.hooks = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        for hook in ctx.hooks:
+            found = hook(g)
+            if found is not None and (not isinstance(found, torch.Tensor) or found.shape != g.shape):
+                got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+                raise RuntimeError(f"a hook on a parameter returned {got} for a gradient of shape {tuple(g.shape)}")
+            g = g if found is None else found
+        return None, g
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent.clone()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor) -> Any:
+        return _Hooked.apply(tuple(map(_each, hooks)), x.movedim(in_dims[1], 0)), 0
+
+
+def _each(hook: Hook) -> Hook:
+    """A hook of one sample's gradient as one of a batch's."""
+
+    def one(g: torch.Tensor) -> Any:
+        found = hook(g)
+        return g if found is None else found
+
+    return torch.func.vmap(one)

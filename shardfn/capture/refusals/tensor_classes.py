@@ -1,0 +1,66 @@
+"""Tensors of a class of their own, such as DTensors: a function that is captured makes none, takes none and returns none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _compat, _tree
+from ...errors import CaptureError, problem
+from .. import annotations as sources
+from . import leaks
+
+FIX = (
+    "global tensors inside: in_placements, out_placements and sf.constrain(x, placements) say how they lie; "
+    "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
+)
+DTENSOR = "it makes a DTensor inside, or takes one apart"
+UNWRAPPED = "the plain tensors that it holds, passed and returned as a dict or a NamedTuple"
+
+
+def refused(where: str, got: str, source: str | None) -> CaptureError:
+    """The error of a tensor of a class of its own."""
+    fix = FIX if "DTensor" in got else UNWRAPPED
+    text = problem(where, got, needed="plain tensors", fix=fix, source=source)
+    return CaptureError(text, source=source, fix=fix)
+
+
+def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
+    """Refuse what Dynamo read of a function that makes such tensors, or communicates by itself.
+
+    Raises:
+        CaptureError: with the user's line.
+    """
+    for module in python.modules():
+        for node in getattr(getattr(module, "graph", None), "nodes", ()):
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and _compat.is_foreign(value):
+                kind, source = type(value).__name__, sources.line_of(node.meta.get("stack_trace"))
+                got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
+                raise refused(name, got, source)
+
+
+def refuse_results(out: Any, name: str) -> None:
+    """Refuse results that are no plain tensors.
+
+    Raises:
+        CaptureError: naming the first.
+    """
+    pairs = zip(_tree.paths(out), _tree.leaves(out), strict=True)
+    wrong = [(path, x) for path, x in pairs if _compat.is_foreign(x)]
+    if wrong:
+        path, x = wrong[0]
+        error = refused(f"{name}, result{path}", f"a {type(x).__name__}", None)
+        error.arg_path = "result" + path
+        raise error
+
+
+def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:
+    """Refuse a constant of the program that has no value.
+
+    Raises:
+        CaptureError: it is left of a trace.
+    """
+    if any(_compat.is_fake(x) for x in constants):
+        raise leaks.leaked(f"{name}, a tensor that it holds")

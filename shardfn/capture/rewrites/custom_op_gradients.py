@@ -1,0 +1,108 @@
+"""Gradients of custom ops: what `register_autograd` was given, in the form that torch.func can take (torch 2.11 to 2.13)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, problem
+from .. import annotations as sources
+
+TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
+KEY = "FuncTorchDynamicLayerFrontMode"  # where torch.func meets an op, whatever its transform
+
+
+def has_derivative(op: Any) -> bool:
+    """Whether an op is a custom op with a gradient that capture can take."""
+    return any(record._opoverload is op for record in _differentiable())
+
+
+def _differentiable() -> list[Any]:
+    """The user's custom ops with `register_autograd`, but those with lists of tensors, which autograd.Function cannot take."""
+    mine = [r for r in _compat.custom_ops() if r._backward_fn is not None and r._namespace not in TORCHS]
+    return [r for r in mine if not r._opoverload._schema.is_mutable and "Tensor[]" not in str(r._opoverload._schema)]
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an op is only a function of others, and gone once autograd has seen it."""
+    return _compat.kernels(op) <= {"Autograd", "CompositeImplicitAutograd"} and "CompositeImplicitAutograd" in _compat.kernels(op)
+
+
+def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
+    """Refuse an op that autograd does not know where its gradient is asked for: torch would warn, and leave that part out.
+
+    Raises:
+        CaptureError: naming the op and the line.
+    """
+    refuse_dropped_call(node.target, args, node.meta.get("stack_trace"))
+
+
+def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -> None:
+    """The same of one call, and the stack trace that its line is read from."""
+    op = getattr(target, "default", target)
+    if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS or _compat.kernels(op) & {"Autograd", "CompositeImplicitAutograd"}:
+        return
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+        source, fix = sources.line_of(stack), "torch.library.custom_op with register_autograd, or x.detach()"
+        text = problem(f"op {op}", "it has no derivative, and one is asked for", fix=fix, source=source)
+        raise CaptureError(text, source=source, fix=fix)
+
+
+class Derivatives(contextlib.ExitStack):
+    """While it is entered, torch.func takes the gradients of custom ops: their own kernel has no setup_context, and is refused."""
+
+    def __enter__(self) -> Derivatives:
+        for record in _differentiable():
+            library = torch.library.Library(record._namespace, "FRAGMENT")
+            self.callback(library._destroy)
+            library.impl(record._name, self.kernel(record), KEY)
+        return self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """As torch has it."""
+        self.close()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def kernel(self, record: Any) -> Callable[..., Any]:
+        """A custom op under a transform of torch.func."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if _compat.under_grad():
+                return _function(record, len(args), kwargs).apply(*args)
+            with self.paused():
+                return record._opoverload(*args, **kwargs)
+
+        return run
+
+
+def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
+    """The autograd.Function of one call."""
+    op, setup, derivative = record._opoverload, record._setup_context_fn, record._backward_fn
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(*xs: Any) -> Any:
+            return op(*xs, **kwargs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            left = op._schema.arguments[count:]  # the dispatcher takes away what is as by default
+            args = (*inputs, *(a.default_value for a in left if not a.kwarg_only))
+            named = {a.name: kwargs.get(a.name, a.default_value) for a in left if a.kwarg_only}
+            if setup is not None:
+                setup(ctx=ctx, inputs=args, output=output, **({"keyword_only_inputs": named} if named else {}))
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            found = derivative(ctx, *cotangents)
+            return (found if isinstance(found, tuple) else (found,))[:count]
+
+    return Differentiable

@@ -1,0 +1,146 @@
+"""Which composite ops the Program is written without, and which it keeps whole for speed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import _compat
+from . import reductions
+from .reductions import narrow, wide
+
+aten = torch.ops.aten
+
+# Whole they run faster, and one rule each covers them.
+KEPT = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
+    aten.gelu,
+    aten.gelu_backward,
+    aten.silu,
+    aten.silu_backward,
+    aten.sigmoid_backward,
+    aten.tanh_backward,
+    aten.threshold_backward,
+    aten.leaky_relu,
+    aten.leaky_relu_backward,
+    aten.elu,
+    aten.elu_backward,
+    aten.softplus,
+    aten.softplus_backward,
+    aten.hardtanh,
+    aten.hardtanh_backward,
+    aten.hardsigmoid_backward,
+    aten.embedding_dense_backward,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten.t,
+    aten.transpose,
+    aten._unsafe_view,
+    aten.addcmul,
+    aten.addcdiv,
+    aten.lerp,
+    aten.max_pool2d_with_indices_backward,
+    aten.split,
+    aten.split_with_sizes,
+    aten.stack,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.zeros,
+    aten.ones,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.select_backward,
+    aten.slice_backward,
+)
+
+
+def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+def _mean_dim(x: torch.Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    count = _count(x, dim)
+    if not count:
+        return NotImplemented
+    x, result = wide(x, dtype)
+    return narrow(aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result)
+
+
+def _var_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if x.is_complex():
+        return NotImplemented
+    count, correction = _count(x, dim), 1 if correction is None else correction
+    if count - correction <= 0:
+        return NotImplemented
+    x, result = wide(x)
+    mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
+    apart = x - mean
+    var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim), count - correction)
+    mean = mean if keepdim else mean.reshape(var.shape)
+    return narrow(var, result), narrow(mean, result)
+
+
+def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
+    out = _var_mean(x, dim, correction=correction, keepdim=keepdim)
+    return out if out is NotImplemented else out[0]
+
+
+def _count(x: torch.Tensor, dim: list[int] | None) -> int:
+    if not x.dim():
+        return 1
+    dims = range(x.dim()) if not dim else [d % x.dim() for d in dim]
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _max(x: torch.Tensor) -> torch.Tensor:
+    return aten.amax.default(x) if x.numel() else NotImplemented
+
+
+def _min(x: torch.Tensor) -> torch.Tensor:
+    return aten.amin.default(x) if x.numel() else NotImplemented
+
+
+def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
+    """A product that is a pending sum must be reduced before anything is added to it, so the two are apart."""
+
+    def decomposed(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+        out = product(a, b)
+        out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
+        return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta)) if beta else out
+
+    return decomposed
+
+
+OWN: dict[Any, Callable[..., Any]] = {
+    **reductions.TABLE,
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean_dim,
+    aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var,
+    aten.max.default: _max,
+    aten.min.default: _min,
+    aten.addmm.default: _product_then_add(aten.mm.default),
+    aten.addmv.default: _product_then_add(aten.mv.default),
+    aten.baddbmm.default: _product_then_add(aten.bmm.default),
+}
+
+
+@functools.cache
+def table(whole: frozenset[Any] = frozenset()) -> dict[Any, Any]:
+    """The decompositions that capture applies, but of some ops that are to stay whole."""
+    if whole:
+        return {op: fn for op, fn in table().items() if op not in whole}
+    kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
+    return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | OWN

@@ -1,0 +1,317 @@
+"""Which values of per-rank code are the same on all ranks of a mesh axis, and which are each rank's own.
+
+Dynamo's graph is read once, before any derivative is taken. Where an op mixes the two kinds, what is the same on all ranks
+passes the prim `vary` first, once for each value: its transpose is the sum over the ranks. So the gradient of what all
+ranks share comes out summed, and the transpose of a sum sends nothing. (JAX's varying manual axes.)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...errors import CaptureError, PlacementError, problem
+from ...ops import placement, shard_map
+from .. import annotations as sources
+from . import varying_control_flow
+
+Axes = frozenset[str]
+BACKWARD = ("_autograd_grad", "_vjp_grad")
+CHECKPOINT = "tag_activation_checkpoint"
+REQUIRES_GRAD = "_set_tensor_requires_grad"
+NONE: Axes = frozenset()
+VIEWS = {
+    "view", "reshape", "t", "transpose", "permute", "select", "expand", "expand_as", "squeeze", "unsqueeze", "narrow", "chunk", "split",
+    "unbind", "flatten", "unflatten", "diagonal", "movedim", "view_as", "detach", "getitem", "getattr", "swapaxes", "unfold", "alias",
+    "to", "type_as", "contiguous", "float", "double", "half", "bfloat16",
+}  # fmt: skip
+PLUMBING = {"_wrap_for_grad", "_unwrap_for_grad", REQUIRES_GRAD, "_add_batch_dim", "_remove_batch_dim"}  # of torch.func's levels
+IN_PLACE = {
+    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.iand, operator.ior, operator.ixor, operator.imatmul, operator.setitem,
+}  # fmt: skip
+
+
+def settle(python: torch.fx.GraphModule, name: str) -> None:
+    """Have every op of Dynamo's graph take values of one kind; the graph is changed in place.
+
+    Args:
+        python: Dynamo's graph.
+        name: of the function, for errors.
+
+    Raises:
+        PlacementError: a result that is claimed to be the same on all ranks, and is not.
+        CaptureError: a collective inside a branch or a loop.
+    """
+    if any(node.target in shard_map.PRIMS for graph in _graphs(python) for node in graph.nodes):
+        _refuse_inside(python, name)
+        Kinds(python).settle([])
+
+
+def _graphs(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
+    """The graph and those of its higher-order ops."""
+    for child in module.modules():
+        if isinstance(child, torch.fx.GraphModule):
+            yield child.graph
+
+
+def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
+    """Refuse collectives where ranks may not all come by, or not equally often."""
+    for node in module.graph.nodes:
+        for child in _children(module, node):
+            if _is_checkpoint(node) or varying_control_flow.is_wrap(node):
+                _refuse_inside(child, name)
+                continue
+            inside = [n for graph in _graphs(child) for n in graph.nodes if n.target in shard_map.PRIMS]
+            if inside:
+                source, fix = sources.line_of(inside[0].meta.get("stack_trace")), "the collective before or after it, or a Python loop"
+                got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
+                raise CaptureError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+
+
+def _children(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+    """The graphs that a higher-order op is given."""
+    if node.op != "call_function":
+        return []
+    found = [getattr(module, x.target, None) for x in node.all_input_nodes if x.op == "get_attr" and "." not in str(x.target)]
+    return [x for x in found if isinstance(x, torch.fx.GraphModule)]
+
+
+def _args(node: torch.fx.Node) -> Any:
+    return node.args
+
+
+def _given(x: Any) -> list[torch.fx.Node]:
+    """The nodes in an argument, lists included."""
+    found: list[torch.fx.Node] = []
+    torch.fx.node.map_arg(x, found.append)
+    return found
+
+
+class Kinds:
+    """The kind of each value of one graph: over which axes it varies; of several values, a list."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.module, self.graph = module, module.graph
+        self.of: dict[torch.fx.Node, Any] = {}
+        self.written = {_root(x) for node in self.graph.nodes for x in _written(node)}
+        self.floor: dict[torch.fx.Node, Axes] = {}  # of what is written in place: how it varies from its birth on
+        self.asked: set[torch.fx.Node] = set()  # what some op needs as each rank's own
+        self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
+        self.known: dict[torch.fx.Node, Any] = {}  # what the regions of an ending agree on, before any is changed
+        self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
+
+    def settle(self, inputs: Sequence[Axes]) -> None:
+        """Find all kinds, then change the graph."""
+        self.result(inputs)
+        for node in self.ask():
+            self.rewrite(node)
+        for node, axes in self.floor.items():
+            self.raise_at_birth(node, axes)
+
+    def ask(self) -> list[torch.fx.Node]:
+        """Note what some op needs as each rank's own; returns the ops."""
+        nodes = [node for node in self.graph.nodes if node.op in ("call_function", "call_method")]
+        for node in nodes:
+            needs = self.needs(node)
+            self.asked.update(x for x in _given((node.args, node.kwargs)) if needs - _union(self.of.get(x, NONE)))
+        return nodes
+
+    def result(self, inputs: Sequence[Axes]) -> Any:
+        """Find all kinds; returns that of the result."""
+        while self.infer(inputs):
+            pass
+        (returned,) = _args(self.graph.find_nodes(op="output")[0])
+        return [self.flat(x) for x in returned] if isinstance(returned, (list, tuple)) else self.flat(returned)
+
+    def flat(self, x: Any) -> Axes:
+        """All axes over which something in an argument varies."""
+        return NONE.union(*(_union(self.of.get(n, NONE)) for n in _given(x)))
+
+    def infer(self, inputs: Sequence[Axes]) -> bool:
+        """One reading from top to bottom; whether it learnt that what is written in place varies more than it knew."""
+        feed, before = iter(inputs), dict(self.floor)
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self.of[node] = next(feed, NONE) | self.floor.get(node, NONE)
+            elif node.op in ("call_function", "call_method"):
+                found = self.kind(node)
+                self.of[node] = found | self.floor[node] if node in self.floor and isinstance(found, frozenset) else found
+                axes = self.needs(node)
+                for x in _given((node.args, node.kwargs)) if axes else ():
+                    root = _root(x)
+                    if root in self.written and axes - _union(self.of.get(x, NONE)):
+                        self.floor[root] = self.floor.get(root, NONE) | axes
+        return before != self.floor
+
+    def kind(self, node: torch.fx.Node) -> Any:
+        """The kind of what a node makes."""
+        target, args = node.target, _args(node)
+        if (found := varying_control_flow.kind(self, node)) is not None:
+            return found
+        if target in RESULT:
+            return RESULT[target](self, node)
+        if target is placement.align:
+            return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
+        if getattr(target, "__name__", "") in BACKWARD:
+            return [self.flat(x) for x in args[1]]
+        if target is operator.getitem and isinstance(self.of.get(args[0]), list) and isinstance(args[1], int):
+            return self.of[args[0]][args[1]]
+        if _is_checkpoint(node):
+            return Kinds(_children(self.module, node)[0]).result([self.flat(x) for x in args[1:]])
+        return self.flat((args, node.kwargs))
+
+    def needs(self, node: torch.fx.Node) -> Axes:
+        """The axes over which all that a node reads has to vary."""
+        if node.target in NEEDED:
+            return NEEDED[node.target](node)
+        if varying_control_flow.is_part(node):
+            return NONE
+        apart = node.target is placement.align or _is_checkpoint(node) or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
+        if apart or node.target in RESULT or (node.target is operator.getitem and isinstance(self.of.get(node.args[0]), list)):
+            return NONE
+        return self.flat((node.args, node.kwargs))
+
+    def rewrite(self, node: torch.fx.Node) -> None:
+        """Bring what a node reads to the kind that it needs."""
+        if varying_control_flow.rewrite(self, node):
+            return
+        if getattr(node.target, "__name__", "") in BACKWARD:
+            self.bring_cotangents(node)
+        elif _is_checkpoint(node):
+            Kinds(_children(self.module, node)[0]).settle([self.flat(x) for x in node.args[1:]])
+        elif axes := self.needs(node):
+            node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.vary(x, axes))
+
+    def bring_cotangents(self, node: torch.fx.Node) -> None:
+        """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
+        outs, ins, *rest = _args(node)
+        cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
+        kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
+        outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
+        if rest and rest[0]:
+            rest[0] = [g if g is None else self.vary(g, k) for g, k in zip(cotangents, kinds, strict=True)]
+        node.args = (outs, ins, *rest)
+
+    def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
+        """The value as one that varies over these axes too; made once, where the value is."""
+        missing = axes - _union(self.of.get(x, NONE))
+        if not missing or isinstance(self.of.get(x), list) or x.op == "get_attr":
+            return x
+        if (x, missing) not in self.varied:
+            if self.is_view_of_asked(x):
+                made = self.after(x, x.target, (self.vary(x.args[0], missing), *x.args[1:]), dict(x.kwargs), x.op)
+            else:
+                made = self.after(x, shard_map.vary, (x, ",".join(sorted(missing))))
+            self.varied[x, missing] = made
+            self.of[made] = self.of.get(x, NONE) | missing
+        return self.varied[x, missing]
+
+    def is_view_of_asked(self, x: torch.fx.Node) -> bool:
+        """Whether a value is only a view of one that is needed as each rank's own itself, or all of one: then one sum will do."""
+        if _name(x) not in VIEWS or _root(x) in self.written or not x.args or not isinstance(x.args[0], torch.fx.Node):
+            return False
+        source = x.args[0]
+        sizes = [n.meta["example_value"].numel() if isinstance(n.meta.get("example_value"), torch.Tensor) else -1 for n in (x, source)]
+        return -1 not in sizes and not isinstance(self.of.get(source), list) and (source in self.asked or sizes[0] == sizes[1])
+
+    def after(self, x: torch.fx.Node, target: Any, args: Any, kwargs: Any = None, op: str = "call_function") -> torch.fx.Node:
+        """A call right after the birth of a value: there the transforms around it are those that it belongs to."""
+        born = next((user for user in x.users if getattr(user.target, "__name__", "") == REQUIRES_GRAD), x)
+        if x.op == "placeholder":
+            born = self.graph.find_nodes(op="placeholder")[-1]
+        with self.graph.inserting_after(born):
+            made = self.graph.create_node(op, target, args, kwargs or {})
+        made.meta = dict(x.meta)
+        return made
+
+    def raise_at_birth(self, node: torch.fx.Node, axes: Axes) -> None:
+        """What is written in place varies from the beginning, if it ever does."""
+        born = NONE if node.op == "placeholder" else RESULT[node.target](self, node) if node.target in RESULT else self.flat(node.args)
+        if missing := axes - born:
+            readers = list(node.users)
+            varied = self.after(node, shard_map.vary, (node, ",".join(sorted(missing))))
+            for reader in readers:
+                if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
+                    reader.replace_input_with(node, varied)
+
+
+def _is_checkpoint(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_name", None) == CHECKPOINT
+
+
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _root(x: torch.fx.Node) -> torch.fx.Node:
+    """What a value is a view of, by way of views and of writes in place."""
+    while x.args and isinstance(x.args[0], torch.fx.Node) and x.op != "placeholder" and (
+        _name(x) in VIEWS or _name(x) in PLUMBING or _is_in_place(x)
+    ):
+        x = x.args[0]
+    return x
+
+
+def _is_in_place(node: torch.fx.Node) -> bool:
+    name = _name(node)
+    return node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
+
+
+def _union(kind: Any) -> Axes:
+    return NONE.union(*kind) if isinstance(kind, list) else kind
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a node writes to in place."""
+    if node.op not in ("call_function", "call_method"):
+        return []
+    first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
+    return (first if _is_in_place(node) else []) + _given(node.kwargs.get("out"))
+
+
+def _named(text: str) -> Axes:
+    return frozenset(text.split(",")) if text else NONE
+
+
+def _cut_axes(text: str) -> Axes:
+    return frozenset(name for name, _, dim in shard_map.parsed(text) if dim is not None)
+
+
+def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
+    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that do not cut it."""
+    x, text, where = _args(node)
+    every, cut = frozenset(name for name, _, _ in shard_map.parsed(text)), _cut_axes(text)
+    wrong = sorted((every - cut) & kinds.flat(x))
+    if wrong:
+        said, source = " and ".join(wrong), sources.line_of(x.meta.get("stack_trace")) or sources.line_of(node.meta.get("stack_trace"))
+        fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
+        head, path = where.split(": ")
+        got = f"{path} is claimed to be the same on all ranks of {said}, and varies over {'it' if len(wrong) == 1 else 'them'}"
+        raise PlacementError(problem(head, got, fix=fix, source=source), arg_path=path, source=source, fix=fix)
+    return kinds.flat(x) - every
+
+
+RESULT: dict[Any, Callable[[Kinds, torch.fx.Node], Axes]] = {
+    shard_map.to_local: lambda kinds, node: kinds.flat(_args(node)[0]) | _cut_axes(_args(node)[1]),
+    shard_map.from_local: _left,
+    shard_map.vary: lambda kinds, node: kinds.flat(_args(node)[0]) | _named(_args(node)[1]),
+    shard_map.psum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
+    shard_map.extremum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
+    shard_map.all_gather: lambda kinds, node: kinds.flat(_args(node)[0]) - {_args(node)[1]},
+    shard_map.own_piece: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    shard_map.all_to_all: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    shard_map.ppermute: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    shard_map.axis_index: lambda kinds, node: frozenset((_args(node)[0],)),
+}
+NEEDED: dict[Any, Callable[[torch.fx.Node], Axes]] = {  # the axes over which a prim's argument is each rank's own
+    shard_map.from_local: lambda node: _cut_axes(_args(node)[1]),
+    shard_map.psum: lambda node: _named(_args(node)[1]),
+    shard_map.extremum: lambda node: _named(_args(node)[1]),
+    shard_map.all_gather: lambda node: frozenset((_args(node)[1],)),
+    shard_map.all_to_all: lambda node: frozenset((_args(node)[1],)),
+    shard_map.ppermute: lambda node: frozenset((_args(node)[1],)),
+}

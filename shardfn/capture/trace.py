@@ -1,0 +1,175 @@
+"""What one capture keeps while it traces: the decompositions, and the loops found so far.
+
+A loop is traced apart, under a pause of the outer trace, and stands in the outer graph as one op with the loop's number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat
+from ..errors import CaptureError, problem
+from ..ops.loops import Loop, inner_nodes, shapes_of
+from . import annotations as sources
+from .checkpoint.recompute import recompute
+from .control_flow import scan_residuals
+from .drawing import draws
+from .refusals.explain import refuse_collectives, refuse_mutation
+from .rewrites import strides
+
+
+@attrs.frozen(eq=False)
+class Recording:
+    """One capture."""
+
+    name: str
+    table: dict[Any, Any]
+    mode: Any
+    loops: list[Loop] = attrs.field(factory=list)
+    reading: list[int] = attrs.field(factory=list)  # the functions whose own rule is being read, by id
+    hooked: dict[Any, Any] = attrs.field(factory=dict)  # parameters with hooks: their values, and what hooks see
+
+
+_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
+
+
+@contextlib.contextmanager
+def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording]:
+    """Keep what one capture finds."""
+    token = _recording.set(Recording(name, table, mode))
+    try:
+        yield _recording.get()
+    finally:
+        _recording.reset(token)
+
+
+def hooked_values() -> dict[Any, Any]:
+    """What stands for parameters with hooks in the capture at work; of none outside of any."""
+    at_work = _recording.get(None)
+    return {} if at_work is None else at_work.hooked
+
+
+@torch.library.custom_op("shardfn::looped", mutates_args=())
+def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """The loop of that number, where it stands in a graph that is being traced."""
+    raise AssertionError("a loop is an op of its own once it is captured")
+
+
+@looped.register_fake
+def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    return shapes_of(_recording.get().loops[number])
+
+
+def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]) -> torch.fx.GraphModule:
+    """A function of fake tensors as one ATen graph that writes nothing in place."""
+    table = _recording.get().table
+    graph = _compat.trace_aten(fn, inputs, table)
+    _compat.write_out_zeros(graph)
+    sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
+    refuse_collectives(graph, name)
+    if refuse_mutation(graph, name, paths):
+        pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
+        graph = _compat.trace_aten(pure, inputs, table)
+    fold(graph)
+    return graph
+
+
+def traced(
+    fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str, again: bool = False
+) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
+    """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last.
+
+    Args:
+        fn: the function.
+        examples: tensors of such shapes and dtypes.
+        name: of the loop, for errors.
+        again: whether it computes again what another loop computes, as a derivative does.
+
+    Raises:
+        CaptureError: it would draw other random numbers than that loop.
+    """
+    with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
+        inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
+        graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["(a carry or a row)"] * len(inputs))
+        sources.attach(graph)
+        strides.settle(graph, name, [], inside=True)
+        constants = lifted_constants(graph, _recording.get().mode, name)
+        if again:
+            _refuse_random(graph.graph, name)
+        body = simplified(graph.graph)
+    return body, constants
+
+
+def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph whose loops hold what is needed, and whose backward computes again what checkpoints do not keep."""
+    scan_residuals.simplify(graph)
+    out = recompute(graph)
+    scan_residuals.trim(out)
+    return out
+
+
+def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
+    drawn = next((n for n in inner_nodes(graph, once=True) if n.op == "call_function" and draws(n)), None)
+    if drawn is not None:
+        source, fix = drawn.meta.get("source"), "pass random tensors in, such as the rows of a scan"
+        got = f"it is differentiated, and draws random numbers ({drawn.target}), which would be others in its derivative"
+        raise CaptureError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+
+
+def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Put a loop into the graph that is being traced."""
+    loops = _recording.get().loops
+    loops.append(loop)
+    return looped([x.contiguous() for x in tensors], len(loops) - 1)
+
+
+def fold(module: torch.fx.GraphModule) -> None:
+    """Make each loop of a graph an op that knows what it runs."""
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.shardfn.looped.default:
+            tensors, number = node.args
+            node.target, node.args = _recording.get().loops[number], tuple(tensors)
+
+
+def lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str) -> list[torch.Tensor]:
+    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]); returns their values."""
+    found = []
+    for node in graph.graph.find_nodes(op="get_attr"):
+        value = getattr(graph, node.target)
+        if not isinstance(value, torch.Tensor):
+            (user, *_), fix = node.users, "torch.where, or a Python loop, over plain ops"
+            raise CaptureError(problem(name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix), fix=fix)
+        last = graph.graph.find_nodes(op="placeholder")
+        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
+            holder = graph.graph.placeholder(f"constant_{len(found)}")
+        holder.meta = {**node.meta, "val": mode.from_tensor(value)}
+        node.replace_all_uses_with(holder)
+        graph.graph.erase_node(node)
+        found.append(value)
+    graph.recompile()
+    return found
+
+
+@_compat.constant_in_graph
+def begin_rule(key: int) -> bool:
+    """Note that the rule of a function is being read; False where no derivative could call for it any more.
+
+    A rule may call its function again; how often it matters is how many derivatives are being taken.
+    """
+    reading = _recording.get().reading
+    if reading.count(key) >= _compat.derivative_levels():
+        return False
+    reading.append(key)
+    return True
+
+
+@_compat.constant_in_graph
+def end_rule() -> None:
+    """Note that it has been read."""
+    _recording.get().reading.pop()

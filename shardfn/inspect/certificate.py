@@ -1,0 +1,218 @@
+"""The certificate of a schedule: what was proved of it, and what it is worth under a model of the hardware."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from ..buckets import human_bytes
+from ..hardware import Hardware
+from ..schedule.agenda import Agenda
+from ..types import Collective, LocalProgram, MeshAxes
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+
+@attrs.frozen
+class Timeline:
+    """One rank's step, with one queue of computation and one of communication for each mesh axis; seconds."""
+
+    compute: float
+    communication: float
+    exposed: float  # during which computation waits
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication behind which something is computed."""
+        return 1.0 if self.communication == 0 else max(0.0, 1 - self.exposed / self.communication)
+
+
+@attrs.frozen
+class Certificate:
+    """What is known of a schedule.
+
+    Args:
+        name: of the program.
+        kinds: how many different local programs were looked at: ranks with equal shards share one.
+        nodes: of this rank's graph.
+        same_nodes: whether ordering it kept the multiset of nodes.
+        same_order: whether every kind of rank starts the collectives of each axis in the agreed order.
+        waits_hold: whether each collective has one wait, after its start and before the first use.
+        peak_before: bytes of the values alive at once, in the order in which the program was written.
+        peak_after: the same, as scheduled.
+        before: the timeline in the order in which the program was written.
+        after: the same, as scheduled.
+        hardware: the model that the timelines are stated under.
+        order: the collectives of each axis, in the order in which all ranks start them.
+    """
+
+    name: str
+    kinds: int
+    nodes: int
+    same_nodes: bool
+    same_order: bool
+    waits_hold: bool
+    peak_before: int
+    peak_after: int
+    before: Timeline
+    after: Timeline
+    hardware: Hardware
+    order: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that must be true is."""
+        return self.same_nodes and self.same_order and self.waits_hold
+
+    @property
+    def exposed_ms(self) -> float:
+        """Milliseconds a step in which computation waits for communication."""
+        return 1e3 * self.after.exposed
+
+    def __str__(self) -> str:
+        claims = (
+            (self.same_nodes, f"the same {self.nodes} nodes before and after"),
+            (self.same_order, f"collectives start in one order on all ranks ({self.kinds} kinds of local program)"),
+            (self.waits_hold, "each wait stands after its start and before the first use"),
+        )
+        lines = [f"schedule of {self.name}", *(f"  {'holds' if ok else 'BROKEN'}: {text}" for ok, text in claims)]
+        change = human_bytes(abs(self.peak_after - self.peak_before))
+        sign = "more" if self.peak_after >= self.peak_before else "less"
+        lines.append(f"  peak of values alive: {human_bytes(self.peak_after)}, {change} {sign} than in the order as written")
+        lines.append(f"  on {self.hardware.name}: {_said(self.after)}; as written: {1e3 * self.before.exposed:.3f} ms exposed")
+        return "\n".join(lines)
+
+
+def _said(t: Timeline) -> str:
+    parts = f"{1e3 * t.compute:.3f} ms of computation, {1e3 * t.communication:.3f} of communication"
+    return f"{parts}, {1e3 * t.exposed:.3f} exposed ({t.hidden:.0%} hidden)"
+
+
+def certify(programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda, hardware: Hardware) -> Certificate:
+    """Look at the local programs of a schedule.
+
+    Args:
+        programs: each kind of local program.
+        mine: the one whose memory and time are told.
+        agenda: what was agreed.
+        hardware: the model.
+    """
+    return Certificate(
+        name=mine.name,
+        kinds=len(programs),
+        nodes=len(mine.graph.nodes),
+        same_nodes=all(_multiset(p.unordered) == _multiset(p.graph) for p in programs),
+        same_order=all(_starts(p.graph) == list(agenda.starts) for p in programs),
+        waits_hold=all(_waits_hold(p.graph) for p in programs),
+        peak_before=peak_bytes(mine.unordered),
+        peak_after=peak_bytes(mine.graph),
+        before=timeline(mine.unordered, mine.axes, hardware),
+        after=timeline(mine.graph, mine.axes, hardware),
+        hardware=hardware,
+        order=_order(mine.graph, mine.axes),
+    )
+
+
+def _multiset(graph: torch.fx.Graph) -> collections.Counter[Any]:
+    return collections.Counter((n.op, str(n.target), n.name, str(n.args), str(n.kwargs)) for n in graph.nodes)
+
+
+def _starts(graph: torch.fx.Graph) -> list[int]:
+    return [n.meta["batch"] for n in graph.nodes if "collective" in n.meta]
+
+
+def _order(graph: torch.fx.Graph, axes: MeshAxes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    records: list[Collective] = [n.meta["collective"] for n in graph.nodes if "collective" in n.meta]
+    return tuple((axis, tuple(r.name for r in records if r.axis == axis)) for axis in axes.names)
+
+
+def _waits_hold(graph: torch.fx.Graph) -> bool:
+    at = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if "collective" in node.meta:
+            waits = list(node.users)
+            if len(waits) != 1 or waits[0].target is not WAIT:
+                return False
+            if not at[node] < at[waits[0]] < min((at[u] for u in waits[0].users), default=len(at)):
+                return False
+    return True
+
+
+def peak_bytes(graph: torch.fx.Graph) -> int:
+    """The most bytes of values that are alive at once; views share what they look at, inputs live throughout."""
+    owner: dict[torch.fx.Node, torch.fx.Node] = {}
+    last: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        owner[node] = owner.get(node.args[0], node) if node.op == "call_function" and _is_alias(node) else node
+        last[owner[node]] = node
+        last.update((owner.get(x, x), node) for x in node.all_input_nodes)
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
+    for node, end in last.items():
+        ends[end].append(node)
+    alive = peak = 0
+    for node in graph.nodes:
+        if owner[node] is node:
+            alive += _nbytes(node.meta.get("val"))
+        peak = max(peak, alive)
+        alive -= sum(_nbytes(dead.meta.get("val")) for dead in ends[node] if dead.op != "placeholder")
+    return peak
+
+
+def _nbytes(value: Any) -> int:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
+
+
+def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:
+    """How long a graph takes: computation in order, each axis's collectives in order beside it."""
+    sizes = dict(zip(axes.names, axes.sizes, strict=True))
+    now = compute = communication = exposed = 0.0
+    free = dict.fromkeys(axes.names, 0.0)
+    ends: dict[torch.fx.Node, float] = {}
+    for node in graph.nodes:
+        record = node.meta.get("collective")
+        if record is not None:
+            took = hardware.send(record.kind, record.nbytes, sizes[record.axis])
+            ends[node] = free[record.axis] = max(now, free[record.axis]) + took
+            communication += took
+        elif node.target is WAIT:
+            waited = max(0.0, ends.get(node.args[0], now) - now)
+            exposed += waited
+            now += waited
+        elif node.op == "call_function":
+            took = _seconds(node, hardware)
+            compute += took
+            now += took
+    return Timeline(compute, communication, exposed)
+
+
+def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    first = next((x for x in values if isinstance(x, torch.Tensor)), None)  # a gradient that nobody asked for is None
+    if first is None or _is_alias(node):
+        return 0.0
+    return hardware.compute(_flops(node), _traffic(node), first.dtype)
+
+
+def _is_alias(node: torch.fx.Node) -> bool:
+    """Whether a node only looks at what another made."""
+    return node.target in (WAIT, operator.getitem) or getattr(node.target, "is_view", False)
+
+
+def _traffic(node: torch.fx.Node) -> int:
+    return _nbytes(node.meta["val"]) + sum(_nbytes(x.meta.get("val")) for x in node.all_input_nodes)
+
+
+def _flops(node: torch.fx.Node) -> float:
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0.0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return float(formula(*args, **kwargs, out_val=node.meta["val"]))

@@ -1,0 +1,68 @@
+"""Communication that no placement asked for, in words: allowed, warned of, or refused."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+
+from ..buckets import human_bytes
+from ..errors import PlacementError, problem
+from ..partition import layout
+from ..partition import plan as steps
+from ..types import Marks
+from .alternatives import Considered
+from .transfers import Fallback, Transfer, fallbacks, sent, strictest, transfers
+
+log = logging.getLogger("shardfn")
+FIX = "another placement where one is named, constrain where the move is wanted, or implicit_comm='allow'"
+
+
+def report_implicit(name: str, setting: str, plan: steps.Plan, weigh: Callable[[], Considered]) -> None:
+    """Do with a plan's implicit collectives what the setting says, or a stricter one of a shard inside.
+
+    Args:
+        name: of the function.
+        setting: allow, warn or error.
+        plan: whose redistributions are looked at.
+        weigh: gives what the walk weighed; not called where nothing is reported.
+
+    Raises:
+        PlacementError: with setting error, listing every implicit collective and every op that is computed whole.
+    """
+    if all(not step.implicit or strictest(step.node, setting) == "allow" for step, _ in sent(plan)):
+        if log.isEnabledFor(logging.INFO):
+            for fallback in fallbacks(transfers(plan, setting, {})):
+                log.info("%s: %s", name, whole_line(fallback))
+        return
+    found = [t for t in transfers(plan, setting, weigh()) if t.implicit]
+    refused = tuple(t for t in found if t.setting == "error")
+    if refused:
+        text = report(name, refused)
+        raise PlacementError(text, source=refused[0].source, fix=FIX)
+    if warned := tuple(t for t in found if t.setting == "warn"):
+        warnings.warn(report(name, warned), stacklevel=2)
+
+
+def report(name: str, found: tuple[Transfer, ...]) -> str:
+    """Implicit transfers as text: each with its price and what would need none, then the ops that are computed whole."""
+    plural = "" if len(found) == 1 else "s"
+    head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
+    return problem(name, head, *map(transfer_line, found), *map(whole_line, fallbacks(found)), fix=FIX)
+
+
+def transfer_line(t: Transfer) -> str:
+    """One implicit transfer: what is sent, for which argument of which op, and which placement would send nothing."""
+    avoided = f"; {_said(t.native)}, it would send nothing" if t.native else ""
+    return f"{t.kind} over {t.axis}, {human_bytes(t.nbytes)}, for {t.op} at {t.source}: {t.argument} is {t.value}{avoided}"
+
+
+def whole_line(f: Fallback) -> str:
+    """An op that is computed whole: its arguments, its line, its price, and why."""
+    return f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for {human_bytes(f.nbytes)}: {f.why}"
+
+
+def _said(marks: Marks) -> str:
+    dims = dict.fromkeys(str(layout.cut_of(m)[0]) for m in marks if m != "R")
+    cuts = [f"cut on dim {' or '.join(dims)}"] if dims else []
+    return ", or ".join(cuts + ["whole"] * ("R" in marks))

@@ -1,0 +1,195 @@
+"""The moves of a redistribution as ops of a local graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ...ops.halo import halo as _halo_op  # noqa: F401  registers the op
+from ...ops.permute import permute as _permute_op  # noqa: F401  registers the op
+from ...types import Collective
+from .. import layout
+from ..redistribute import Move
+from . import wire
+from .builder import Builder, Piece
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+HALO = torch.ops.shardfn.halo.default
+PERMUTE = torch.ops.shardfn.permute.default
+
+
+def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
+    """Emit one move."""
+    node = MOVES[move.kind](b, piece, move, implicit)
+    node = b.restride(node, piece.shape, piece.stride)
+    local = b.local_shape(piece.shape, move.after)
+    assert tuple(node.meta["val"].shape) == local, (move, node.meta["val"].shape, local)
+    node.meta["type"] = (piece.shape, move.after)
+    return Piece(node, piece.shape, piece.stride, move.after, local)
+
+
+def _communicate(b: Builder, target: object, x: torch.fx.Node, rest: tuple[object, ...], record: Collective) -> torch.fx.Node:
+    sent, back = wire.packed(b, x, reduces=record.op is not None)
+    if target is HALO:  # it counts elements, whatever their shape
+        rest = (rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)), *rest[1:])
+        sent = _flat(b, sent)
+    started = b.call(target, sent, *rest)
+    started.meta["collective"] = record
+    return back(b.call(c10d.wait_tensor.default, started))
+
+
+def _record(b: Builder, kind: str, move: Move, value: torch.Tensor, times: int, op: str | None, implicit: bool) -> Collective:
+    return Collective(
+        kind=kind,
+        axis=b.axes.names[move.axis],
+        nbytes=value.numel() * value.element_size() * times,
+        op=op,
+        name=str(b.about.get("origin", "")),
+        source=b.about.get("source"),
+        implicit=implicit,
+    )
+
+
+def _level(b: Builder, piece: Piece, move: Move, dim: int) -> int:
+    """The size of a dim before this axis cuts it."""
+    marks = [m if k < move.axis else "R" for k, m in enumerate(move.before)]
+    return b.local_shape(piece.shape, tuple(marks))[dim]
+
+
+def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
+    """Grown with zeros at the end of a dim; chunks of unequal size travel as equal ones."""
+    shape = x.meta["val"].shape
+    if shape[dim] == size:
+        return x
+    return b.call(aten.constant_pad_nd.default, x, [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]])
+
+
+def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
+    return x if x.meta["val"].shape[dim] == size else b.call(aten.slice.Tensor, x, dim, 0, size)
+
+
+def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
+    """(.., n * m, ..) -> contiguous (n, .., m, ..): what each rank is to receive, one after the other."""
+    shape = list(x.meta["val"].shape)
+    parts = b.call(aten.view.default, b.contiguous(x), [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]])
+    order = [dim, *(d for d in range(len(shape) + 1) if d != dim)]
+    return b.contiguous(b.call(aten.permute.default, parts, order))
+
+
+def _join_dim(b: Builder, x: torch.fx.Node, dim: int) -> torch.fx.Node:
+    """(n, .., m, ..) -> (.., n * m, ..)."""
+    n, *shape = x.meta["val"].shape
+    order = [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)]
+    parts = b.contiguous(b.call(aten.permute.default, x, order))
+    return b.call(aten.view.default, parts, [*shape[:dim], n * shape[dim], *shape[dim + 1 :]])
+
+
+def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
+    """Collectives cut dim 0, so it must exist and hold whole pieces."""
+    return b.call(aten.view.default, b.contiguous(x), [-1] if x.meta["val"].numel() else [0])
+
+
+def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """All-gather: chunks padded to the full size, joined, and the padding at the end cut off."""
+    dim, unit = layout.cut_of(move.before[move.axis])
+    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
+    x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
+    shape = list(x.meta["val"].shape)
+    record = _record(b, "all_gather", move, x.meta["val"], n, None, implicit)
+    out = _communicate(b, c10d.all_gather_into_tensor.default, _flat(b, x), (n, b.group_names[move.axis]), record)
+    out = b.call(aten.view.default, out, [n, *shape])
+    return _first(b, _join_dim(b, out, dim), dim, size)
+
+
+def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """Keep this rank's chunk: no communication, and the offset is data."""
+    dim, unit = layout.cut_of(move.after[move.axis])
+    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
+    mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
+    device = piece.node.meta["val"].device
+    steps = b.call(aten.arange.default, mine, dtype=torch.int64, device=device)
+    rows = b.call(aten.add.Tensor, steps, b.start(move.axis, size, unit))
+    return b.call(aten.index_select.default, piece.node, dim, rows)
+
+
+def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """All-reduce."""
+    op = str(move.before[move.axis])
+    x = b.contiguous(piece.node)
+    record = _record(b, "all_reduce", move, x.meta["val"], 1, op, implicit)
+    return _communicate(b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record)
+
+
+def reduce_scatter(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """Reduce-scatter along a dim."""
+    op, (dim, unit) = str(move.before[move.axis]), layout.cut_of(move.after[move.axis])
+    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
+    full = layout.full_chunk(size, unit, n)
+    x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
+    shape = list(x.meta["val"].shape[1:])
+    record = _record(b, "reduce_scatter", move, x.meta["val"], 1, op, implicit)
+    out = _communicate(b, c10d.reduce_scatter_tensor.default, _flat(b, x), (op, n, b.group_names[move.axis]), record)
+    mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
+    return _first(b, b.call(aten.view.default, out, shape), dim, mine)
+
+
+def all_to_all(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """All-to-all from one dim to another."""
+    (src, src_unit), (dst, dst_unit) = layout.cut_of(move.before[move.axis]), layout.cut_of(move.after[move.axis])
+    n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
+    dst_size = piece.node.meta["val"].shape[dst]
+    x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))
+    x = _split_dim(b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n)
+    shape = list(x.meta["val"].shape)
+    record = _record(b, "all_to_all", move, x.meta["val"], 1, None, implicit)
+    lengths = [x.meta["val"].numel() // n] * n
+    out = _communicate(b, c10d.all_to_all_single.default, _flat(b, x), (lengths, lengths, b.group_names[move.axis]), record)
+    out = _first(b, _join_dim(b, b.call(aten.view.default, out, shape), src), src, src_size)
+    return _first(b, out, dst, layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1])
+
+
+def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """The chunk between the edges of its neighbours, which get this rank's own; a short chunk is followed by zeros."""
+    mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
+    (dim, unit), (before, after) = layout.cut_of(mark), layout.halo(mark)
+    shape = list(x.meta["val"].shape)
+    if n == 1:
+        return b.call(aten.constant_pad_nd.default, x, [0, 0] * (len(shape) - 1 - dim) + [before, after])
+    full = layout.full_chunk(piece.shape[dim], unit, n)
+    whole = _padded(b, x, dim, full)
+    edges = [_flat(b, b.call(aten.slice.Tensor, whole, dim, *ends)) for ends in ((0, after), (full - before, full))]
+    sent = b.call(aten.cat.default, edges)
+    record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
+    count = edges[1].meta["val"].numel()
+    got = _communicate(b, HALO, sent, (count, b.group_names[move.axis]), record)
+    if not shape[dim]:
+        return x
+    parts = []
+    for rows, (start, end) in ((before, (0, count)), (after, (count, sent.meta["val"].numel()))):
+        part = b.call(aten.slice.Tensor, got, 0, start, end)
+        parts.append(b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]]))
+    return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
+
+
+def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+    """Each rank's value to another; zeros where none comes."""
+    x = b.contiguous(piece.node)
+    if b.axes.sizes[move.axis] == 1:
+        return x if move.perm else b.call(aten.zeros_like.default, x)
+    sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
+    record = _record(b, "ppermute", move, x.meta["val"], 1, None, implicit)
+    got = _communicate(b, PERMUTE, _flat(b, x), (sources, targets, b.group_names[move.axis]), record)
+    return b.call(aten.view.default, got, list(x.meta["val"].shape))
+
+
+MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
+    "gather": gather,
+    "slice": cut,
+    "reduce": reduce,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+    "halo": halo,
+    "ppermute": ppermute,
+}

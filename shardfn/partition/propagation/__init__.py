@@ -1,0 +1,1 @@
+"""Sharding propagation: a placement for every value of the Program."""

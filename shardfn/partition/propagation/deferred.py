@@ -1,0 +1,113 @@
+"""Gradients that no run of their loop reads: they stay Partial and are reduced once, after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...types import PENDING, Marks
+from .constraints import aligned
+
+ALIGN = "prim_align"
+ATEN = torch.ops.aten
+LINEAR = (
+    ATEN.mul.Tensor,
+    ATEN.mul.Scalar,
+    ATEN.div.Tensor,
+    ATEN.div.Scalar,
+    ATEN.neg.default,
+    ATEN._to_copy.default,
+)
+SUMS = (ATEN.add.Tensor, ATEN.sub.Tensor)
+
+
+def deferrable(
+    graph: torch.fx.Graph, first: int, zeros: Sequence[bool]
+) -> dict[torch.fx.Node, int]:
+    """The gradients that a loop only adds to a carry, or returns; and the result they are in.
+
+    Args:
+        graph: of the loop: (consts, carries, rows) -> (carries, rows of results).
+        first: the number of the first carry among its inputs.
+        zeros: whether each carry enters the loop as zeros.
+    """
+    carries = graph.find_nodes(op="placeholder")[first : first + len(zeros)]
+    (output,) = graph.find_nodes(op="output")
+    found = {}
+    for node in graph.nodes:
+        if getattr(node.target, "_opname", "") == ALIGN and not node.args[2]:
+            k = _result(node, output.args[0])
+            if k is None:
+                continue
+            if k >= len(carries) or (zeros[k] and _only_added(carries[k], output.args[0][k])):
+                found[node] = k
+    return found
+
+
+def _result(node: torch.fx.Node, results: Sequence[torch.fx.Node]) -> int | None:
+    """The one result that a value is a term of, if nothing else reads it."""
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.op == "output":
+            at = [k for k, x in enumerate(results) if x is node]
+            return at[0] if len(at) == 1 else None
+        if not _is_linear(user, node):
+            return None
+        node = user
+    return None
+
+
+def _is_linear(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether an op of a Partial sum gives one."""
+    if user.args.count(node) != 1:
+        return False
+    if user.target in SUMS:
+        return True
+    divides = user.target in (ATEN.div.Tensor, ATEN.div.Scalar)
+    return user.target in LINEAR and (not divides or user.args[0] is node)
+
+
+def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
+    """Whether a carry goes into a result by sums alone."""
+    while len(carry.users) == 1 and carry is not result:
+        (user,) = carry.users
+        if user.target not in SUMS or (
+            user.args[0] is not carry and user.target is not ATEN.add.Tensor
+        ):
+            return False
+        carry = user
+    return carry is result
+
+
+def placements(
+    walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
+) -> dict[int, Marks]:
+    """Where each result goes after the loop: as the parameters do whose gradients are in it.
+
+    Args:
+        walk: over the loop's graph, which has left these gradients Partial.
+        nodes: the gradients, and the results that they are terms of.
+        around: how the constants of the loop are placed before it.
+    """
+    found: dict[int, Marks] = {}
+    for node, k in nodes.items():
+        like = walk.values[node.args[1]]
+        wanted = (
+            around.get(node.args[1])
+            or next(iter(like.slots), None)
+            or ("R",) * len(walk.axes.sizes)
+        )
+        found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
+    return found
+
+
+def stays_partial(before: Marks, after: Marks) -> bool:
+    """Whether a carry is a sum wherever the gradients added to it are."""
+    return all(b == a for b, a in zip(before, after, strict=True) if b in PENDING)
+
+
+def stays_replicated(before: Marks, wanted: Marks) -> bool:
+    """Whether a gradient is replicated in the end: rows of sharded ones are smaller if reduced."""
+    return all(w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING)

@@ -1,0 +1,37 @@
+"""Means over mesh axes: arguments and results may be pending means; inside a program each is a sum of shares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...types import MEAN, Marks
+from .. import plan
+from ..emission.builder import Builder, Piece
+
+aten = torch.ops.aten
+
+
+def as_sums(marks: Marks) -> Marks:
+    """The marks with sums in place of means."""
+    return tuple("sum" if m == MEAN else m for m in marks)
+
+
+def rescaled(walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks) -> plan.Slot:
+    """A slot whose means are called sums, or the other way round; itself where there is none."""
+    if slot.marks == marks:
+        return slot
+    made = walk.slot(slot.value, marks)
+    walk.steps.append(plan.Rescale(node, slot, made))
+    return made
+
+
+def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:
+    """Write a Rescale out: a rank's share of a mean over n ranks is one n-th of what it holds. Nothing is sent."""
+    before, after = step.source.marks, step.target.marks
+    piece, shares = pieces[step.source.number], math.prod(n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k)
+    op = aten.div.Tensor if MEAN in before else aten.mul.Tensor
+    node = b.restride(b.call(op, piece.node, shares), piece.shape, piece.stride)
+    pieces[step.target.number] = b.piece(node, step.target.value, after)

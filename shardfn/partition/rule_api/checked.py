@@ -1,0 +1,70 @@
+"""What a rule answers, checked: one that fails is a RuleError that names the op, its schema, the cause and the line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import RuleError, ShardError, problem
+from ...types import PENDING, Mark
+from .strategy import Choice, OpCall, Rule, replicated
+
+WORDS = {"R", *PENDING}
+FIX = "a list of (a mark for each tensor argument, a mark for each result); a mark is a dim, 'R' or 'sum'"
+
+
+def answered(rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) -> list[Choice]:
+    """The choices that a rule gives for a call; everything whole where there is no rule.
+
+    Args:
+        rule: the rule of the op, if it has one.
+        call: the op and its global arguments.
+        name: of the function.
+        node: of the Program, whose line errors name.
+
+    Raises:
+        RuleError: the rule raises, gives nothing, or marks that do not fit the call.
+    """
+    if rule is None or not call.ins:
+        return [replicated(call)]
+    try:
+        choices = list(dict.fromkeys(rule(call)))
+        wrong = "it gives no choice" if not choices else next((w for w in (_wrong(c, call) for c in choices) if w), None)
+    except ShardError:
+        raise
+    except Exception as error:
+        raise failed(f"it raises {type(error).__name__}: {error}", rule, call, name, node) from error
+    if wrong:
+        raise failed(wrong, rule, call, name, node)
+    return choices
+
+
+def failed(cause: str, rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) -> RuleError:
+    """The error of a rule that cannot be followed."""
+    schema = f"schema {getattr(call.target, '_schema', call.target)}"
+    who = f"its rule {getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)} fails: {cause}"
+    source = node.meta.get("source")
+    return RuleError(problem(f"{name}, op {call.target}", who, schema, needed=FIX, source=source), source=source, fix=FIX)
+
+
+def _wrong(choice: Choice, call: OpCall) -> str | None:
+    """What is wrong with a choice; None if it fits the call."""
+    ins, outs = choice
+    if len(ins) != len(call.ins) or len(outs) != len(call.outs):
+        given, needed = f"{len(ins)} marks for arguments and {len(outs)} for results", f"{len(call.ins)} and {len(call.outs)}"
+        return f"it gives {given} where the call has {needed}: {choice}"
+    if not (_all_fit(ins, call.ins) and _all_fit(outs, call.outs)):
+        shapes = f"{[tuple(x.shape) for x in call.ins]} -> {[tuple(x.shape) for x in call.outs]}"
+        return f"it gives marks that do not fit {shapes}: {choice}"
+    return None
+
+
+def _all_fit(marks: Sequence[Mark], tensors: Sequence[torch.Tensor]) -> bool:
+    for mark, x in zip(marks, tensors, strict=True):
+        if isinstance(mark, str):
+            if mark not in WORDS:
+                return False
+        elif not 0 <= (mark[0] if isinstance(mark, tuple) else mark) < x.dim():
+            return False
+    return True

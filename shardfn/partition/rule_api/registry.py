@@ -1,0 +1,54 @@
+"""The rules that users register: the one place that keeps them. The last one of an op counts, before any table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from .strategy import Rule
+
+
+@attrs.frozen(eq=False)
+class Registered:
+    """One registration."""
+
+    op: Any
+    rule: Rule
+
+
+_rules: dict[Any, list[Registered]] = {}
+
+
+def add(entry: Registered) -> None:
+    """Let a registration count for its op."""
+    _rules[entry.op] = [*_rules.get(entry.op, ()), entry]
+
+
+def remove(entry: Registered) -> None:
+    """Take a registration away; the one before it counts again. Once more does nothing."""
+    left = [other for other in _rules.get(entry.op, ()) if other is not entry]
+    if left:
+        _rules[entry.op] = left
+    else:
+        _rules.pop(entry.op, None)
+
+
+def active() -> tuple[Registered, ...]:
+    """What counts now: programs that were partitioned under equal ones are alike."""
+    return tuple(entries[-1] for entries in list(_rules.values()))
+
+
+def find(op: object) -> Rule | None:
+    """The registered rule of an op."""
+    return _rules[op][-1].rule if op in _rules else None
+
+
+def ops() -> frozenset[Any]:
+    """The ops that have one."""
+    return frozenset(_rules)
+
+
+def clear() -> None:
+    """Forget every registration."""
+    _rules.clear()

@@ -1,0 +1,1 @@
+"""Which gradient reductions travel in which bucket."""

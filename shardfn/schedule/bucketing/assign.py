@@ -1,0 +1,249 @@
+"""Which transfers travel together: buckets filled in the order in which gradients become ready.
+
+Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
+members, not even by way of other buckets. The loss rides in the next bucket that is filled. Of gradients that become
+ready together, as those of the weight and the bias of a layer do, the one of fewer dims counts first, as in autograd:
+a bucket that closes with a weight has its bias. A bucket lists its leaves as they are computed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from ...buckets import Row, Wish
+from ...errors import TreeError, problem
+from ..flow import Flow, Transfer
+from .batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
+from .small_reductions import riders
+
+FEW = 8
+
+
+@attrs.frozen(eq=False)
+class Assignment:
+    """The batches, and what follows from them for each step."""
+
+    batches: tuple[Batch, ...]
+    of: dict[Any, Batch]  # by the transfer's key
+    anchors: tuple[int, ...]  # of each step: the step after which it can run; its own index, or earlier where it only feeds a reduction
+    order: tuple[int, ...]  # the steps, by anchor
+    after: dict[int, int]  # batch -> the one that starts before it, where a given plan has another order than the program
+
+    @property
+    def transfers(self) -> Iterator[Transfer]:
+        """What is sent."""
+        return (t for b in self.batches for t in b.members)
+
+
+def assign(flow: Flow, name: str) -> Assignment:
+    """Put every transfer of a plan into a batch.
+
+    Raises:
+        TreeError: a bucket of a given plan that cannot travel together.
+    """
+    ride = riders(flow)
+    serves = _serving(flow, ride)
+    anchors = _anchors(flow, serves)
+    ranks = [_rank(flow, serves[i]) if anchor < i else 0 for i, anchor in enumerate(anchors)]
+    order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i)))
+    joiner = _Joiner(name)
+    depends = [0] * len(anchors)
+    for i in order:
+        bits = 0
+        for source in flow.sources(i):
+            bits |= depends[source]
+        for transfer in flow.transfers.get(i, ()):
+            if transfer.key in ride and not bits & joiner.reductions:
+                joiner.waiting.append((transfer, bits))
+            else:
+                bits |= 1 << joiner.join(transfer, bits).index
+        depends[i] = bits
+    for transfer, bits in joiner.waiting:
+        joiner.join(transfer, bits)
+    for batch in joiner.batches:
+        if batch.bucketed and batch.wanted is None:
+            sort_leaves(batch, lambda t: (anchors[t.step], t.step))  # as they are computed
+    batches, after = follow(joiner.batches, joiner.places, name)
+    return Assignment(batches, joiner.of, tuple(anchors), order, after)
+
+
+def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
+    """Of each step: the reduction that alone reads what it makes, by way of other steps too; None for most."""
+    serves: list[int | None] = [None] * len(flow.plan.steps)
+    for i in reversed(range(len(serves))):
+        if i in flow.transfers:
+            t = flow.transfers[i][0]
+            serves[i] = i if (t.wish is not None and t.kind != "all_gather") or t.key in ride else None
+        elif i not in flow.returned:
+            served = {serves[r] for r in flow.readers[i]}
+            serves[i] = served.pop() if len(served) == 1 else None
+    return serves
+
+
+def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
+    """Where each step can run: what only serves a reduction, as soon as its inputs are there."""
+    first = _first_steps(flow)
+    anchors: list[int] = []
+    for i, served in enumerate(serves):
+        sources = flow.sources(i)
+        early = served is not None and sources and not any(s in flow.transfers for s in sources)
+        anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
+    return anchors
+
+
+def _rank(flow: Flow, served: int | None) -> int:
+    """Of steps that can run at the same time: those for a gradient of fewer dims come first."""
+    if served is None:
+        return 0
+    (made,) = flow.plan.steps[served].made
+    return 1 + made.value.dim()
+
+
+def _first_steps(flow: Flow) -> set[int]:
+    """The few steps from inputs to a sum that others wait for, such as the number of tokens that count: they come first."""
+    found: set[int] = set()
+    for i, sent in flow.transfers.items():
+        if sent[0].wish is not None or sent[0].kind != "all_reduce":
+            continue
+        cone, queue = {i}, flow.sources(i)
+        while queue and len(cone) <= FEW:
+            step = queue.pop()
+            if step not in cone:
+                cone.add(step)
+                queue += flow.sources(step)
+        if not queue and len(cone) <= FEW and not any(step in flow.transfers for step in cone - {i}):
+            found |= cone
+    return found
+
+
+class _Joiner:
+    """The batches so far, and the open one of each stream."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.batches: list[Batch] = []
+        self.of: dict[Any, Batch] = {}
+        self.open: dict[Any, Batch] = {}
+        self.started: set[Any] = set()
+        self.turns: collections.Counter[Any] = collections.Counter()  # how often a leaf was sent so far
+        self.chained = 0  # bits: the batches that depend on others
+        self.reductions = 0  # bits: the batches that reduce gradients
+        self.places: dict[Any, int] = {}  # of a transfer in its bucket of a given plan
+        self.waiting: list[tuple[Transfer, int]] = []  # those that may ride in a bucket, with the batches that they depend on
+
+    def join(self, transfer: Transfer, depends: int) -> Batch:
+        """The batch that a transfer travels in."""
+        if transfer.key in self.of:
+            return self.of[transfer.key]
+        stream, limit = self.stream(transfer)
+        batch = self.open.get(stream)
+        if batch is not None and self.reaches(depends, batch):
+            if isinstance(stream, _Wanted):
+                raise _dependent(self.name, transfer, batch)
+            batch = None
+        if batch is None:
+            number = stream.bucket if isinstance(stream, _Wanted) else None
+            batch = Batch(len(self.batches), cap=limit, wanted=number)
+            self.batches.append(batch)
+            if stream is not None:
+                self.open[stream] = batch
+        elif isinstance(stream, _Wanted):
+            _refuse_mixed(self.name, transfer, batch)
+        batch.nbytes += transfer.nbytes
+        self.take(batch, transfer, depends)
+        if transfer.wish is not None and batch.reduces:
+            self.reductions |= 1 << batch.index
+        if batch.bucketed:
+            self.board(batch)
+        if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
+            del self.open[stream]
+            self.started.add(stream)
+        return batch
+
+    def take(self, batch: Batch, transfer: Transfer, depends: int) -> None:
+        """Put a transfer into a batch."""
+        batch.members.append(transfer)
+        batch.depends |= depends
+        self.chained |= (1 << batch.index) if batch.depends else 0
+        self.of[transfer.key] = batch
+
+    def board(self, batch: Batch) -> None:
+        """Let those that wait ride in this bucket, if one collective can serve them."""
+        served = [w for w in self.waiting if _alike(w[0], batch.members[0]) and not self.reaches(w[1], batch)]
+        self.waiting = [w for w in self.waiting if w not in served]
+        for transfer, depends in served:
+            self.take(batch, transfer, depends)
+            batch.riding += transfer.nbytes
+
+    def stream(self, t: Transfer) -> tuple[Any, int]:
+        """Transfers of one stream may share a bucket; and the bytes at which that closes."""
+        if t.wish is None or t.wish.ignored:
+            return None, 0
+        if t.wish.rows is not None:
+            row = self.wanted(t, t.wish)
+            return _Wanted(t.region, row[0]), row[6]
+        key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == "all_gather" else "")
+        return key, t.wish.cap if key in self.started else t.wish.first_cap
+
+    def wanted(self, t: Transfer, wish: Wish) -> Row:
+        """What a given plan says of a transfer; of a leaf that is sent several times alike, one row after the other."""
+        assert wish.rows is not None
+        what = (t.kind, t.axis, t.phase)
+        rows = [row for row in wish.rows if row[1:4] == what]
+        turn = self.turns[t.region, wish.leaf, what]
+        self.turns[t.region, wish.leaf, what] += 1
+        if turn >= len(rows):
+            more = f"{len(rows)} of it" if rows else "no bucket for it"
+            got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has {more}"
+        elif rows[turn][4:6] != (str(t.dtype).removeprefix("torch."), t.nbytes):
+            got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {rows[turn][5]} of torch.{rows[turn][4]}"
+        elif rows[turn][9] != t.op:
+            got = f"the {t.kind} of {wish.leaf} is by {t.op}, in the plan by {rows[turn][9]}"
+        else:
+            self.places[t.key] = rows[turn][8]
+            return rows[turn]
+        raise TreeError(problem(f"{self.name}, plan", got, fix=SAME_PROGRAM), arg_path=wish.leaf, fix=SAME_PROGRAM)
+
+    def reaches(self, depends: int, target: Batch) -> bool:
+        return reaches(self.batches, self.chained, depends, target)
+
+
+def _alike(a: Transfer, b: Transfer) -> bool:
+    return (a.kind, a.axis, a.op, a.dtype) == (b.kind, b.axis, b.op, b.dtype)
+
+
+@attrs.frozen
+class _Wanted:
+    """The stream of a bucket of a given plan."""
+
+    region: str
+    bucket: int
+
+
+def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
+    first, leaf = batch.members[0].wish, transfer.wish
+    assert first is not None and leaf is not None
+    fix = "separate buckets for them"
+    got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
+    return TreeError(problem(f"{name}, plan", got, needed="buckets of independent reductions", fix=fix), arg_path=leaf.leaf, fix=fix)
+
+
+def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
+    """A given plan may not mix what one collective cannot do."""
+    first = batch.members[0]
+    wrong = [f"{what} {a} and {b}" for what, a, b in (
+        ("kind", first.kind, transfer.kind), ("axis", first.axis, transfer.axis), ("dtype", first.dtype, transfer.dtype),
+        ("reduction", first.op, transfer.op), ("phase", first.phase, transfer.phase),
+    ) if a != b]  # fmt: skip
+    if wrong:
+        assert transfer.wish is not None and first.wish is not None
+        fix = "one bucket for each axis, dtype, reduction and phase"
+        got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
+        raise TreeError(problem(f"{name}, plan", got, *wrong, fix=fix), arg_path=transfer.wish.leaf, fix=fix)
+
+
+

@@ -1,0 +1,168 @@
+"""Transfers that are one collective, and the order of those that a given plan lists."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ...errors import TreeError, problem
+from ..flow import Transfer
+
+SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
+
+
+@attrs.define(eq=False)
+class Batch:
+    """Transfers that are one collective."""
+
+    index: int
+    members: list[Transfer] = attrs.field(factory=list)
+    depends: int = 0  # bits: the batches that it has to wait for, directly
+    cap: int = 0
+    nbytes: int = 0  # of what fills it
+    riding: int = 0  # and of what rides in it
+    wanted: int | None = None  # which bucket of a given plan it is
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether it is a bucket of bucketed_grad."""
+        return self.members[0].wish is not None and not self.members[0].wish.ignored
+
+    @property
+    def leaves(self) -> list[Transfer]:
+        """The transfers that are not riding."""
+        return [t for t in self.members if t.wish is not None]
+
+    @property
+    def reduces(self) -> bool:
+        return self.members[0].kind in ("all_reduce", "reduce_scatter")
+
+
+def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
+    """Whether what depends on some batches depends on the target, by way of others too.
+
+    Args:
+        batches: all.
+        chained: bits: those that depend on others.
+        depends: bits: the batches to begin with.
+        target: the one to reach.
+    """
+    goal, seen, left = 1 << target.index, depends, depends & chained
+    while left and not seen & goal:
+        lowest = left & -left
+        more = batches[lowest.bit_length() - 1].depends & ~seen
+        seen |= more
+        left = (left ^ lowest) | (more & chained)
+    return bool(seen & goal)
+
+
+def follow(
+    batches: Sequence[Batch], places: Mapping[Any, int], name: str
+) -> tuple[tuple[Batch, ...], dict[int, int]]:
+    """Put the buckets of a given plan, and the leaves of each, in the plan's order.
+
+    Args:
+        batches: all, as the program fills them.
+        places: of the transfers that the plan has, in their buckets.
+        name: of the program, for errors.
+
+    Returns:
+        The batches, numbered again, and for some of them the batch that starts before. Only what the plan has in another
+        order than the program is held to that order: reductions among each other, gathers of a phase among each other.
+
+    Raises:
+        TreeError: a bucket stands before one on which it depends.
+    """
+    listed = list(batches)
+    for slots in _slots(batches):
+        wanted = sorted((batches[i] for i in slots), key=lambda b: b.wanted)
+        for i, batch in zip(slots, wanted, strict=True):
+            listed[i] = batch
+            sort_leaves(batch, lambda t: places[t.key])
+    chains = [(b, a) for slots in _slots(batches) for b, a in _chains(batches, listed, slots)]
+    _renumber(listed)
+    after = {b.index: a.index for b, a in chains}
+    if after:
+        _refuse_circles(listed, after, name)
+    return tuple(listed), after
+
+
+def _slots(batches: Sequence[Batch]) -> list[list[int]]:
+    """The positions of the batches that follow one plan."""
+    planned = [i for i, b in enumerate(batches) if b.wanted is not None]
+    if len({batches[i].wanted for i in planned}) == len(planned):
+        return [planned]
+    plans: dict[str, list[int]] = collections.defaultdict(list)  # two bucketed_grads, each with a plan of its own
+    for i in planned:
+        plans[batches[i].leaves[0].region].append(i)
+    return list(plans.values())
+
+
+def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
+    """Put the leaves of a batch in an order; what rides stays where it is."""
+    ordered = iter(sorted(batch.leaves, key=place))
+    batch.members = [next(ordered) if t.wish is not None else t for t in batch.members]
+
+
+def _chains(
+    batches: Sequence[Batch], listed: Sequence[Batch], slots: Sequence[int]
+) -> Iterator[tuple[Batch, Batch]]:
+    """(later, earlier) for the batches that a plan has in another order than the program."""
+    streams: dict[Any, list[Batch]] = collections.defaultdict(list)
+    for i in slots:
+        streams[_stream(listed[i])].append(listed[i])
+    for stream, wanted in streams.items():
+        filled = [batches[i] for i in slots if _stream(batches[i]) == stream]
+        if wanted != filled:
+            yield from ((b, a) for a, b in itertools.pairwise(wanted))
+
+
+def _stream(batch: Batch) -> str:
+    """Batches that have an order among each other."""
+    return "reductions" if batch.reduces else f"{batch.members[0].kind} {batch.members[0].phase}"
+
+
+def _renumber(listed: Sequence[Batch]) -> None:
+    """Number batches as they are listed."""
+    number = {b.index: i for i, b in enumerate(listed)}
+    if all(old == new for old, new in number.items()):
+        return
+    for batch in listed:
+        batch.depends = sum(1 << number[i] for i in _ones(batch.depends))
+    for i, batch in enumerate(listed):
+        batch.index = i
+
+
+def _ones(bits: int) -> Iterator[int]:
+    """The positions of the ones in a number."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str) -> None:
+    """Refuse an order in which a batch would wait for itself."""
+    edges = {b.index: [*_ones(b.depends), *([after[b.index]] if b.index in after else [])] for b in listed}
+    for later, earlier in after.items():
+        if later in _reached(edges, edges[earlier]):
+            first, second = listed[earlier].leaves[0].wish, listed[later].leaves[0].wish
+            assert first is not None and second is not None
+            got = f"the bucket of {first.leaf} stands before that of {second.leaf}, on which it depends"
+            fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
+            raise TreeError(problem(f"{name}, plan", got, fix=fix), arg_path=first.leaf, fix=fix)
+
+
+def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:
+    """The batches that come before some, and these."""
+    seen, queue = set[int](), [*start]
+    while queue:
+        i = queue.pop()
+        if i not in seen:
+            seen.add(i)
+            queue += edges[i]
+    return seen

@@ -1,0 +1,138 @@
+"""The bucket plan as it is told: every collective on the way to a gradient, inside of loops and branches too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ...buckets import Bucket, BucketPlan, Unbucketed
+from ...partition import Plan
+from ..flow import Flow, Transfer
+from .assign import Assignment
+from .batches import Batch
+
+Numbers = Mapping[tuple[Plan, int], int]  # (graph, batch) -> number of the bucket
+
+
+@attrs.frozen(eq=False)
+class Level:
+    """A graph that a program runs, with what is known of it."""
+
+    plan: Plan
+    flow: Flow  # of the plan, whose gradients have the rows of their own bucketed_grad
+    assignment: Assignment
+    inside: str  # the loop or branch that runs it; empty for the program itself
+    times: int  # how often one call of the program runs it
+    inner: tuple[Level, ...]
+
+
+def numbered(levels: Sequence[Level]) -> Numbers:
+    """The number of each bucket: as they are filled, the program's own first, or as a given plan lists them."""
+    pairs = [(level, b) for level in levels for b in level.assignment.batches if b.bucketed]
+    planned = [i for i, (_, b) in enumerate(pairs) if b.wanted is not None]
+    if len({pairs[i][1].wanted for i in planned}) == len(planned):
+        wanted = sorted((pairs[i] for i in planned), key=lambda pair: pair[1].wanted)
+        for i, pair in zip(planned, wanted, strict=True):
+            pairs[i] = pair
+    return {(level.plan, b.index): number for number, (level, b) in enumerate(pairs)}
+
+
+def bucket_plan(
+    levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
+) -> BucketPlan:
+    """What is sent for the gradients of a program, and what is not."""
+    found = {}
+    for level in levels:
+        for batch in level.assignment.batches:
+            if batch.bucketed:
+                number = numbers[level.plan, batch.index]
+                found[number] = _bucket(level, number, batch, regions)
+    alone = [_unbucketed(level, t) for level in levels for t in _on_the_way(level) if level.times]
+    gradients = [g for level in levels for g in level.flow.plan.gradients]
+    transfers = [t for level in levels for t in level.assignment.transfers if t.reduces]
+    reduced = {t.wish.leaf for t in transfers if t.wish is not None}
+    ignored = [g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced]
+    unused = [g.wish.leaf for g in gradients if g.unused]
+    leaving = {node for level in levels for _, node in level.plan.unreduced}
+    unreduced = [g.wish.leaf for g in gradients if g.node in leaving]
+    told = {*reduced, *unused, *unreduced, *(leaf for u in alone for leaf in u.leaves)}
+    local = [g.wish.leaf for g in gradients if g.wish.leaf not in told]
+    buckets = tuple(found[number] for number in range(len(found)))
+    others = [_once(leaves) for leaves in (ignored, unused, local, unreduced)]
+    return BucketPlan(name, str(levels[0].plan.axes), buckets, *others, tuple(alone))
+
+
+def _once(leaves: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(leaves))
+
+
+def _on_the_way(level: Level) -> Iterator[Transfer]:
+    """The transfers of terms of gradients that are in no bucket, each once."""
+    seen = set[Any]()
+    for i, sent in level.flow.transfers.items():
+        (made,) = level.plan.steps[i].made
+        for t in sent:
+            known = t.key in seen or level.assignment.of[t.key].bucketed
+            if not known and level.flow.served.get(made.number):
+                seen.add(t.key)
+                yield t
+
+
+def _unbucketed(level: Level, t: Transfer) -> Unbucketed:
+    (made,) = level.plan.steps[t.step].made
+    return Unbucketed(
+        kind=t.kind,
+        axis=t.axis,
+        op=t.op,
+        dtype=_dtype(t.dtype),
+        leaves=tuple(sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})),
+        nbytes=t.nbytes,
+        ready=_said(level.flow, max(level.flow.sources(t.step), default=None), "start"),
+        inside=level.inside,
+        times=level.times,
+    )
+
+
+def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int]) -> Bucket:
+    steps, members = level.flow, batch.leaves
+    first = members[0]
+    sources = [s for t in members for s in steps.sources(t.step) if not steps.rearranges_input(s)]
+    readers = [r for t in members for r in steps.readers[t.step]]
+    return Bucket(
+        index=number,
+        kind=first.kind,
+        axis=first.axis,
+        op=first.op,
+        dtype=_dtype(first.dtype),
+        phase=first.phase,
+        leaves=tuple(t.wish.leaf for t in members if t.wish is not None),
+        sizes=tuple(t.nbytes for t in members),
+        cap=batch.cap,
+        ready=_said(steps, max(sources, default=None), "start"),
+        first_use=_said(steps, min(readers, default=None), "result"),
+        region=regions[members[-1].region],
+        riding=batch.riding,
+        inside=level.inside,
+        times=level.times,
+    )
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _said(steps: Flow, i: int | None, otherwise: str) -> str:
+    """A step, for people: its op and line."""
+    if i is None:
+        return otherwise
+    node = steps.plan.steps[i].node
+    return line_of(node.name, node)
+
+
+def line_of(name: str, node: torch.fx.Node) -> str:
+    """A name, with the line of the user that a node comes from."""
+    source = node.meta.get("source")
+    return name + (f", {source.rsplit('/', 1)[-1]}" if source else "")

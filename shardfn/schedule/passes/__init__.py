@@ -1,0 +1,1 @@
+"""The passes: each takes a local graph and returns a new one."""

@@ -1,0 +1,42 @@
+"""Merge collectives that move the same value the same way.
+
+Two redistributions of one value may share their first steps. What is equal is decided by the plan (`key`), not by the
+local graph, so every rank merges the same collectives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...capture.copying import copied
+from ..agenda import Agenda
+
+
+def merge_equal(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
+    """The graph with the second of two equal moves reading the first one's result."""
+    keys = [node.meta["moved"] for node in graph.nodes if "moved" in node.meta]
+    if len(set(keys)) == len(keys):
+        return graph
+    out, first = copied(graph), dict[Any, torch.fx.Node]()
+    for node in list(out.nodes):
+        key = node.meta.get("moved")
+        if key is None:
+            continue
+        if key in first:
+            node.replace_all_uses_with(first[key])
+            _erase(out, node)
+        else:
+            first[key] = node
+    return out
+
+
+def _erase(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Erase a node and what only it read."""
+    if node.users or node.op != "call_function":
+        return
+    inputs = node.all_input_nodes
+    graph.erase_node(node)
+    for read in inputs:
+        _erase(graph, read)

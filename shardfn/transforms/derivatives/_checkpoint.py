@@ -1,0 +1,114 @@
+"""checkpoint: a function whose backward computes intermediate values again instead of keeping them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _compat, _tree
+from ...capture import annotations as sources
+from ...capture.checkpoint import policies
+from ...errors import TreeError, problem
+from ...ops import placement
+from ...runtime import Request
+from .._options import check_function
+from .._transformed import Transformed, innermost
+from .checkpoint_policies import nothing_saveable
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Checkpoint(Transformed):
+    """A function under `checkpoint`."""
+
+    verb: ClassVar[str] = "checkpoint"
+    held: tuple[Callable[..., Any]]
+    policy: str
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """The function as it is; what it computes is noted as one call's, with the policy."""
+        with sources.inside(sources.fresh_region(), self.policy):
+            return self.fn(*args, **kwargs)
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return self.policy
+
+
+def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
+    """A function whose gradient keeps less for its backward, and computes the rest again; never another value.
+
+    What is gathered from other ranks inside of it is gathered again in the backward, and not kept. Without a gradient it
+    changes nothing. Random numbers are kept, not drawn again. A gradient of a gradient keeps what the first backward made.
+
+    Args:
+        fn: a pure function of pytrees. Without it, a decorator is returned.
+        policy: one of `checkpoint_policies`, which says what is kept beside the arguments; by default nothing is.
+
+    Returns:
+        A function of the same arguments and results.
+
+    Raises:
+        ShardError: a policy that is none.
+        TreeError: no function.
+
+    Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> layer = sf.checkpoint(lambda x: x.sin().sin())
+        >>> sf.grad(lambda x: layer(x).sum())(torch.zeros(2))
+        tensor([1., 1.])
+    """
+    text = nothing_saveable if policy is None else policy
+    check_text("checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY)
+    policies.check("checkpoint, policy", text)
+    if fn is None:
+        return functools.partial(checkpoint, policy=text)
+    check_function("checkpoint", fn, ", policy=...")
+    return Checkpoint((fn,), text)
+
+
+POLICY = "one of checkpoint_policies, such as dots_saveable"
+
+
+@_compat.constant_in_graph
+def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
+    """Check that an option is a text.
+
+    Raises:
+        TreeError: it is not.
+    """
+    if not is_text:
+        raise TreeError(problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix)
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """Name a value, for policies of `checkpoint` and for `saved_residuals`; identity in value, and free.
+
+    Args:
+        x: a tensor, or a pytree of tensors.
+        name: the same name may be given to several values.
+
+    Returns:
+        x.
+
+    Raises:
+        TreeError: a name that is no str.
+
+    Source: jax.ad_checkpoint.checkpoint_name.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.checkpoint_name(torch.ones(2), "h")
+        tensor([1., 1.])
+    """
+    check_text("checkpoint_name, name", isinstance(name, str), type(name).__name__, "checkpoint_name(x, 'h')")
+    if not _compat.is_tracing():
+        return x
+    return _tree.refill((x,), iter([placement.named(v, name) if isinstance(v, torch.Tensor) else v for v in _tree.quick_leaves((x,))]))[0]

@@ -1,0 +1,181 @@
+"""grad and value_and_grad: reverse-mode derivatives of scalar functions of trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _compat, _tree
+from ...argnums import Argnums, check_argnums, positions
+from ...errors import CaptureError, problem
+from ...ops import placement
+from ...runtime import Request
+from .._flattened import Flattened, check_moving
+from .._options import check_flag, check_function
+from .._transformed import Transformed, innermost, name_of
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class ValueAndGrad(Transformed):
+    """`value_and_grad` of a function."""
+
+    verb: ClassVar[str] = "value_and_grad"
+    held: tuple[Callable[..., Any]]
+    argnums: Argnums
+    has_aux: bool
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        return self.returned(*self.placed(self.found(args, kwargs), args, self.wishes(args)))
+
+    def found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[torch.Tensor]]:
+        """(value, aux or None, gradients); the gradients are not placed yet."""
+        return differentiate(self.verb, self.fn, self.numbers(len(args)), self.has_aux, args, kwargs)
+
+    def placed(self, found: tuple[Any, Any, list[torch.Tensor]], args: tuple[Any, ...], wishes: list[str]) -> tuple[Any, Any, Any]:
+        """(value, aux, gradients in the tree of their arguments, each placed as its argument is)."""
+        value, aux, gradients = found
+        chosen = tuple(args[n] for n in self.numbers(len(args)))
+        placed = placement.align(gradients, _tree.tensors(chosen), wishes)
+        trees = _tree.with_tensors(chosen, placed)
+        return value, aux, trees[0] if isinstance(self.argnums, int) else trees
+
+    def wishes(self, args: tuple[Any, ...]) -> list[str]:
+        """How the reduction of each gradient may travel: as it likes."""
+        return [""] * len(_tree.tensors(tuple(args[n] for n in self.numbers(len(args)))))
+
+    def returned(self, value: Any, aux: Any, grads: Any) -> Any:
+        """The result, of what was found."""
+        return ((value, aux), grads) if self.has_aux else (value, grads)
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """The positions of the arguments to differentiate, of so many."""
+        return positions(f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count)
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return self.argnums, self.has_aux
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Grad(ValueAndGrad):
+    """`grad` of a function."""
+
+    verb: ClassVar[str] = "grad"
+
+    def returned(self, value: Any, aux: Any, grads: Any) -> Any:
+        return (grads, aux) if self.has_aux else grads
+
+
+def check_derivative(verb: str, fn: Any, argnums: Any, has_aux: Any) -> None:
+    """Check what a transform that differentiates is given.
+
+    Raises:
+        TreeError: no function; argnums that are no ints, or name one twice.
+        ShardError: a has_aux that is no bool.
+    """
+    check_function(verb, fn)
+    where = f"{verb}({name_of(fn)})"
+    check_argnums(where, "argnums", argnums)
+    check_flag(where, "has_aux", has_aux)
+
+
+def differentiate(
+    verb: str,
+    fn: Callable[..., Any],
+    numbers: tuple[int, ...],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, list[torch.Tensor]]:
+    """(value, aux or None, gradients) of a function at arguments."""
+    flat = Loss(fn, args, numbers, kwargs, has_aux)
+    check_moving(f"{verb}({name_of(fn)})", flat)
+    found: Any = torch.func.grad_and_value(flat, argnums=0, has_aux=True)
+    gradients, (value, aux) = found(flat.primals)
+    return value, flat.aux(aux) if has_aux else None, list(gradients)
+
+
+class Loss(Flattened):
+    """A scalar function of trees as one of a tuple of tensors: it returns (scalar, tensors of aux)."""
+
+    def __call__(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        out = Flattened.__call__(self, *primals)
+        value = self.returned[-1][0][0]
+        if not isinstance(value, torch.Tensor):
+            refuse_loss(name_of(self.fn), f"a {type(value).__name__}")
+        elif not value.dtype.is_floating_point:
+            refuse_loss(name_of(self.fn), f"of {value.dtype}")
+        elif value.dim():
+            refuse_loss(name_of(self.fn), f"of shape {tuple(value.shape)}")
+        return (value, out[1]) if self.has_aux else (value, ())
+
+
+@_compat.constant_in_graph
+def refuse_loss(name: str, what: str) -> None:
+    """Say that a function cannot be differentiated.
+
+    Raises:
+        CaptureError: always.
+    """
+    fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
+    text = problem(f"the gradient of {name}", f"its value is {what}", needed="a floating scalar", fix=fix)
+    raise CaptureError(text, fix=fix)
+
+
+def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> ValueAndGrad:
+    """A function that returns the value of a scalar function and its gradient.
+
+    Args:
+        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+
+    Returns:
+        A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the
+        shape, dtype and placement of its argument.
+
+    Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        CaptureError: when called, if fn does not return a scalar.
+
+    Source: jax.value_and_grad.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.value_and_grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
+        (tensor(5.), tensor([2., 4.]))
+    """
+    check_derivative("value_and_grad", fn, argnums, has_aux)
+    return ValueAndGrad((fn,), argnums, has_aux)
+
+
+def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
+    """A function that returns the gradient of a scalar function.
+
+    Args:
+        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+
+    Returns:
+        A function of the same arguments that returns the gradients, or (gradients, aux). A gradient has the shape, dtype
+        and placement of its argument.
+
+    Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        CaptureError: when called, if fn does not return a scalar.
+
+    Source: jax.grad.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.grad(lambda w: (w * w).sum())(torch.tensor([1.0, 2.0]))
+        tensor([2., 4.])
+    """
+    check_derivative("grad", fn, argnums, has_aux)
+    return Grad((fn,), argnums, has_aux)

@@ -1,0 +1,178 @@
+"""jacrev, jacfwd and hessian: every derivative of every result by every argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _tree
+from ...argnums import Argnums, positions
+from ...runtime import Request
+from .._flattened import Flattened, check_moving
+from .._transformed import Transformed, innermost, name_of
+from ._grad import check_derivative
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Jacobian(Transformed):
+    """A function under `jacrev`, `jacfwd` or `hessian`."""
+
+    verb: ClassVar[str] = "jacrev"
+    held: tuple[Callable[..., Any]]
+    argnums: Argnums
+    has_aux: bool
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        where = f"{self.verb}({name_of(self.fn)})"
+        numbers = positions(where, "argnums", self.argnums, len(args))
+        flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
+        check_moving(where, flat)
+        primals = flat.primals
+        found = self.derived(flat, tuple(range(len(primals))))(*primals)
+        rows, aux = found if self.has_aux else (found, ())
+        jacobian = self.rebuilt(flat, iter(rows))
+        return (jacobian, flat.aux(aux)) if self.has_aux else jacobian
+
+    def rebuilt(self, flat: Flattened, rows: Iterator[Any]) -> Any:
+        """The tree of the value with derivatives in the places of its leaves."""
+        value = flat.returned[0][0]
+        filled = [self.leaf(flat, x, rows) for x in _tree.quick_leaves(value)]
+        return _tree.refill(value, iter(filled))[0]
+
+    def leaf(self, flat: Flattened, x: Any, rows: Iterator[Any]) -> Any:
+        """The derivatives of one result: zeros for those of a number."""
+        if x is None:
+            return None
+        row = next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
+        return self.nested(flat, row)
+
+    def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        """The derivatives of a number."""
+        return [torch.zeros_like(x) for x in primals]
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        """The matrix of a flat function: for each result, for each of these arguments."""
+        return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+
+    def nested(self, flat: Flattened, row: Any) -> Any:
+        """What stands in place of one result: its derivatives in the trees of the arguments."""
+        trees = flat.derivatives(row)
+        return trees[0] if isinstance(self.argnums, int) else trees
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return self.argnums, self.has_aux
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Forward(Jacobian):
+    """A function under `jacfwd`."""
+
+    verb: ClassVar[str] = "jacfwd"
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        return torch.func.jacfwd(flat, argnums=numbers, has_aux=self.has_aux)
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Hessian(Jacobian):
+    """A function under `hessian`."""
+
+    verb: ClassVar[str] = "hessian"
+
+    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+        inner = torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+        return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
+
+    def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
+        return [[x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals]
+
+    def nested(self, flat: Flattened, row: Any) -> Any:
+        return Jacobian.nested(self, flat, [Jacobian.nested(self, flat, column) for column in row])
+
+
+def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
+    """A function that returns the Jacobian, a row at a time in reverse mode: for more inputs than outputs.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns, in the tree of the value, trees like the arguments; a leaf has the shape
+        of the result followed by that of the argument. With `has_aux`, (that, aux).
+
+    Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.jacrev.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jacrev(lambda x: x**2)(torch.tensor([1.0, 2.0]))
+        tensor([[2., 0.],
+                [0., 4.]])
+    """
+    check_derivative("jacrev", fn, argnums, has_aux)
+    return Jacobian((fn,), argnums, has_aux)
+
+
+def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
+    """A function that returns the Jacobian, a column at a time in forward mode: for more outputs than inputs.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns what `jacrev` returns.
+
+    Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.jacfwd.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jacfwd(lambda x: x.sum() * x)(torch.tensor([1.0, 2.0]))
+        tensor([[4., 1.],
+                [2., 5.]])
+    """
+    check_derivative("jacfwd", fn, argnums, has_aux)
+    return Forward((fn,), argnums, has_aux)
+
+
+def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
+    """A function that returns the matrix of second derivatives, forward over reverse.
+
+    Args:
+        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        A function of the same arguments that returns, in the tree of the value, trees of trees like the arguments.
+
+    Raises:
+        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        CaptureError: when called, if fn cannot be read as one graph.
+
+    Source: jax.hessian.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    """
+    check_derivative("hessian", fn, argnums, has_aux)
+    return Hessian((fn,), argnums, has_aux)

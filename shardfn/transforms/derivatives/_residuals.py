@@ -1,0 +1,190 @@
+"""saved_residuals: what the backward of a function keeps of its forward, value by value."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _compat, _tree
+from ...buckets import human_bytes
+from ...capture import annotations as sources
+from ...capture.checkpoint.recompute import names_of, owner_of, residuals
+from ...capture.printing import tensor_type
+from ...errors import CaptureError, problem
+from ...runtime import Request
+from ...types import Program
+from .._transformed import Transformed, innermost, name_of
+
+
+@attrs.frozen
+class Residual:
+    """One value that a backward keeps.
+
+    Args:
+        shape: global shape.
+        dtype: torch dtype.
+        why: `argument x`, `constant`, `named 'h'`, or `output of aten.mm`.
+        source: `file:line` of the op; None for an argument.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    why: str
+    source: str | None
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it was computed, and neither an argument nor a constant."""
+        return not self.why.startswith(("argument ", "constant"))
+
+    def __str__(self) -> str:
+        where = f"# {os.path.basename(self.source)}" if self.source else ""
+        return f"{tensor_type(self.shape, self.dtype):<24} {human_bytes(self.nbytes):>10}  {self.why:<44} {where}".rstrip()
+
+
+@attrs.frozen(repr=False)
+class Residuals:
+    """All that the backward of a function keeps; prints as a table."""
+
+    name: str
+    entries: tuple[Residual, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(r.nbytes for r in self.entries)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of those that were computed: arguments and constants are there anyhow."""
+        return sum(r.nbytes for r in self.entries if r.is_activation)
+
+    def __iter__(self) -> Iterator[Residual]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, i: int) -> Residual:
+        return self.entries[i]
+
+    def __str__(self) -> str:
+        total = f"{human_bytes(self.nbytes)}, of which {human_bytes(self.activation_bytes)} were computed"
+        return "\n".join([f"residuals of {self.name}: {len(self)} values, {total}", *(f"  {r}" for r in self.entries)])
+
+    __repr__ = __str__
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class _Backward(Transformed):
+    """The gradients of a function's floating results with respect to its floating arguments."""
+
+    verb: ClassVar[str] = "saved_residuals"
+    held: tuple[Callable[..., Any]]
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = _tree.quick_leaves(args)
+        numbers = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        refuse_none(f"saved_residuals({name_of(self.fn)})", "argument", len(numbers))
+
+        def flat(*primals: torch.Tensor) -> Any:
+            filled = list(leaves)
+            for i, x in zip(numbers, primals, strict=True):
+                filled[i] = x
+            out = _tree.quick_leaves((self.fn(*_tree.refill(args, iter(filled)), **kwargs),))
+            floating = [x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()]
+            refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(floating))
+            return tuple(floating)
+
+        values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
+        with sources.as_backward():
+            return pull(tuple([torch.ones_like(x) for x in values]))
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, innermost(self.fn))
+
+    def options(self) -> Any:
+        return ()
+
+
+@_compat.constant_in_graph
+def refuse_none(name: str, what: str, count: int) -> None:
+    """Check that there is something to differentiate.
+
+    Raises:
+        CaptureError: there is nothing.
+    """
+    if not count:
+        fix = "a function of floating tensors, with floating results"
+        raise CaptureError(problem(name, f"no {what} is a floating tensor", needed="at least one", fix=fix), fix=fix)
+
+
+def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
+    """What is kept of a function's forward for its backward: each value with its bytes, the reason and the line.
+
+    The backward is that of all floating results, with respect to all floating positional arguments. Nothing is run.
+    Values that share memory count once; bytes are those of whole tensors, before a mesh cuts them.
+
+    Args:
+        fn: a function of pytrees; `checkpoint` inside of it, or around it, counts.
+        args: its arguments, pytrees of tensors; `ShapeDtype`s will do.
+        kwargs: its keyword arguments, which are not differentiated.
+
+    Returns:
+        A sequence of `Residual` records with `nbytes` and `activation_bytes`; it prints as a table.
+
+    Raises:
+        CaptureError: no argument or no result is floating.
+
+    Source: jax.ad_checkpoint.print_saved_residuals.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> f = lambda x: sf.checkpoint_name(x.sin(), "s").tanh()
+        >>> [r.why for r in sf.saved_residuals(f, torch.ones(3))]
+        ['argument x', 'output of aten.tanh']
+        >>> [r.why for r in sf.saved_residuals(sf.checkpoint(f), torch.ones(3))]
+        ['argument x']
+    """
+    traced = _Backward((fn,)).trace(*args, **kwargs)
+    return Residuals(name_of(fn), tuple(_records(traced.program)))
+
+
+def _records(program: Program) -> Iterator[Residual]:
+    graph = program.graph.graph
+    paths = dict(zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True))
+    named = {owner_of(node): names_of(node) for node in graph.nodes if names_of(node)}
+    for node in residuals(graph):
+        why = _argument(paths[node]) if node in paths else _named(named[node]) if node in named else _output(node)
+        value = node.meta["val"]
+        values = value if isinstance(value, (tuple, list)) else [value]
+        for x in values:
+            yield Residual(tuple(x.shape), x.dtype, why, None if node in paths else node.meta["source"])
+
+
+def _argument(path: str) -> str:
+    return "constant" if path.startswith("<closed over") else f"argument {path}"
+
+
+def _named(names: tuple[str, ...]) -> str:
+    return "named " + ", ".join(map(repr, names))
+
+
+def _output(node: torch.fx.Node) -> str:
+    if getattr(node.target, "__name__", None) == "getitem":
+        made, number = node.args
+        return f"output {number} of {_op(made)}"
+    return f"output of {_op(node)}"
+
+
+def _op(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "overloadpacket", node.target))

@@ -1,0 +1,198 @@
+"""jvp, vjp and linearize: a function's value at a point, and its linear map there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _compat, _tree
+from ...errors import TreeError, problem
+from ...ops import placement
+from ...runtime import Request
+from .._flattened import Flattened
+from .._paired import check_leaves, kinds, paired
+from .._transformed import Transformed, innermost, name_of
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Evaluated(Transformed):
+    """A function as it is, staged: what `vjp` and `linearize` return beside the linear map."""
+
+    verb: ClassVar[str] = "value"
+    held: tuple[Callable[..., Any]]
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.fn, innermost(self.fn))
+
+    def options(self) -> Any:
+        return ()
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Forward(Evaluated):
+    """(primals, tangents) -> (value, tangent of the value)."""
+
+    verb: ClassVar[str] = "jvp"
+    has_aux: bool = False
+
+    def inline(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+        flat = self.flattened(primals)
+        names, paths = ("the tangents", "the primals"), ("tangents", "primals")
+        given = paired(f"jvp({name_of(self.fn)})", tangents, primals, names, paths)
+        pairs = zip(given, _tree.quick_leaves(primals), strict=True)
+        dots = tuple([t for t, x in pairs if _tree.is_floating(x)])
+        found: Any = torch.func.jvp(flat, flat.primals, dots, has_aux=self.has_aux)
+        out = flat.value(found[0]), flat.tangent(found[1])
+        return (*out, flat.aux(found[2])) if self.has_aux else out
+
+    def flattened(self, primals: tuple[Any, ...]) -> Flattened:
+        """The function of the floating tensors among its arguments."""
+        return flattened(self.verb, self.fn, primals, self.has_aux)
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.inline, self.inline)
+
+    def options(self) -> Any:
+        return self.has_aux
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Reverse(Forward):
+    """(primals, cotangent of the value) -> cotangents of the primals, each placed as its primal."""
+
+    verb: ClassVar[str] = "vjp"
+
+    def inline(self, primals: tuple[Any, ...], cotangent: Any) -> Any:
+        flat = self.flattened(primals)
+        _, pull, *_ = torch.func.vjp(flat, *flat.primals, has_aux=self.has_aux)
+        return pulled(name_of(self.fn), flat, pull, cotangent)
+
+
+def flattened(verb: str, fn: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool) -> Flattened:
+    """A function of the floating tensors among its arguments.
+
+    Raises:
+        TreeError: an argument is a float, whose derivative would be lost.
+    """
+    paths = _tree.quick_paths(primals, "primals")
+    where, got = f"{verb}({name_of(fn)})", kinds(_tree.quick_leaves(primals))
+    check_leaves(where, "an argument has no derivative", paths, got, "primals")
+    return Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
+
+
+def pulled(name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any) -> Any:
+    """The cotangents of the primals, in their trees; None for what has no derivative."""
+    value = flat.returned[0][0][0]
+    names, paths = ("the cotangents", "the results"), ("cotangent", "result")
+    given = paired(f"vjp({name})", cotangent, value, names, paths)
+    pairs = zip(given, _tree.quick_leaves((value,)), strict=True)
+    cotangents = [_materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]
+    found, primals = list(pull(tuple(cotangents))), list(flat.primals)
+    return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
+
+
+def _materialized(cotangent: Any, x: torch.Tensor) -> torch.Tensor:
+    """A cotangent as torch.func takes it: zeros where a result has no derivative."""
+    return torch.zeros_like(x) if cotangent is None else cotangent
+
+
+@_compat.constant_in_graph
+def check_tuples(name: str, primals: str, tangents: str) -> None:
+    """Check that primals and tangents are tuples of arguments.
+
+    Raises:
+        TreeError: they are not.
+    """
+    if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
+        fix = "jvp(fn, (x,), (dx,))"
+        got = f"primals are a {primals}, tangents a {tangents}"
+        raise TreeError(problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix), fix=fix)
+
+
+def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
+    """The value of a function, and how it changes when the arguments change by the tangents.
+
+    Args:
+        fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
+        primals: its arguments, a tuple of trees of floating tensors.
+        tangents: the same trees, of the same shapes and dtypes.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        (value, tangent of the value), or (value, tangent, aux).
+
+    Raises:
+        TreeError: tangents that do not fit the primals.
+
+    Source: jax.jvp.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jvp(lambda x: x**2, (torch.tensor(3.0),), (torch.tensor(1.0),))
+        (tensor(9.), tensor(6.))
+    """
+    check_tuples(name_of(fn), type(primals).__name__, type(tangents).__name__)
+    return Forward((fn,), has_aux)(tuple(primals), tuple(tangents))
+
+
+def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """The value of a function, and a function that pulls a cotangent of it back to the arguments.
+
+    Args:
+        fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
+        primals: its arguments, trees of floating tensors.
+        has_aux: whether fn returns auxiliary data beside the value.
+
+    Returns:
+        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each argument, placed as it is.
+        Called outside of any transform it computes the value again on the way: nothing of the first call is kept.
+
+    Raises:
+        TreeError: from pull, a cotangent that does not fit the value.
+
+    Source: jax.vjp.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> value, pull = sf.vjp(lambda x, y: x * y, torch.tensor(3.0), torch.tensor(4.0))
+        >>> value, pull(torch.tensor(1.0))
+        (tensor(12.), (tensor(4.), tensor(3.)))
+    """
+    if _compat.is_tracing() or _compat.inside_transform():
+        flat = flattened("vjp", fn, primals, has_aux)
+        value, pull, *aux = torch.func.vjp(flat, *flat.primals, has_aux=has_aux)
+        back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)  # noqa: E731
+        return (flat.value(value), back, flat.aux(aux[0])) if has_aux else (flat.value(value), back)
+    value = Evaluated((fn,))(*primals)
+    pull = lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent)  # noqa: E731
+    return (value[0], pull, value[1]) if has_aux else (value, pull)
+
+
+def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
+    """The value of a function, and its linear approximation at a point.
+
+    Args:
+        fn: returns a tensor or a tree of floating tensors.
+        primals: its arguments, trees of floating tensors.
+
+    Returns:
+        (value, push). `push(*tangents)` returns the tangent of the value; it computes the value again on the way.
+
+    Raises:
+        TreeError: from push, tangents that do not fit the primals.
+
+    Source: jax.linearize.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> value, push = sf.linearize(torch.sin, torch.tensor(0.0))
+        >>> value, push(torch.tensor(2.0))
+        (tensor(0.), tensor(2.))
+    """
+    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(primals, tangents)[1]

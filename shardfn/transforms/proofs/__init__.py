@@ -1,0 +1,1 @@
+"""Proofs: a sharded function against the plain one, a sharding rule against its op."""

@@ -1,0 +1,202 @@
+"""rule: sharding rules by users, for ops of theirs and in place of ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...capture.rewrites import decompositions
+from ...capture.rewrites.custom_op_gradients import has_derivative, is_composite
+from ...errors import RuleError, problem
+from ...partition.propagation import refusals
+from ...partition.rule_api import registry
+from ...partition.rule_api.einsum import parsed, tensor_arguments
+from ...partition.rule_api.strategy import Choice, OpCall
+from ...partition.rule_api.strategy import Rule as Choices
+from ...partition.rule_api.user_rules import from_function
+from .._transformed import name_of
+from ._proof import prove_gradient, prove_values
+
+
+@attrs.frozen(eq=False, repr=False)
+class Rule:
+    """A registered rule: a context manager that takes it away at the end, or `remove()`."""
+
+    entry: registry.Registered
+    said: str
+
+    @property
+    def op(self) -> Any:
+        """The op that it is for."""
+        return self.entry.op
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Prove the rule for other arguments of the op.
+
+        Raises:
+            RuleError: a choice that is not right, with a counterexample.
+        """
+        prove_values(self.entry.rule, self.op, args, kwargs)
+        if has_derivative(self.op):
+            prove_gradient(self.entry.rule, self.op, args, kwargs)
+
+    def remove(self) -> None:
+        """Take the rule away: what counted before it counts again."""
+        registry.remove(self.entry)
+
+    def __call__(self, call: OpCall) -> list[Choice]:
+        return self.entry.rule(call)
+
+    def __enter__(self) -> Rule:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"rule({self.op}): {self.said}"
+
+
+def rule(
+    op: Any,
+    mapping: str | Callable[[OpCall], Any] | None = None,
+    *,
+    need_whole: str | Sequence[str] = (),
+    example: Sequence[Any] | None = None,
+) -> Any:
+    """Say how an operator may be sharded; it counts before the rule that shardfn has.
+
+    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and each result of the op's schema.
+    A factor that a result has cuts it; one that a result has not leaves it a pending sum. `...` stands for any leading
+    dims, 1 for a dim of size 1. A function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`) and
+    returns such a text, or a list of choices for one mesh axis: (marks of the inputs, marks of the results), a mark being
+    "R", a dim, (dim, unit), "sum", "max", "min" or a DTensor placement.
+
+    Args:
+        op: torch.ops.lib.name.overload, what `torch.library.custom_op` returned, or "lib::name".
+        mapping: the text or the function; without it, a decorator of the function is returned.
+        need_whole: factors of a text that are never cut: those that the op works along; "..." for all leading dims.
+        example: positional arguments of the op, on the CPU, of uneven sizes and distinct values. With it every choice is proved at
+            once on 2, 3 and 5 simulated ranks, and the gradient if `register_autograd` gave one. A text with pending sums needs it.
+
+    Returns:
+        The registered rule: `remove()` takes it away, as leaving its `with` block does; `check(*args)` proves it for other arguments.
+
+    Raises:
+        RuleError: an op that can have none, a mapping that does not fit it, or a choice that is not right, with a counterexample.
+
+    Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of torch.distributed.tensor.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> x = torch.rand(5, 3, 3)
+        >>> with sf.rule(torch.ops.aten.tril.default, "b i j -> b i j", need_whole=("i", "j"), example=(x,)) as tril:
+        ...     print(tril, sf.check(torch.tril, x, worlds=[2]))
+        rule(aten.tril.default): b i j -> b i j {2: 0.0}
+    """
+    target, whole = _overload(op), (need_whole,) if isinstance(need_whole, str) else tuple(need_whole)
+    _refuse(target, example)
+    if mapping is None:
+        return functools.partial(_registered, target, whole=whole, example=example)
+    return _registered(target, mapping, whole, example)
+
+
+def _registered(target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None) -> Rule:
+    """The rule made, proved and registered."""
+    _refuse_arguments(target, mapping, whole, example)
+    choices = _from_text(target, mapping, whole, example) if isinstance(mapping, str) else from_function(mapping)
+    entry = registry.Registered(target, choices)
+    made = Rule(entry, mapping if isinstance(mapping, str) else name_of(mapping))
+    if example is None:
+        registry.add(entry)
+        return made
+    prove_values(choices, target, tuple(example), {})
+    registry.add(entry)  # before the gradient, whose program has the op in it
+    try:
+        if has_derivative(target):
+            prove_gradient(choices, target, tuple(example), {})
+    except BaseException:
+        registry.remove(entry)
+        raise
+    return made
+
+
+def _refuse_arguments(target: Any, mapping: Any, whole: tuple[str, ...], example: Any) -> None:
+    causes = (
+        (not isinstance(mapping, str) and not callable(mapping), f"the rule is a {type(mapping).__name__}", "a text, or a function"),
+        (bool(whole) and not isinstance(mapping, str), "need_whole goes with a text", "'R' in the function's choices"),
+        (isinstance(example, torch.Tensor), "example is a tensor", "example=(x,), all positional arguments of the op"),
+    )
+    for wrong, got, fix in causes:
+        if wrong:
+            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+
+
+def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> Choices:
+    where = f"rule({target}), {text!r}"
+    factors, wrong = None, []
+    try:
+        factors = parsed(text, whole)
+        wrong = factors.strangers(target)
+    except ValueError as error:
+        wrong = list(error.args)
+    if wrong or factors is None:
+        needed = f"a name for each dim, as in 'b i k, k j -> b i j', for {target._schema}"
+        raise RuleError(problem(where, *wrong, needed=needed), fix=needed)
+    if factors.contracted and example is None:
+        fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
+        lines = [f"cutting {f} leaves a pending sum, which is right only if the op adds up over it" for f in factors.contracted]
+        raise RuleError(problem(where, *lines, needed="a proof", fix=fix), fix=fix)
+    return factors.choices
+
+
+def _overload(op: Any) -> Any:
+    """The one overload that is meant."""
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if isinstance(op, str) and op.count("::") == 1:
+        library, op_name = op.split("::")
+        op = getattr(getattr(torch.ops, library), op_name, None)
+    op, found = getattr(op, "_opoverload", op), []
+    if isinstance(op, type(torch.ops.aten.add)):
+        known = [getattr(op, overload) for overload in op.overloads()]
+        found = [o for o in known if tensor_arguments(o) and not any(a.is_out for a in o._schema.arguments)]
+    elif isinstance(op, _compat.OpOverload):
+        found = [op]
+    if len(found) == 1:
+        return found[0]
+    what = "" if op is None or isinstance(op, str) else f": it is a {type(op).__name__}"
+    got = f"it has {len(found)} overloads: {', '.join(map(str, found))}" if found else f"there is no such op{what}"
+    fix = "one of these" if found else "torch.ops.lib.name.overload, or what torch.library.custom_op returned"
+    raise RuleError(problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix)
+
+
+def _refuse(target: Any, example: Sequence[Any] | None) -> None:
+    """Refuse ops that no rule can be for."""
+    schema = target._schema
+    causes = (
+        (target.namespace == "shardfn", "it is one of shardfn's own", "sf.constrain says where a value is placed"),
+        (schema.is_mutable, f"it writes to its arguments: {schema}", "an op that returns the new value, as aten.add does for add_"),
+        (not tensor_arguments(target), "it takes no tensor, so there is nothing to place", "no rule: every rank computes the same"),
+        (refusals.RANDOM(target), "it draws random numbers, which ranks would draw differently", "pass random tensors in as arguments"),
+        (is_composite(target), _parts(target, example), "rules for those"),
+    )
+    for wrong, got, fix in causes:
+        if wrong:
+            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+
+
+def _parts(target: Any, example: Sequence[Any] | None) -> str:
+    """What capture makes of a composite op."""
+    said = "it is composite: capture takes it apart into other ops"
+    if example is None or not is_composite(target):
+        return f"{said}, which `fn.trace(*args)` shows"
+    graph = _compat.trace_aten(target, list(example), decompositions.table())
+    names = dict.fromkeys(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+    return f"{said}: {', '.join(names)}"
+
+

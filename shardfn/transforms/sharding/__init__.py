@@ -1,0 +1,1 @@
+"""Transforms and functions that name meshes, placements and axes."""

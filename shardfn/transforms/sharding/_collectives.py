@@ -1,0 +1,205 @@
+"""Collectives by axis name, for per-rank code in shard_map and for samples in vmap(axis_name=...)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...capture.shard_map import axis_names
+from ...ops import shard_map
+from ._axis_names import AxisName, Names, count, leafwise, linear_index, mapped, mesh_axes, stacked, tensor
+
+
+def psum(x: Any, axis_name: AxisName) -> Any:
+    """The sum over an axis.
+
+    Args:
+        x: a tensor, a number, or a pytree of them.
+        axis_name: a mesh axis that is manual in the `shard_map` around this, or the `axis_name` of a `vmap` around it; or
+            a tuple of such names.
+
+    Returns:
+        x summed over all ranks or samples: the same on all of them. Its transpose sends nothing.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.psum.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([0.2500, 0.7500])
+    """
+    names = axis_names.bound("psum", axis_name)
+    return leafwise(lambda leaf: _sum(leaf, names), x)
+
+
+def _sum(x: Any, names: Names) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x * count(names)
+    x = x.long() if x.dtype == torch.bool else x
+    for _, n, level in mapped(names):
+        x = shard_map.mapped_gather(x, n, level).sum(0)
+    axes = mesh_axes(names)
+    return shard_map.psum(x, axes, False) if axes else x
+
+
+def pmean(x: Any, axis_name: AxisName) -> Any:
+    """The mean over an axis.
+
+    Args:
+        x: a tensor, a number, or a pytree of them.
+        axis_name: a name, or a tuple of names; see `psum`.
+
+    Returns:
+        x averaged over all ranks or samples.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.pmean.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([-1.,  1.])
+    """
+    names = axis_names.bound("pmean", axis_name)
+    return leafwise(lambda leaf: _sum(leaf, names) / count(names), x)
+
+
+def pmax(x: Any, axis_name: AxisName) -> Any:
+    """The largest over an axis, element by element.
+
+    Args:
+        x: a tensor, a number, or a pytree of them.
+        axis_name: a name, or a tuple of names; see `psum`.
+
+    Returns:
+        The maximum over all ranks or samples. Its derivative goes to those that hold it, in equal shares.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.pmax.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([-2.,  0.])
+    """
+    names = axis_names.bound("pmax", axis_name)
+    return leafwise(lambda leaf: _extremum(leaf, names, "max"), x)
+
+
+def pmin(x: Any, axis_name: AxisName) -> Any:
+    """The smallest over an axis, element by element.
+
+    Args:
+        x: a tensor, a number, or a pytree of them.
+        axis_name: a name, or a tuple of names; see `psum`.
+
+    Returns:
+        The minimum over all ranks or samples. Its derivative goes to those that hold it, in equal shares.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.pmin.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([0., 2.])
+    """
+    names = axis_names.bound("pmin", axis_name)
+    return leafwise(lambda leaf: _extremum(leaf, names, "min"), x)
+
+
+def _extremum(x: Any, names: Names, kind: str) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    for _, n, level in mapped(names):
+        all_of_them = shard_map.mapped_gather(x, n, level)
+        x = all_of_them.amax(0) if kind == "max" else all_of_them.amin(0)
+    axes = mesh_axes(names)
+    return shard_map.extremum(x, axes, kind) if axes else x
+
+
+def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
+    """What all have, side by side.
+
+    Args:
+        x: a tensor or a pytree of tensors.
+        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
+        axis: where the new dim goes; with `tiled`, the dim along which the pieces are joined.
+        tiled: join along a dim that is there, instead of stacking.
+
+    Returns:
+        The same on all ranks or samples.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.all_gather, and all_gather_invariant for its type.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: all_gather(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([[1., 3.],
+                [1., 3.]])
+    """
+    names = axis_names.bound("all_gather", axis_name)
+    return leafwise(lambda leaf: _gathered(tensor(leaf), names, axis, tiled), x)
+
+
+def _gathered(x: torch.Tensor, names: Names, axis: int, tiled: bool) -> torch.Tensor:
+    dim = axis % (x.dim() + (not tiled))
+    out = stacked(x, names).movedim(0, dim)
+    return out.flatten(dim, dim + 1) if tiled else out
+
+
+def axis_index(axis_name: AxisName) -> torch.Tensor:
+    """The number of this rank or sample on an axis.
+
+    Args:
+        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
+
+    Returns:
+        An int64 scalar: data, not a Python number, so that all ranks run one program.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.axis_index.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(torch.tensor([1.0, 2.0, 3.0]))
+        tensor([0., 2., 6.])
+    """
+    return linear_index(axis_names.bound("axis_index", axis_name))
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """How many ranks or samples there are on an axis.
+
+    Args:
+        axis_name: a name, or a tuple of names; see `psum`.
+
+    Returns:
+        A Python number.
+
+    Raises:
+        CaptureError: a name that is not bound here.
+
+    Source: jax.lax.axis_size.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        tensor([0.5000, 1.5000])
+    """
+    return count(axis_names.bound("axis_size", axis_name))

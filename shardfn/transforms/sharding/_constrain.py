@@ -1,0 +1,94 @@
+"""constrain: pin a value's placement inside a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _compat, _tree
+from ...capture.shard_map import axis_names
+from ...errors import PlacementError, TreeError, problem
+from ...ops import placement
+from ...placements import P
+
+
+def constrain(x: Any, placements: Any) -> Any:
+    """Pin the placement of a value inside a sharded function; identity in value.
+
+    Args:
+        x: a tensor, or a pytree of tensors.
+        placements: a prefix tree of `P` leaves; None leaves a value free.
+
+    Returns:
+        x. Its gradient is pinned likewise.
+
+    Raises:
+        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None; an axis
+            named twice, or axes of one dim in another order than the mesh's.
+        TreeError: placements that are not a prefix of x.
+
+    Source: jax.lax.with_sharding_constraint.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.constrain(torch.ones(2), P("dp"))
+        tensor([1., 1.])
+    """
+    return pinned(x, placements, "constrain")
+
+
+def pinned(x: Any, placements: Any, what: str) -> Any:
+    """A tree, each tensor of it pinned as a prefix tree says; `what` is for errors."""
+    specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "", is_constraint)
+    check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
+    leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "")
+    rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
+    for leaf, spec, path in rows:
+        if spec is not None:
+            axis_names.check_placed(what, path, spec.parts)
+            if isinstance(leaf, torch.Tensor):
+                axis_names.check_dims(what, path, spec.parts, tuple(leaf.shape))
+    if not _compat.is_tracing():
+        return x
+    filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
+    return _tree.refill((x,), iter(filled))[0]
+
+
+def is_constraint(x: Any) -> bool:
+    """Whether x is a leaf of a tree of constraints."""
+    return x is None or isinstance(x, P)
+
+
+def _unknown(spec: Any) -> str | None:
+    return None if is_constraint(spec) else str(spec)
+
+
+@_compat.constant_in_graph
+def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]) -> None:
+    """Check that placements fit a tree of values.
+
+    Raises:
+        TreeError: they are not a prefix of it.
+        PlacementError: a leaf that is not a `P` or None.
+    """
+    strangers = [spec for spec in unknown if spec is not None]
+    fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
+    if wrong:
+        got = "placements is not a prefix of the values"
+        raise TreeError(problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix), fix=fix)
+    if strangers:
+        text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
+        raise PlacementError(text, fix=fix)
+
+
+def _pin(x: Any, spec: P) -> Any:
+    return placement.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
+
+
+
+def text_of(spec: P, rank: int) -> str:
+    """A spec as the prim's text: axis names for each dim."""
+    parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
+    return ";".join("" if p is None else p if isinstance(p, str) else ",".join(p) for p in parts) or ";"
+

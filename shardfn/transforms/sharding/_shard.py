@@ -1,0 +1,127 @@
+"""shard: the partitioning transform."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import attrs
+
+from ... import _compat, argnums
+from ...capture import annotations as sources
+from ...mesh import check_mesh
+from ...placements import is_spec
+from ...runtime import Request
+from .._options import check_function
+from .._transformed import Transformed, innermost, name_of
+from ._constrain import pinned
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Shard(Transformed):
+    """A function under `shard`."""
+
+    verb: ClassVar[str] = "shard"
+    held: tuple[Callable[..., Any]]
+    arguments: dict[str, Any]
+
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside another transform the placements are constraints, and implicit_comm holds for what is inside."""
+        with self.asking():
+            return self.leaving(self.fn(*self.entering(args), **kwargs))
+
+    def asking(self) -> AbstractContextManager[Any]:
+        """What is captured inside is held to `implicit_comm`."""
+        setting = self.arguments["implicit_comm"]
+        return contextlib.nullcontext() if setting == "allow" else sources.asking(setting)
+
+    def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, pinned as `in_placements` says."""
+        ins = self.arguments["in_placements"]
+        return args if ins is None else tuple(pinned(args, _per_argument(ins, len(args)), "in_placements"))
+
+    def leaving(self, out: Any) -> Any:
+        """The result, pinned as `out_placements` says."""
+        outs = self.arguments["out_placements"]
+        return out if outs is None else pinned(out, outs, "out_placements")
+
+    def asked(self) -> Request:
+        return Request(self.__name__, self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
+
+    def options(self) -> Any:
+        return self.arguments
+
+
+def _per_argument(placements: Any, n: int) -> Any:
+    if is_spec(placements):
+        return (placements,) * n
+    return tuple(placements) if isinstance(placements, list) else placements
+
+
+def shard(
+    fn: Callable[..., Any] | None = None,
+    mesh: Any = None,
+    in_placements: Any = None,
+    out_placements: Any = None,
+    *,
+    implicit_comm: str = "allow",
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+    backend: str = "inductor",
+) -> Any:
+    """Turn a function of whole tensors into a program of all ranks of a mesh; never another value than the function's.
+
+    Args:
+        fn: a pure function of pytrees, written as for one device. Without it, a decorator is returned. What it closes over is
+            looked at in each call: tensors by reference, everything else by value, and where a value is another one, fn is
+            captured again.
+        mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
+        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
+            Placements, or None: as the argument is (a plain tensor is replicated).
+        out_placements: a prefix tree over the result; None leaves results where they fall, pending sums reduced.
+            `Partial()` and `Partial("avg")` keep what no op has reduced as each rank's term of the sum or mean.
+        implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
+        donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
+        static_argnums: positional arguments that are constants; a tensor there is an error. What is no tensor is one anyhow.
+        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated world it changes nothing: the
+            simulator runs op by op, and nothing is compiled.
+
+    Returns:
+        A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and `.compile`.
+
+    Raises:
+        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and the argument.
+
+    Source: jax.jit with in_shardings.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     double = sf.shard(lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp"))
+        ...     sf.full(double(torch.arange(8)))
+        tensor([ 0,  2,  4,  6,  8, 10, 12, 14])
+    """
+    options = {
+        "mesh": mesh,
+        "in_placements": in_placements,
+        "out_placements": out_placements,
+        "implicit_comm": implicit_comm,
+        "backend": backend,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+    }
+    return functools.partial(shard, **options) if fn is None else _sharded(fn, options)
+
+
+def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
+    check_function("shard", fn, ", mesh, ...")
+    if _compat.is_tracing():
+        return Shard((fn,), arguments)
+    check_mesh("shard", arguments["mesh"], or_none=True)
+    numbers = argnums.of_signature(f"shard({name_of(fn)})", fn, arguments["static_argnums"], arguments["donate_argnums"])
+    made = Shard((fn,), {**arguments, **numbers})
+    made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    return made
