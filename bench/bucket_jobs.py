@@ -1,4 +1,6 @@
-"""What `bench.buckets` trains: an MLP and the demo's GPT, each as a pure function and as modules that compute the same."""
+"""What `bench.buckets` trains: an MLP and the demo's GPT, each as a pure function and as
+modules that compute the same.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ class Job:
         name: mlp or gpt.
         params: where training starts.
         loss: (params, x, y) -> mean loss, a 0-d tensor; pure.
-        module: the same function as a module of these parameters: called with (x, y) it returns the loss, its `layers` are
-            what FSDP wraps one by one, and its parameters have the names that `named` gives them.
+        module: the same function as a module of these parameters: called with (x, y) it returns
+            the loss, its `layers` are what FSDP wraps one by one, and its parameters have the
+            names that `named` gives them.
         x: inputs of all ranks.
         y: targets of all ranks.
         lr: learning rate.
@@ -58,11 +61,16 @@ def mlp(width: int, depth: int, batch: int) -> Job:
     generator = torch.Generator().manual_seed(0)
 
     def layer() -> dict[str, Tensor]:
-        return {"w": torch.randn(width, width, generator=generator) / width**0.5, "b": torch.zeros(width)}
+        return {
+            "w": torch.randn(width, width, generator=generator) / width**0.5,
+            "b": torch.zeros(width),
+        }
 
     params = {"layers": [layer() for _ in range(depth)]}
     x, y = torch.randn(2, batch, width, generator=generator)
-    return Job(name="mlp", params=params, loss=mlp_loss, module=Mlp, x=x, y=y, lr=1.0)
+    return Job(
+        name="mlp", params=params, loss=mlp_loss, module=Mlp, x=x, y=y, lr=1.0
+    )
 
 
 def demo_gpt(config: gpt.Config, batch: int) -> Job:
@@ -73,10 +81,20 @@ def demo_gpt(config: gpt.Config, batch: int) -> Job:
         batch: windows of all ranks.
     """
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.randint(config.vocab, (2, batch, config.context), generator=generator)
+    x, y = torch.randint(
+        config.vocab, (2, batch, config.context), generator=generator
+    )
     loss = functools.partial(gpt.loss_fn, heads=config.heads)
     module = functools.partial(Gpt, heads=config.heads)
-    return Job(name="gpt", params=gpt.init(config), loss=loss, module=module, x=x, y=y, lr=0.1)
+    return Job(
+        name="gpt",
+        params=gpt.init(config),
+        loss=loss,
+        module=module,
+        x=x,
+        y=y,
+        lr=0.1,
+    )
 
 
 def mlp_loss(params: dict[str, Any], x: Tensor, y: Tensor) -> Tensor:
@@ -100,7 +118,10 @@ class Held(nn.Module):
 
     def tree(self) -> dict[str, Any]:
         """The parameters as the dict that they came from."""
-        return {**self._parameters, **{name: child.tree() for name, child in self._modules.items()}}
+        return {
+            **self._parameters,
+            **{name: child.tree() for name, child in self._modules.items()},
+        }
 
 
 class Linear(Held):
@@ -141,22 +162,37 @@ class Gpt(nn.Module):
 
     def __init__(self, params: dict[str, Any], heads: int) -> None:
         super().__init__()
-        self.tok, self.pos = nn.Parameter(params["tok"].clone()), nn.Parameter(params["pos"].clone())
-        self.layers = nn.ModuleList(Block(layer, heads) for layer in params["layers"])
-        self.ln, self.head = Held(params["ln"]), nn.Parameter(params["head"].clone())
+        self.tok, self.pos = (
+            nn.Parameter(params["tok"].clone()),
+            nn.Parameter(params["pos"].clone()),
+        )
+        self.layers = nn.ModuleList(
+            Block(layer, heads) for layer in params["layers"]
+        )
+        self.ln, self.head = (
+            Held(params["ln"]),
+            nn.Parameter(params["head"].clone()),
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         h = F.embedding(x, self.tok) + self.pos[: x.shape[1]]  # (B, T, C)
         for block in self.layers:
             h = block(h)
-        return F.cross_entropy((gpt.normed(h, self.ln.tree()) @ self.head).flatten(0, 1), y.flatten())
+        return F.cross_entropy(
+            (gpt.normed(h, self.ln.tree()) @ self.head).flatten(0, 1), y.flatten()
+        )
 
 
 def named(tree: Params, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """The leaves of a tree with the names that a module would give them.
 
     Example:
-        >>> [name for name, _ in named({"ln": {"w": torch.ones(1)}, "layers": [torch.ones(1)]})]
+        >>> [
+        ...     name
+        ...     for name, _ in named(
+        ...         {"ln": {"w": torch.ones(1)}, "layers": [torch.ones(1)]}
+        ...     )
+        ... ]
         ['ln.w', 'layers.0']
     """
     if isinstance(tree, Tensor):
@@ -167,7 +203,8 @@ def named(tree: Params, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def trained(job: Job, x: Tensor, y: Tensor, steps: int) -> dict[str, Tensor]:
-    """The parameters after some steps by torch alone, in one process: what every rival has to come to.
+    """The parameters after some steps by torch alone, in one process: what every rival has to
+    come to.
 
     Args:
         job: what to train.

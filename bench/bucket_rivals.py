@@ -1,4 +1,6 @@
-"""Who is timed by `bench.buckets`: whole training steps on two real ranks, through shardfn, DDP and FSDP."""
+"""Who is timed by `bench.buckets`: whole training steps on two real ranks, through shardfn, DDP
+and FSDP.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,30 @@ from shardfn import P
 from shardfn.demo.runs import LOOPBACK
 from shardfn.runtime import cache
 
-SHARDFN, SHARDFN_SMALL, SHARDFN_ALONE = "shardfn", "shardfn, 4 MB buckets", "shardfn, no communication"
-DDP, DDP_SMALL, DDP_VIEWS = "DDP eager", "DDP eager, 4 MB buckets", "DDP eager, gradients as views"
+SHARDFN, SHARDFN_SMALL, SHARDFN_ALONE = (
+    "shardfn",
+    "shardfn, 4 MB buckets",
+    "shardfn, no communication",
+)
+DDP, DDP_SMALL, DDP_VIEWS = (
+    "DDP eager",
+    "DDP eager, 4 MB buckets",
+    "DDP eager, gradients as views",
+)
 DDP_COMPILED, DDP_ALL_COMPILED = "DDP compiled", "DDP and optimizer compiled, views"
-ALONE, ALONE_COMPILED, ALONE_ALL_COMPILED = "modules, eager", "modules, compiled", "modules and optimizer compiled"
+ALONE, ALONE_COMPILED, ALONE_ALL_COMPILED = (
+    "modules, eager",
+    "modules, compiled",
+    "modules and optimizer compiled",
+)
 FSDP, FSDP_COMPILED = "FSDP2 eager", "FSDP2 compiled"
 SMALL = 4  # MB of a small bucket
 
 CHECKED = 3  # steps before the parameters are compared
 TOLERANCE = 1e-3  # of how far each parameter has come since the start, in norm
-PATIENCE = datetime.timedelta(minutes=10)  # one rank's wait for another, which may be compiling
+PATIENCE = datetime.timedelta(
+    minutes=10
+)  # one rank's wait for another, which may be compiling
 
 
 @attrs.frozen(kw_only=True)
@@ -57,8 +73,12 @@ class Rival:
     sent: tuple[int, ...] = ()
 
 
-def shardfn_rival(job: Job, rank: int, *, alone: bool = False, **caps: str) -> Rival:
-    """The step through `bucketed_grad`; on its own, over a mesh axis of one rank, where collectives are taken out."""
+def shardfn_rival(
+    job: Job, rank: int, *, alone: bool = False, **caps: str
+) -> Rival:
+    """The step through `bucketed_grad`; on its own, over a mesh axis of one rank, where
+    collectives are taken out.
+    """
     axis, mesh = mesh_of(alone)
     loss_and_grads = sf.bucketed_grad(job.loss, **caps)
 
@@ -78,20 +98,29 @@ def shardfn_rival(job: Job, rank: int, *, alone: bool = False, **caps: str) -> R
     def params() -> dict[str, Tensor]:
         return dict(named(sf.full(held[0])))
 
-    return Rival(step=run, params=params, alone=alone, sent=tuple(c.nbytes for c in collectives))
+    return Rival(
+        step=run,
+        params=params,
+        alone=alone,
+        sent=tuple(c.nbytes for c in collectives),
+    )
 
 
 def mesh_of(alone: bool) -> tuple[str, Any]:
-    """The axis that cuts the batch, and its mesh; alone, each rank is that axis, and holds a batch of its own."""
+    """The axis that cuts the batch, and its mesh; alone, each rank is that axis, and holds a
+    batch of its own.
+    """
     if alone:
         return "alone", sf.make_mesh((RANKS, 1), ("other", "alone"), "cpu")
     return "dp", sf.make_mesh((RANKS,), ("dp",), "cpu")
 
 
 def prefix_rival(job: Job, rank: int, first: int) -> Rival:
-    """The step without communication, cut off when the gradients of the layers from `first` on are there.
+    """The step without communication, cut off when the gradients of the layers from `first` on
+    are there.
 
-    It returns a row of each: whole gradients would need memory that the step itself does not ask for.
+    It returns a row of each: whole gradients would need memory that the step itself does not
+    ask for.
     """
     axis, mesh = mesh_of(True)
     head, tail = job.params["layers"][:first], job.params["layers"][first:]
@@ -100,11 +129,17 @@ def prefix_rival(job: Job, rank: int, first: int) -> Rival:
         return job.loss({"layers": [*head, *tail]}, x, y)
 
     def prefix(tail: Any, head: Any, x: Tensor, y: Tensor) -> Any:
-        value, grads = sf.value_and_grad(loss)(tail, head, x, y) if tail else (loss(tail, head, x, y), [])
+        value, grads = (
+            sf.value_and_grad(loss)(tail, head, x, y)
+            if tail
+            else (loss(tail, head, x, y), [])
+        )
         return value, sf.tree_map(lambda g: g[:1], grads)
 
     cut = sf.shard(prefix, mesh, (P(), P(), P(axis), P(axis)))
-    args = [sf.distribute(layers, mesh, P()) for layers in (tail, head)] + [sf.from_local(x, mesh, P(axis)) for x in job.rows(rank)]
+    args = [sf.distribute(layers, mesh, P()) for layers in (tail, head)] + [
+        sf.from_local(x, mesh, P(axis)) for x in job.rows(rank)
+    ]
     assert not cut.lower(*args).collectives
     return Rival(step=lambda: cut(*args), alone=True)
 
@@ -130,7 +165,11 @@ def module_rival(
     model = wrap(module) if wrap else module
     optimizer = torch.optim.SGD(module.parameters(), lr=job.lr)
     forward = torch.compile(model, dynamic=False) if compiled else model
-    update = torch.compile(optimizer.step, dynamic=False) if compiled_update else optimizer.step
+    update = (
+        torch.compile(optimizer.step, dynamic=False)
+        if compiled_update
+        else optimizer.step
+    )
     x, y = job.rows(rank)
 
     def run() -> None:
@@ -145,10 +184,16 @@ def module_rival(
 
 
 def owned(module: nn.Module) -> nn.Module:
-    """The module with a `forward` of its own: Dynamo's cache hangs on the code, and no rival is to search another's."""
+    """The module with a `forward` of its own: Dynamo's cache hangs on the code, and no rival is
+    to search another's.
+    """
     forward = type(module).forward
-    copy = types.FunctionType(forward.__code__.replace(), forward.__globals__, forward.__name__)
-    module.__class__ = type(type(module).__name__, (type(module),), {"forward": copy})
+    copy = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, forward.__name__
+    )
+    module.__class__ = type(
+        type(module).__name__, (type(module),), {"forward": copy}
+    )
     return module
 
 
@@ -186,14 +231,22 @@ def field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     yield ALONE, module_rival(job, rank, None)
     yield DDP_COMPILED, module_rival(job, rank, ddp, compiled=True)
     yield ALONE_COMPILED, module_rival(job, rank, None, compiled=True)
-    yield DDP_ALL_COMPILED, module_rival(job, rank, ddp_views, compiled=True, compiled_update=True)
-    yield ALONE_ALL_COMPILED, module_rival(job, rank, None, compiled=True, compiled_update=True)
+    yield (
+        DDP_ALL_COMPILED,
+        module_rival(job, rank, ddp_views, compiled=True, compiled_update=True),
+    )
+    yield (
+        ALONE_ALL_COMPILED,
+        module_rival(job, rank, None, compiled=True, compiled_update=True),
+    )
     yield FSDP, module_rival(job, rank, fsdp)
     yield FSDP_COMPILED, module_rival(job, rank, fsdp, compiled=True)
 
 
 def slow_field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
-    """Who runs on the slow link, and the prefixes of the step that say when each layer's gradients are ready."""
+    """Who runs on the slow link, and the prefixes of the step that say when each layer's
+    gradients are ready.
+    """
     yield SHARDFN, shardfn_rival(job, rank)
     yield SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB")
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
@@ -219,10 +272,18 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
         pipe: the connection to the conductor.
     """
     torch.set_num_threads(1)
-    torch._logging.set_logs(all=logging.ERROR)  # Dynamo warns that it leaves out the optimizer's profiler record
+    torch._logging.set_logs(
+        all=logging.ERROR
+    )  # Dynamo warns that it leaves out the optimizer's profiler record
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     link = slow_link.register()
-    dist.init_process_group(slow_link.NAME if slow else "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=PATIENCE)
+    dist.init_process_group(
+        slow_link.NAME if slow else "gloo",
+        init_method=store,
+        rank=rank,
+        world_size=RANKS,
+        timeout=PATIENCE,
+    )
     known = ready(JOBS[job](), rank, slow_field if slow else field)
     compiled = compilations()
     pipe.send({name: rival.sent for name, rival in known.items()})
@@ -234,24 +295,37 @@ def rank_process(rank: int, store: str, job: str, slow: bool, pipe: Any) -> None
             link.latency, link.bandwidth = asked.latency, asked.bandwidth
     pipe.send(compilations() - compiled)
     dist.barrier()
-    os._exit(0)  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
+    os._exit(
+        0
+    )  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
 
 
-def ready(job: Job, rank: int, rivals: Callable[[Job, int], Iterator[tuple[str, Rival]]]) -> dict[str, Rival]:
+def ready(
+    job: Job, rank: int, rivals: Callable[[Job, int], Iterator[tuple[str, Rival]]]
+) -> dict[str, Rival]:
     """The rivals, compiled and found right.
 
     Raises:
-        RuntimeError: one computes something else than one process does, or compiled nothing where it should.
+        RuntimeError: one computes something else than one process does, or compiled nothing
+            where it should.
     """
     known = {}
     for name, rival in rivals(job, rank):
         before = compilations()
         rival.step()
         if rival.compiled != (compilations() > before):
-            raise RuntimeError(f"{name}: {compilations() - before} compilations at the first step")
+            raise RuntimeError(
+                f"{name}: {compilations() - before} compilations at the first step"
+            )
         known[name] = rival
-    expected = {alone: trained(job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED) for alone in (True, False)}
-    for name, rival in known.items():  # not before all are made: one must not disturb another
+    expected = {
+        alone: trained(job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED)
+        for alone in (True, False)
+    }
+    for (
+        name,
+        rival,
+    ) in known.items():  # not before all are made: one must not disturb another
         for _ in range(CHECKED - 1):
             rival.step()
         if rival.params is not None:
@@ -259,12 +333,18 @@ def ready(job: Job, rank: int, rivals: Callable[[Job, int], Iterator[tuple[str, 
     return known
 
 
-def check(name: str, job: Job, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check(
+    name: str, job: Job, found: dict[str, Tensor], expected: dict[str, Tensor]
+) -> None:
     """Compare parameters by how far they have come since the start."""
     for path, start in named(job.params):
-        off = (found[path] - expected[path]).norm() / (expected[path] - start).norm()
+        off = (found[path] - expected[path]).norm() / (
+            expected[path] - start
+        ).norm()
         if not off <= TOLERANCE:
-            raise RuntimeError(f"{name}: after {CHECKED} steps, {path} is off by {off:.1e} of its change")
+            raise RuntimeError(
+                f"{name}: after {CHECKED} steps, {path} is off by {off:.1e} of its change"
+            )
 
 
 def compilations() -> int:
@@ -273,7 +353,9 @@ def compilations() -> int:
 
 
 def timed(step: Callable[[], Any], steps: int, warm: int) -> list[float]:
-    """Milliseconds of some steps that both ranks start together, after some that warm the caches."""
+    """Milliseconds of some steps that both ranks start together, after some that warm the
+    caches.
+    """
     times = []
     for _ in range(warm):
         step()

@@ -1,4 +1,6 @@
-"""The price of one call, `make bench-calls`: a compiled step on a tree of small leaves, beside torch.compile and jax.jit."""
+"""The price of one call, `make bench-calls`: a compiled step on a tree of small leaves, beside
+torch.compile and jax.jit.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,15 @@ from bench.rivals import DTENSOR, JAX, PLAIN, SHARDFN
 
 SIZES, QUICK = (1, 10, 100, 300), (1, 10)
 ROUNDS, QUICK_ROUNDS = 60, 5
-CALL, LEAF = 60.0, 4.0  # the target, microseconds: at most so much a call, and so much for each of its leaves
+CALL, LEAF = (
+    60.0,
+    4.0,
+)  # the target, microseconds: at most so much a call, and so much for each of its leaves
 
 Medians = dict[int, dict[str, float]]  # leaves -> name -> microseconds a call
-Pipes = dict[str, Any]  # name -> the connection to the process that runs it; "" is rank 1, which runs nothing
+Pipes = dict[
+    str, Any
+]  # name -> the connection to the process that runs it; "" is rank 1, which runs nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,11 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if the target is met, 1 if not.
     """
-    parser = argparse.ArgumentParser(prog="python -m bench.calls", description="The price of one call.")
-    parser.add_argument("--quick", action="store_true", help="small trees, few rounds")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.calls", description="The price of one call."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small trees, few rounds"
+    )
     quick = parser.parse_args(argv).quick
     with processes() as pipes:
-        medians = timed(pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS)
+        medians = timed(
+            pipes, QUICK if quick else SIZES, QUICK_ROUNDS if quick else ROUNDS
+        )
     print(table(medians))
     print(verdict(medians))
     return 0 if met(medians) else 1
@@ -46,25 +59,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def processes() -> Iterator[Pipes]:
-    """Two torch ranks and, where it is installed, JAX: each waits on its pipe while another is timed."""
+    """Two torch ranks and, where it is installed, JAX: each waits on its pipe while another is
+    timed.
+    """
     context = multiprocessing.get_context("spawn")
     started, pipes = [], {}
 
     def start(target: Any, *args: Any) -> Any:
         mine, theirs = context.Pipe()
-        started.append(context.Process(target=target, args=(*args, theirs), daemon=True))
+        started.append(
+            context.Process(target=target, args=(*args, theirs), daemon=True)
+        )
         started[-1].start()
         theirs.close()  # so that recv fails when the process dies
         return mine
 
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        pipes[SHARDFN] = pipes[DTENSOR] = pipes[PLAIN] = start(rivals.torch_rank, 0, store)
+        pipes[SHARDFN] = pipes[DTENSOR] = pipes[PLAIN] = start(
+            rivals.torch_rank, 0, store
+        )
         pipes[""] = start(rivals.torch_rank, 1, store)
         if importlib.util.find_spec("jax"):
             pipes[JAX] = start(rivals.jax_process)
         else:
-            print("jax is not installed, so it is left out: pip install 'shardfn[bench]'")
+            print(
+                "jax is not installed, so it is left out: pip install 'shardfn[bench]'"
+            )
         yield pipes
         for process in started:
             process.join()
@@ -87,7 +108,9 @@ def timed(pipes: Pipes, sizes: Sequence[int], rounds: int) -> Medians:
     told(pipes, sizes)
     heard(pipes)
     names = [name for name in pipes if name]
-    found: dict[int, dict[str, list[float]]] = {n: {name: [] for name in names} for n in sizes}
+    found: dict[int, dict[str, list[float]]] = {
+        n: {name: [] for name in names} for n in sizes
+    }
     for turn in range(rounds):
         first = turn % len(names)
         for n, name in itertools.product(sizes, names[first:] + names[:first]):
@@ -97,7 +120,10 @@ def timed(pipes: Pipes, sizes: Sequence[int], rounds: int) -> Medians:
     faults = [fault for said in heard(pipes) for fault in said]
     if faults:
         raise RuntimeError("; ".join(faults))
-    return {n: {name: statistics.median(times) for name, times in by_name.items()} for n, by_name in found.items()}
+    return {
+        n: {name: statistics.median(times) for name, times in by_name.items()}
+        for n, by_name in found.items()
+    }
 
 
 def told(pipes: Pipes, what: Any) -> None:
@@ -129,8 +155,15 @@ def verdict(medians: Medians) -> str:
         'Missed: at most 60 us a call and 4 us a leaf; 10 leaves took 101 us, at most 100.'
     """
     target = f"at most {CALL:.0f} us a call and {LEAF:.0f} us a leaf"
-    over = {n: times[SHARDFN] for n, times in medians.items() if times[SHARDFN] > limit(n)}
-    said = ", ".join(f"{n} leaves took {us:.0f} us, at most {limit(n):.0f}" for n, us in over.items())
+    over = {
+        n: times[SHARDFN]
+        for n, times in medians.items()
+        if times[SHARDFN] > limit(n)
+    }
+    said = ", ".join(
+        f"{n} leaves took {us:.0f} us, at most {limit(n):.0f}"
+        for n, us in over.items()
+    )
     return f"Missed: {target}; {said}." if over else f"Met: {target}."
 
 
@@ -143,11 +176,22 @@ def table(medians: Medians) -> str:
              10  shardfn                                 50.0        5.00
                  jax.jit, 2 devices                     100.0       10.00          0.50
     """
-    lines = [f"{'leaves':>7}  {'median of a step that adds one':<33}{'us a call':>10}{'us a leaf':>12}{'shardfn/it':>14}"]
+    lines = [
+        (
+            f"{'leaves':>7}  "
+            f"{'median of a step that adds one':<33}{'us a call':>10}"
+            f"{'us a leaf':>12}{'shardfn/it':>14}"
+        )
+    ]
     for n, times in medians.items():
         for name, us in times.items():
             share = f"{times[SHARDFN] / us:>14.2f}" if name != SHARDFN else ""
-            lines.append(f"{n if name == SHARDFN else '':>7}  {name:<33}{us:>10.1f}{us / n:>12.2f}{share}".rstrip())
+            lines.append(
+                (
+                    f"{n if name == SHARDFN else '':>7}  "
+                    f"{name:<33}{us:>10.1f}{us / n:>12.2f}{share}"
+                ).rstrip()
+            )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""A compiled step that is fed its own results: what `bench.calls` times, and the proof that it timed the right thing."""
+"""A compiled step that is fed its own results: what `bench.calls` times, and the proof that it
+timed the right thing.
+"""
 
 from __future__ import annotations
 
@@ -61,19 +63,32 @@ class Chain:
 
 
 def serve(pipe: Any, build: Callable[[int], dict[str, Chain]]) -> None:
-    """Do as the conductor says: first the sizes, then a size, a name and a number of calls at a time, None at the end.
+    """Do as the conductor says: first the sizes, then a size, a name and a number of calls at a
+    time, None at the end.
 
     Args:
         pipe: the connection to the conductor.
         build: makes the chains of one size, by name.
     """
-    chains = {(leaves, name): chain for leaves in pipe.recv() for name, chain in build(leaves).items()}
+    chains = {
+        (leaves, name): chain
+        for leaves in pipe.recv()
+        for name, chain in build(leaves).items()
+    }
     for chain in chains.values():
-        chain.run(2)  # on fresh arguments, then on results: neither may compile later
+        chain.run(
+            2
+        )  # on fresh arguments, then on results: neither may compile later
     for chain in chains.values():
         chain.compiled = chain.compilations()
     pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         leaves, name, calls = asked
         pipe.send(chains[leaves, name].run(calls))
-    pipe.send([f"{name}, {leaves} leaves: {fault}" for (leaves, name), chain in chains.items() if (fault := chain.fault())])
+    pipe.send(
+        [
+            f"{name}, {leaves} leaves: {fault}"
+            for (leaves, name), chain in chains.items()
+            if (fault := chain.fault())
+        ]
+    )

@@ -1,4 +1,6 @@
-"""The laws on one NVIDIA GPU, `make gpu-check`: sharded and compiled steps against the single device, and their speed."""
+"""The laws on one NVIDIA GPU, `make gpu-check`: sharded and compiled steps against the single
+device, and their speed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-PACKAGES = {"optree": "optree", "attr": "attrs"}  # module -> the package that brings it
+PACKAGES = {
+    "optree": "optree",
+    "attr": "attrs",
+}  # module -> the package that brings it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,30 +24,59 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: `--device cuda | cpu`, `--quick`; None reads the command line.
 
     Returns:
-        0 if everything holds or there is no GPU, 1 if something does not hold, 2 if a package is missing.
+        0 if everything holds or there is no GPU, 1 if something does not hold, 2 if a package
+        is missing.
     """
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description="The laws on one GPU.")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu walks the same path without a GPU")
-    parser.add_argument("--quick", action="store_true", help="the smallest model, one size, few rounds")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_check", description="The laws on one GPU."
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu walks the same path without a GPU",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the smallest model, one size, few rounds",
+    )
     args = parser.parse_args(argv)
     if args.device == "cuda" and (reason := no_gpu()):
         print(f"Nothing was checked: {reason}.")
         return 0
-    missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    missing = [
+        package
+        for module, package in PACKAGES.items()
+        if importlib.util.find_spec(module) is None
+    ]
     if missing:
-        print(f"shardfn needs {' and '.join(missing)}, not installed for {sys.executable}; PYTHONPATH may name a folder with it.")
+        print(
+            f"shardfn needs {' and '.join(missing)}, not installed for {sys.executable}; "
+            "PYTHONPATH may name a folder with it."
+        )
         return 2
-    return importlib.import_module("bench.gpu_laws").check(args.device, quick=args.quick)
+    return importlib.import_module("bench.gpu_laws").check(
+        args.device, quick=args.quick
+    )
 
 
 def no_gpu() -> str | None:
     """Why there is no GPU to use, if so."""
-    card = "there is an NVIDIA GPU, but" if shutil.which("nvidia-smi") else "there is no NVIDIA GPU, and"
+    card = (
+        "there is an NVIDIA GPU, but"
+        if shutil.which("nvidia-smi")
+        else "there is no NVIDIA GPU, and"
+    )
     if importlib.util.find_spec("torch") is None:
         return f"{card} {sys.executable} has no torch"
     import torch
 
-    return None if torch.cuda.is_available() else f"{card} torch {torch.__version__} finds none"
+    return (
+        None
+        if torch.cuda.is_available()
+        else f"{card} torch {torch.__version__} finds none"
+    )
 
 
 if __name__ == "__main__":

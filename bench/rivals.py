@@ -1,4 +1,6 @@
-"""Who is timed by `bench.calls`, each in processes of its own: two ranks of torch, and JAX on two devices."""
+"""Who is timed by `bench.calls`, each in processes of its own: two ranks of torch, and JAX on
+two devices.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def plus_one(tree: Tree) -> Tree:
 
 
 def torch_rank(rank: int, store: str, pipe: Any) -> None:
-    """One of two real ranks; rank 1 compiles with rank 0 and then waits on its pipe, without spinning.
+    """One of two real ranks; rank 1 compiles with rank 0 and then waits on its pipe, without
+    spinning.
 
     Args:
         rank: 0 or 1.
@@ -41,7 +44,9 @@ def torch_rank(rank: int, store: str, pipe: Any) -> None:
     """
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE
+    )
     mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
     serve(pipe, lambda leaves: torch_chains(leaves, mesh, everyone=rank == 0))
     dist.barrier()
@@ -53,20 +58,34 @@ def torch_chains(leaves: int, mesh: Any, *, everyone: bool) -> dict[str, Chain]:
     plain = {f"w{i}": torch.zeros(SHAPE) for i in range(leaves)}
     placed = sf.distribute(plain, mesh, P("dp"))
     step = sf.shard(fresh(plus_one), mesh, (P("dp"),))
-    assert not step.lower(placed).collectives, "the step sends nothing, so that rank 0 can run it alone"
-    chains = {SHARDFN: Chain(step, placed, lambda: sum(cache.counts.values()), local_arrays)}
-    return chains | {DTENSOR: compiled(placed), PLAIN: compiled(plain)} if everyone else chains
+    assert not step.lower(placed).collectives, (
+        "the step sends nothing, so that rank 0 can run it alone"
+    )
+    chains = {
+        SHARDFN: Chain(
+            step, placed, lambda: sum(cache.counts.values()), local_arrays
+        )
+    }
+    return (
+        chains | {DTENSOR: compiled(placed), PLAIN: compiled(plain)}
+        if everyone
+        else chains
+    )
 
 
 def compiled(tree: Tree) -> Chain:
     """The step under torch.compile."""
     counter = CompileCounterWithBackend("inductor")
-    step = torch.compile(fresh(plus_one), fullgraph=True, dynamic=False, backend=counter)
+    step = torch.compile(
+        fresh(plus_one), fullgraph=True, dynamic=False, backend=counter
+    )
     return Chain(step, tree, lambda: counter.frame_count, local_arrays)
 
 
 def fresh(fn: types.FunctionType) -> types.FunctionType:
-    """A function with a code object of its own: Dynamo's cache hangs on the code, and no rival is to search another's."""
+    """A function with a code object of its own: Dynamo's cache hangs on the code, and no rival
+    is to search another's.
+    """
     return types.FunctionType(fn.__code__.replace(), globals(), fn.__name__)
 
 
@@ -94,13 +113,21 @@ def jax_chains(leaves: int) -> dict[str, Chain]:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("dp",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("dp"))
     assert len(jax.devices()) == 2, jax.devices()
-    tree = {f"w{i}": jax.device_put(np.zeros(SHAPE, np.float32), sharding) for i in range(leaves)}
+    tree = {
+        f"w{i}": jax.device_put(np.zeros(SHAPE, np.float32), sharding)
+        for i in range(leaves)
+    }
     traced: list[int] = []
 
     def step(tree: Tree) -> Tree:
         traced.append(1)
         return plus_one(tree)
 
-    chain = Chain(jax.jit(step), tree, lambda: len(traced), lambda tree: map(np.asarray, tree.values()))
+    chain = Chain(
+        jax.jit(step),
+        tree,
+        lambda: len(traced),
+        lambda tree: map(np.asarray, tree.values()),
+    )
     chain.wait = jax.block_until_ready
     return {JAX: chain}

@@ -1,4 +1,6 @@
-"""A link slower than the machine: Gloo behind a model of one serial link, and what an ideal schedule would do on it."""
+"""A link slower than the machine: Gloo behind a model of one serial link, and what an ideal
+schedule would do on it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Link:
 
     Example:
         >>> link = Link(latency=1.0, bandwidth=10.0)
-        >>> link.book(20, now=5.0), link.book(20, now=6.0)  # the second waits for the first
+        >>> (
+        ...     link.book(20, now=5.0),
+        ...     link.book(20, now=6.0),
+        ... )  # the second waits for the first
         (8.0, 11.0)
     """
 
@@ -47,14 +52,20 @@ class Link:
 
 
 class SlowWork(dist.Work):
-    """Work of Gloo's that is done no earlier than the link says. Waiting sleeps, and takes no processor time."""
+    """Work of Gloo's that is done no earlier than the link says. Waiting sleeps, and takes no
+    processor time.
+    """
 
-    def __init__(self, works: Sequence[Any], outputs: list[Tensor], due: float) -> None:
+    def __init__(
+        self, works: Sequence[Any], outputs: list[Tensor], due: float
+    ) -> None:
         super().__init__()
         self.works, self.outputs, self.due = works, outputs, due
 
     def is_completed(self) -> bool:
-        return time.perf_counter() >= self.due and all(work.is_completed() for work in self.works)
+        return time.perf_counter() >= self.due and all(
+            work.is_completed() for work in self.works
+        )
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         for work in self.works:
@@ -75,33 +86,55 @@ class SlowWork(dist.Work):
 
 
 class SlowGloo(dist.ProcessGroup):
-    """Gloo, with reductions and gathers of tensors put on a link; the rest, which sets things up, is not delayed.
+    """Gloo, with reductions and gathers of tensors put on a link; the rest, which sets things
+    up, is not delayed.
 
-    A ring of n ranks carries 2 (n - 1) / n of a tensor that is reduced over each link, and half of that when it is gathered
-    or reduce-scattered. The methods have the names that torch calls. They call Gloo's own: a base class's method would keep
-    Python's lock, which Gloo's threads need to let go of tensors (torch 2.13).
+    A ring of n ranks carries 2 (n - 1) / n of a tensor that is reduced over each link, and half
+    of that when it is gathered or reduce-scattered. The methods have the names that torch
+    calls. They call Gloo's own: a base class's method would keep Python's lock, which Gloo's
+    threads need to let go of tensors (torch 2.13).
     """
 
     def __init__(self, gloo: dist.ProcessGroupGloo, link: Link) -> None:
         super().__init__(gloo.rank(), gloo.size())
-        self.gloo, self.link, self.share = gloo, link, (gloo.size() - 1) / gloo.size()
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)  # what has no method here
+        self.gloo, self.link, self.share = (
+            gloo,
+            link,
+            (gloo.size() - 1) / gloo.size(),
+        )
+        self._register_backend(
+            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo
+        )  # what has no method here
 
     def getBackendName(self) -> str:
         return NAME
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> SlowWork:
-        return self.slowed([self.gloo.allreduce(tensors, opts)], tensors, 2 * nbytes(tensors))
+        return self.slowed(
+            [self.gloo.allreduce(tensors, opts)], tensors, 2 * nbytes(tensors)
+        )
 
-    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
-        works = [self.gloo._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> SlowWork:
+        works = [
+            self.gloo._allgather_base(out, x, opts)
+            for out, x in zip(outputs, inputs, strict=True)
+        ]
         return self.slowed(works, outputs, nbytes(outputs))
 
-    def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> SlowWork:
-        works = [self.gloo._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> SlowWork:
+        works = [
+            self.gloo._reduce_scatter_base(out, x, opts)
+            for out, x in zip(outputs, inputs, strict=True)
+        ]
         return self.slowed(works, outputs, nbytes(inputs))
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
+    ) -> Any:
         return self.gloo.allgather(outputs, inputs, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Any:
@@ -110,9 +143,13 @@ class SlowGloo(dist.ProcessGroup):
     def barrier(self, opts: Any) -> Any:
         return self.gloo.barrier(opts)
 
-    def slowed(self, works: Sequence[Any], outputs: list[Tensor], whole: int) -> SlowWork:
+    def slowed(
+        self, works: Sequence[Any], outputs: list[Tensor], whole: int
+    ) -> SlowWork:
         """Put what has been started on the link, as one collective."""
-        return SlowWork(works, outputs, self.link.book(whole * self.share, time.perf_counter()))
+        return SlowWork(
+            works, outputs, self.link.book(whole * self.share, time.perf_counter())
+        )
 
 
 def nbytes(tensors: Sequence[Tensor]) -> int:
@@ -124,11 +161,14 @@ def register() -> Link:
     """Make `slow_gloo` a backend of torch.distributed.
 
     Returns:
-        The link that every group of that backend in this process sends over; free and fast until it is told otherwise.
+        The link that every group of that backend in this process sends over; free and fast
+        until it is told otherwise.
     """
     link = Link()
 
-    def group(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> SlowGloo:
+    def group(
+        store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
+    ) -> SlowGloo:
         return SlowGloo(dist.ProcessGroupGloo(store, rank, size, timeout), link)
 
     dist.Backend.register_backend(NAME, group, devices=["cpu"])

@@ -1,4 +1,6 @@
-"""What the stages cost on the demo's training step: capture, partition, simulation, and a world of a million ranks."""
+"""What the stages cost on the demo's training step: capture, partition, simulation, and a world
+of a million ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,39 @@ def step_and_args() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The demo's step, and arguments for it."""
     config = gpt.Config()
     params = gpt.init(config)
-    x, y = torch.randint(0, config.vocab, (2, train.BATCH, config.context), generator=torch.Generator().manual_seed(0))
+    x, y = torch.randint(
+        0,
+        config.vocab,
+        (2, train.BATCH, config.context),
+        generator=torch.Generator().manual_seed(0),
+    )
     return train.step(config), (params, adamw.init(params), x, y)
 
 
-def sharded(step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: Any) -> Any:
+def sharded(
+    step: Callable[..., Any], mesh: Any, args: tuple[Any, ...], batch: Any
+) -> Any:
     """The step, placed as Megatron does."""
     placed = gpt.placements(args[0])
-    return sf.shard(step, mesh, (placed, {"step": P(), "m": placed, "v": placed}, batch, batch), backend="aten")
+    return sf.shard(
+        step,
+        mesh,
+        (placed, {"step": P(), "m": placed, "v": placed}, batch, batch),
+        backend="aten",
+    )
 
 
-def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, *, numerics: bool) -> dict[str, float]:
-    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n; and how many calls were captured."""
+def staging(
+    n: int,
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    batch: Any,
+    *,
+    numerics: bool,
+) -> dict[str, float]:
+    """Seconds for the mesh, for capture, and for partition with the passes, in a world of n;
+    and how many calls were captured.
+    """
     step, args = step_and_args()
     with sf.fake_world(n, numerics=numerics):
         made: list[Any] = []
@@ -49,12 +72,22 @@ def staging(n: int, shape: tuple[int, ...], names: tuple[str, ...], batch: Any, 
         traced: list[Any] = []
         capture = seconds(lambda: traced.append(fn.trace(*args)))
         partition = seconds(traced[0].lower)
-    nodes = sum(node.op == "call_function" for node in traced[0].program.graph.graph.nodes)
-    return {"mesh": mesh_seconds, "capture": capture, "partition": partition, "both": capture + partition, "nodes": nodes}
+    nodes = sum(
+        node.op == "call_function" for node in traced[0].program.graph.graph.nodes
+    )
+    return {
+        "mesh": mesh_seconds,
+        "capture": capture,
+        "partition": partition,
+        "both": capture + partition,
+        "nodes": nodes,
+    }
 
 
 def simulation() -> tuple[float, float]:
-    """Seconds of one eager step on one device, and of one step of 8 simulated ranks, interleaved."""
+    """Seconds of one eager step on one device, and of one step of 8 simulated ranks,
+    interleaved.
+    """
     step, args = step_and_args()
     plain = train.step(gpt.Config(), value_and_grad=train.plain_value_and_grad)
     alone, eight = [], []
@@ -67,7 +100,9 @@ def simulation() -> tuple[float, float]:
         for _ in range(3 * ROUNDS):
             alone.append(seconds(lambda: plain(*args)))
             eight.append(seconds(lambda: fn(*args)))
-        assert dict(cache.counts) == before, "a second call captures and compiles nothing"
+        assert dict(cache.counts) == before, (
+            "a second call captures and compiles nothing"
+        )
     return statistics.median(alone), statistics.median(eight)
 
 
@@ -79,20 +114,53 @@ def median(rows: list[dict[str, float]], key: str) -> float:
 def main() -> None:
     """Print the figures."""
     torch.set_num_threads(1)
-    staging(8, (2, 4), ("dp", "tp"), P("dp"), numerics=True)  # imports, and torch's own first-time work
+    staging(
+        8, (2, 4), ("dp", "tp"), P("dp"), numerics=True
+    )  # imports, and torch's own first-time work
     demo, small, large = [], [], []
     for _ in range(ROUNDS):
         demo.append(staging(8, (2, 4), ("dp", "tp"), P("dp"), numerics=True))
-        small.append(staging(8, (2, 2, 2), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
-        large.append(staging(2**20, (64, 128, 128), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False))
-    for label, rows in (("dp 2 x tp 4, simulated", demo), ("8 ranks, 3-D, no values", small), ("2**20 ranks, 3-D, no values", large)):
-        print(f"{label:<30}" + "  ".join(f"{key} {median(rows, key):5.2f} s" for key in ("mesh", "capture", "partition", "both")))
+        small.append(
+            staging(
+                8, (2, 2, 2), ("pp", "dp", "tp"), P(("pp", "dp")), numerics=False
+            )
+        )
+        large.append(
+            staging(
+                2**20,
+                (64, 128, 128),
+                ("pp", "dp", "tp"),
+                P(("pp", "dp")),
+                numerics=False,
+            )
+        )
+    for label, rows in (
+        ("dp 2 x tp 4, simulated", demo),
+        ("8 ranks, 3-D, no values", small),
+        ("2**20 ranks, 3-D, no values", large),
+    ):
+        print(
+            f"{label:<30}"
+            + "  ".join(
+                f"{key} {median(rows, key):5.2f} s"
+                for key in ("mesh", "capture", "partition", "both")
+            )
+        )
     nodes = median(demo, "nodes")
-    print(f"partition, a node of {nodes:<4.0f}      {median(demo, 'partition') / nodes * 1e3:.2f} ms  (limit 0.5)")
-    print(f"2**20 ranks / 8 ranks          {median(large, 'both') / median(small, 'both'):.2f}  (limit 2)")
+    print(
+        f"partition, a node of {nodes:<4.0f}      "
+        f"{median(demo, 'partition') / nodes * 1e3:.2f} ms  (limit 0.5)"
+    )
+    print(
+        "2**20 ranks / 8 ranks          "
+        f"{median(large, 'both') / median(small, 'both'):.2f}  (limit 2)"
+    )
     alone, eight = simulation()
     print(f"one device, eager              {alone * 1e3:.0f} ms a step")
-    print(f"8 simulated ranks              {eight * 1e3:.0f} ms a step, {eight / (8 * alone):.2f} x 8 x one device  (limit 1.5)")
+    print(
+        f"8 simulated ranks              {eight * 1e3:.0f} ms a step, "
+        f"{eight / (8 * alone):.2f} x 8 x one device  (limit 1.5)"
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from shardfn.runtime import cache
 
 
 def times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The median seconds of processor time of each step, all of them in turn: other work on the machine adds nothing to it."""
+    """The median seconds of processor time of each step, all of them in turn: other work on the
+    machine adds nothing to it.
+    """
     taken: dict[str, list[float]] = {name: [] for name in steps}
     before = dict(cache.counts)
     for _ in range(rounds):
@@ -19,5 +21,7 @@ def times(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
             start = time.process_time()
             step()
             taken[name].append(time.process_time() - start)
-    assert dict(cache.counts) == before, "something was captured or compiled while the clock ran"
+    assert dict(cache.counts) == before, (
+        "something was captured or compiled while the clock ran"
+    )
     return {name: statistics.median(t) for name, t in taken.items()}

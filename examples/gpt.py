@@ -22,25 +22,55 @@ from shardfn.demo import adamw, gpt, text, train
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT, in any world.")
-    parser.add_argument("--fake", type=int, default=0, metavar="N", help="simulate N ranks in this process")
-    parser.add_argument("--steps", type=int, default=train.STEPS, help="training steps (default %(default)s)")
-    parser.add_argument("--layers", type=int, default=4, help="blocks of the model (default %(default)s)")
-    parser.add_argument("--backend", choices=("inductor", "aten"), default="inductor", help="default: %(default)s")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+    parser.add_argument(
+        "--fake",
+        type=int,
+        default=0,
+        metavar="N",
+        help="simulate N ranks in this process",
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=train.STEPS,
+        help="training steps (default %(default)s)",
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=4,
+        help="blocks of the model (default %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("inductor", "aten"),
+        default="inductor",
+        help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="cpu or cuda (default %(default)s)"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Train, and print the loss on rank 0."""
     args = arguments()
-    n, rank = args.fake or int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    n, rank = (
+        args.fake or int(os.environ.get("WORLD_SIZE", "1")),
+        int(os.environ.get("RANK", "0")),
+    )
     say = print if rank == 0 else lambda *said: None
     config = gpt.Config(layers=args.layers)
-    tp = math.gcd(n, config.heads)  # as many ranks share a layer as divide its heads; the rest share the batch
+    tp = math.gcd(
+        n, config.heads
+    )  # as many ranks share a layer as divide its heads; the rest share the batch
     with sf.fake_world(n) if args.fake else contextlib.nullcontext():
         mesh = sf.make_mesh((n // tp, tp), ("dp", "tp"), device_type=args.device)
         params = gpt.init(config)
-        params, state = sf.tree_map(lambda w: w.to(args.device), (params, adamw.init(params)))
+        params, state = sf.tree_map(
+            lambda w: w.to(args.device), (params, adamw.init(params))
+        )
         where = gpt.placements(params)
         where_state = {"step": P(), "m": where, "v": where}
         step = sf.shard(
@@ -50,7 +80,10 @@ def main() -> None:
             out_placements=(where, where_state, P()),
             backend=args.backend,
         )
-        params, state = sf.distribute(params, mesh, where), sf.distribute(state, mesh, where_state)
+        params, state = (
+            sf.distribute(params, mesh, where),
+            sf.distribute(state, mesh, where_state),
+        )
         data = text.corpus().to(args.device)
         batches = text.batches(data, batch=train.BATCH, context=config.context)
         say(f"{n} ranks: dp {n // tp} x tp {tp} on {args.device}")

@@ -4,7 +4,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
-from .errors import BudgetError, CaptureError, DivergenceError, FakeValueError, PlacementError, RuleError, ShardError, TreeError
+from .errors import (
+    BudgetError,
+    CaptureError,
+    DivergenceError,
+    FakeValueError,
+    PlacementError,
+    RuleError,
+    ShardError,
+    TreeError,
+)
 from .hardware import Link
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P

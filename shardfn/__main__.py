@@ -13,7 +13,11 @@ COMMANDS = {"demo": demo.main, "doctor": doctor.main}
 def main(argv: Sequence[str]) -> int:
     """Run one command; what follows its name is its own."""
     parser = argparse.ArgumentParser(prog="python -m shardfn")
-    parser.add_argument("command", choices=COMMANDS, help="one GPT in three worlds; or what this machine can do")
+    parser.add_argument(
+        "command",
+        choices=COMMANDS,
+        help="one GPT in three worlds; or what this machine can do",
+    )
     name = parser.parse_args(argv[:1]).command
     return COMMANDS[name](argv[1:])
 

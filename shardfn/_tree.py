@@ -16,7 +16,9 @@ import torch
 
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
-_ordered = optree.dict_insertion_ordered(True, namespace=NAMESPACE)  # our namespace alone
+_ordered = optree.dict_insertion_ordered(
+    True, namespace=NAMESPACE
+)  # our namespace alone
 _ordered.__enter__()  # and left when this module goes
 
 
@@ -42,12 +44,18 @@ def _is_plain(x: Any) -> bool:
 
 
 def quick_leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree in the order of `refill`; a fifth of the time of `flatten` where Dynamo reads it."""
+    """The leaves of a tree in the order of `refill`; a fifth of the time of `flatten` where
+    Dynamo reads it.
+    """
     out: list[Any] = []
     for child in tree.values() if isinstance(tree, dict) else tree:
         if _is_plain(child):
             out += quick_leaves(child)
-        elif isinstance(child, torch.Tensor) or child is None or isinstance(child, (int, float, str)):
+        elif (
+            isinstance(child, torch.Tensor)
+            or child is None
+            or isinstance(child, (int, float, str))
+        ):
             out.append(child)
         else:
             out += leaves(child)
@@ -61,7 +69,11 @@ def quick_paths(x: Any, path: str) -> list[str]:
     if not _is_plain(x):
         count = len(leaves(x))
         return [path] if count == 1 else [f"{path}<{i}>" for i in range(count)]
-    return [found for way, child in _children(x) for found in quick_paths(child, path + way)]
+    return [
+        found
+        for way, child in _children(x)
+        for found in quick_paths(child, path + way)
+    ]
 
 
 def _children(x: Any) -> list[tuple[str, Any]]:
@@ -69,18 +81,27 @@ def _children(x: Any) -> list[tuple[str, Any]]:
     if isinstance(x, dict):
         return [(f"[{key!r}]", child) for key, child in x.items()]
     if hasattr(x, "_fields"):
-        return [(f".{name}", child) for name, child in zip(x._fields, x, strict=True)]
+        return [
+            (f".{name}", child) for name, child in zip(x._fields, x, strict=True)
+        ]
     if _is_plain(x):
         return [(f"[{i}]", child) for i, child in enumerate(x)]
     one = optree.tree_flatten_one_level(x, none_is_leaf=True, namespace=NAMESPACE)
-    entries = [one.path_entry_type(entry, one.type, one.kind) for entry in one.entries]
-    return [(entry.codify(""), child) for entry, child in zip(entries, one.children, strict=True)]
+    entries = [
+        one.path_entry_type(entry, one.type, one.kind) for entry in one.entries
+    ]
+    return [
+        (entry.codify(""), child)
+        for entry, child in zip(entries, one.children, strict=True)
+    ]
 
 
 def refill(tree: Any, feed: Iterator[Any]) -> Any:
     """A tree like this one with other leaves, taken in the order of `quick_leaves`."""
     if isinstance(tree, dict):
-        return _dict_like(tree, {key: _refilled(child, feed) for key, child in tree.items()})
+        return _dict_like(
+            tree, {key: _refilled(child, feed) for key, child in tree.items()}
+        )
     return _row_like(tree, [_refilled(child, feed) for child in tree])
 
 
@@ -103,24 +124,34 @@ def is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def tensors(tree: Any, chosen: Callable[[Any], bool] = is_tensor) -> list[torch.Tensor]:
+def tensors(
+    tree: Any, chosen: Callable[[Any], bool] = is_tensor
+) -> list[torch.Tensor]:
     """The tensors among the leaves of a tree, in order; or others that are chosen."""
     return [x for x in quick_leaves((tree,)) if chosen(x)]
 
 
-def with_tensors(tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor) -> Any:
+def with_tensors(
+    tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor
+) -> Any:
     """A tree with these in the places of its tensors, or of what is chosen; all else stays."""
     return _with_chosen((tree,), iter(others), chosen)[0]
 
 
-def _with_chosen(tree: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
+def _with_chosen(
+    tree: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]
+) -> Any:
     """`with_tensors` of a container, in one walk: Dynamo reads this for every leaf."""
     if isinstance(tree, dict):
-        return _dict_like(tree, {key: _chosen_child(x, feed, chosen) for key, x in tree.items()})
+        return _dict_like(
+            tree, {key: _chosen_child(x, feed, chosen) for key, x in tree.items()}
+        )
     return _row_like(tree, [_chosen_child(x, feed, chosen) for x in tree])
 
 
-def _chosen_child(child: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]) -> Any:
+def _chosen_child(
+    child: Any, feed: Iterator[Any], chosen: Callable[[Any], bool]
+) -> Any:
     if isinstance(child, torch.Tensor):
         return next(feed) if chosen(child) else child
     if _is_plain(child):
@@ -174,7 +205,9 @@ def paths(tree: Any) -> list[str]:
     return [accessor.codify("") for accessor in accessors]
 
 
-def argument_paths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def argument_paths(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
     """The path of every argument leaf of a call, by parameter name: `params['w']`."""
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
@@ -182,7 +215,11 @@ def argument_paths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         names = [f"args[{i}]" for i in range(len(args))]
     else:
         names = _positional_names(bound, len(args))
-    out = [name + path for name, arg in zip(names, args, strict=True) for path in paths(arg)]
+    out = [
+        name + path
+        for name, arg in zip(names, args, strict=True)
+        for path in paths(arg)
+    ]
     return out + [name + path for name in kwargs for path in paths(kwargs[name])]
 
 
@@ -190,7 +227,9 @@ def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
     names: list[str] = []
     for name, parameter in bound.signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [f"{name}[{i}]" for i in range(len(bound.arguments.get(name, ())))]
+            names += [
+                f"{name}[{i}]" for i in range(len(bound.arguments.get(name, ())))
+            ]
         elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
             names.append(name)
     return names[:count]
@@ -203,15 +242,16 @@ def pair(
     path: str = "",
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[list[Any], list[str]]:
-    """One leaf of a tree for each leaf of another, in that one's order: dicts by key, all else by position.
+    """One leaf of a tree for each leaf of another, in that one's order: dicts by key, all else
+    by position.
 
     Args:
         tree: whose leaves are asked for.
         like: whose order counts.
         names: what mismatches call the two, in the plural.
         path: how both are reached.
-        is_leaf: whether a part of `tree` stands for all leaves of its counterpart, as in a prefix tree;
-            without it the two trees have one structure.
+        is_leaf: whether a part of `tree` stands for all leaves of its counterpart, as in a
+            prefix tree; without it the two trees have one structure.
 
     Returns:
         (the leaves, None where there is none; the mismatches, a line each).
@@ -224,7 +264,9 @@ def pair(
     if is_leaf is not None and not is_node(tree):
         return [tree] * len(nothing), []
     if not _same_kind(tree, like):
-        return nothing, [f"{at}: {names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"]
+        return nothing, [
+            f"{at}: {names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"
+        ]
     mine, theirs = dict(_children(tree)), dict(_children(like))
     if mine.keys() != theirs.keys():
         return nothing, [f"{at}: {_difference(names[0], list(mine), list(theirs))}"]
@@ -237,13 +279,17 @@ def pair(
     return found, wrong
 
 
-def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+def broadcast_prefix(
+    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]
+) -> list[Any]:
     """One leaf of a tree of placements for every leaf of the arguments.
 
     Raises:
         ValueError: the prefix does not match; its args are the mismatches, one line each.
     """
-    found, wrong = pair(prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf)
+    found, wrong = pair(
+        prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf
+    )
     if wrong:
         raise ValueError(*wrong)
     return found
@@ -253,21 +299,31 @@ def is_node(x: Any) -> bool:
     """Whether x is a container, and not a leaf."""
     if isinstance(x, torch.Tensor):
         return False
-    return _is_plain(x) or not optree.tree_is_leaf(x, none_is_leaf=True, namespace=NAMESPACE)
+    return _is_plain(x) or not optree.tree_is_leaf(
+        x, none_is_leaf=True, namespace=NAMESPACE
+    )
 
 
 def classes(tree: Any, path: str) -> list[tuple[str, str]]:
-    """The containers in a tree that are not Python's own, each with its path and the name of its class."""
+    """The containers in a tree that are not Python's own, each with its path and the name of
+    its class.
+    """
     if not is_node(tree):
         return []
     if not _is_plain(tree):
         return [(path, type(tree).__name__)]
-    return [found for way, child in _children(tree) for found in classes(child, path + way)]
+    return [
+        found
+        for way, child in _children(tree)
+        for found in classes(child, path + way)
+    ]
 
 
 def _same_kind(a: Any, b: Any) -> bool:
     """Whether two trees are containers of one kind; dicts of all kinds are."""
-    return is_node(a) and (type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict)))
+    return is_node(a) and (
+        type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict))
+    )
 
 
 def _said(x: Any) -> str:
@@ -280,4 +336,6 @@ def _difference(mine: str, keys: list[str], wanted: list[str]) -> str:
     missing = [key for key in wanted if key not in keys]
     extra = [key for key in keys if key not in wanted]
     pairs = (("lack", missing), ("have also", extra))
-    return "; ".join([f"{mine} {verb} {', '.join(some)}" for verb, some in pairs if some])
+    return "; ".join(
+        [f"{mine} {verb} {', '.join(some)}" for verb, some in pairs if some]
+    )

@@ -1,4 +1,5 @@
-"""Options that name arguments by position: argnums, nondiff_argnums, batch_argnums, static_argnums, donate_argnums.
+"""Options that name arguments by position: argnums, nondiff_argnums, batch_argnums,
+static_argnums, donate_argnums.
 
 Dynamo runs `check_argnums` and `positions` as they are, so that errors come out as they are.
 """
@@ -32,7 +33,12 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
     numbers = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
     if not all(is_number(n) for n in numbers):
         fix = f"{option}=0, or {option}=(0, 1)"
-        text = problem(f"{where}, {option}", f"{option} is {argnums!r}", needed="an int or a tuple of ints", fix=fix)
+        text = problem(
+            f"{where}, {option}",
+            f"{option} is {argnums!r}",
+            needed="an int or a tuple of ints",
+            fix=fix,
+        )
         raise TreeError(text, fix=fix)
     if len(set(numbers)) < len(numbers):
         raise _twice(where, option, argnums)
@@ -48,7 +54,11 @@ def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, .
     """
     numbers = check_argnums(where, option, argnums)
     if any(not -count <= n < count for n in numbers):
-        fix = f"positions from {-count} to {count - 1}" if count else "arguments passed by position"
+        fix = (
+            f"positions from {-count} to {count - 1}"
+            if count
+            else "arguments passed by position"
+        )
         got = f"{option} is {argnums!r}, and the call has {count} positional arguments"
         raise TreeError(problem(f"{where}, {option}", got, fix=fix), fix=fix)
     counted = tuple(n + count if n < 0 else n for n in numbers)
@@ -78,10 +88,16 @@ def _parameters(signature: inspect.Signature | None) -> list[str] | None:
     every = signature.parameters.values()
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in every):
         return None
-    return [p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [
+        p.name
+        for p in every
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
 
 
-def of_signature(where: str, fn: Callable[..., Any], static: Any, donated: Any) -> dict[str, tuple[int, ...]]:
+def of_signature(
+    where: str, fn: Callable[..., Any], static: Any, donated: Any
+) -> dict[str, tuple[int, ...]]:
     """`static_argnums` and `donate_argnums` as tuples, checked against the function's signature.
 
     Raises:
@@ -91,11 +107,22 @@ def of_signature(where: str, fn: Callable[..., Any], static: Any, donated: Any) 
     numbers = {"static_argnums": check_argnums(where, "static_argnums", static)}
     numbers["donate_argnums"] = check_argnums(where, "donate_argnums", donated)
     for option, written in numbers.items():
-        if names is not None and any(not -len(names) <= n < len(names) for n in written):
-            fix = f"positions from {-len(names)} to {len(names) - 1}" if names else "a function with arguments"
-            got = f"{option} is {written!r}, and the function takes {len(names)} positional arguments"
+        if names is not None and any(
+            not -len(names) <= n < len(names) for n in written
+        ):
+            fix = (
+                f"positions from {-len(names)} to {len(names) - 1}"
+                if names
+                else "a function with arguments"
+            )
+            got = (
+                f"{option} is {written!r}, and the function takes {len(names)} positional "
+                "arguments"
+            )
             raise TreeError(problem(f"{where}, {option}", got, fix=fix), fix=fix)
-    _refuse_both(where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"]))
+    _refuse_both(
+        where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"])
+    )
     return numbers
 
 
@@ -107,7 +134,8 @@ def of_call(
     kwargs: dict[str, Any],
     signature: inspect.Signature | None,
 ) -> list[int]:
-    """The positional arguments of a call that `static_argnums` or `donate_argnums` name; negative ones count from the end.
+    """The positional arguments of a call that `static_argnums` or `donate_argnums` name;
+    negative ones count from the end.
 
     A parameter that keeps its default is left out.
 
@@ -118,16 +146,31 @@ def of_call(
         return []
     names = _parameters(signature)
     left = [n for n in written if names is not None and len(args) <= n < len(names)]
-    by_keyword = next((names[n] for n in left if names is not None and names[n] in kwargs), None)
+    by_keyword = next(
+        (names[n] for n in left if names is not None and names[n] in kwargs), None
+    )
     if by_keyword is not None:
         source, fix = call_site(), f"{by_keyword} by position"
-        got = f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
-        raise TreeError(problem(f"{where}, {option}", got, fix=fix, source=source), source=source, fix=fix)
-    return list(positions(where, option, tuple(n for n in written if n not in left), len(args)))
+        got = (
+            f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
+        )
+        raise TreeError(
+            problem(f"{where}, {option}", got, fix=fix, source=source),
+            source=source,
+            fix=fix,
+        )
+    return list(
+        positions(
+            where, option, tuple(n for n in written if n not in left), len(args)
+        )
+    )
 
 
-def refuse_static(where: str, static: Sequence[int], donated: Sequence[int], args: tuple[Any, ...]) -> None:
-    """Refuse static arguments that are donated, hold tensors, or cannot be told apart by their hash.
+def refuse_static(
+    where: str, static: Sequence[int], donated: Sequence[int], args: tuple[Any, ...]
+) -> None:
+    """Refuse static arguments that are donated, hold tensors, or cannot be told apart by their
+    hash.
 
     Raises:
         TreeError: naming the argument.
@@ -138,12 +181,22 @@ def refuse_static(where: str, static: Sequence[int], donated: Sequence[int], arg
             got, needed = f"static argument {n} holds a tensor", "constants"
             fix = "leave it out of static_argnums: tensors are never constants"
         elif not _is_hashable(args[n]):
-            got, needed = f"static argument {n} is a {type(args[n]).__name__}, which has no hash", "a hashable constant"
-            fix = "a tuple for a list, a frozen dataclass for an object, or leave it out of static_argnums"
+            got, needed = (
+                f"static argument {n} is a {type(args[n]).__name__}, which has no hash",
+                "a hashable constant",
+            )
+            fix = (
+                "a tuple for a list, a frozen dataclass for an object, or leave it out of "
+                "static_argnums"
+            )
         else:
             continue
         source = call_site()
-        raise TreeError(problem(where, got, needed=needed, fix=fix, source=source), source=source, fix=fix)
+        raise TreeError(
+            problem(where, got, needed=needed, fix=fix, source=source),
+            source=source,
+            fix=fix,
+        )
 
 
 def _is_hashable(x: Any) -> bool:

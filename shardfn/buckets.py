@@ -1,4 +1,6 @@
-"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved and is edited."""
+"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved
+and is edited.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,27 @@ from ._compat import constant_in_graph
 from .byte_sizes import bytes_of, checked_caps, human_bytes
 from .errors import TreeError, problem
 
-__all__ = ["Bucket", "BucketPlan", "Row", "Unbucketed", "Wish", "bytes_of", "checked_caps", "human_bytes", "table"]
+__all__ = [
+    "Bucket",
+    "BucketPlan",
+    "Row",
+    "Unbucketed",
+    "Wish",
+    "bytes_of",
+    "checked_caps",
+    "human_bytes",
+    "table",
+]
+
 
 @attrs.frozen
 class Bucket:
     """Gradients, or parameters to gather, that travel in one collective.
 
-    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is gathered; not what rides along.
-    A program that follows a plan takes from it the buckets, their order, and the leaves of each with their order. `cap` is
-    repeated as it is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program; they are found again.
+    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is
+    gathered; not what rides along. A program that follows a plan takes from it the buckets,
+    their order, and the leaves of each with their order. `cap` is repeated as it is. `ready`,
+    `first_use`, `riding`, `inside` and `times` describe the program; they are found again.
     """
 
     index: int
@@ -53,9 +67,13 @@ class Bucket:
 
 @attrs.frozen
 class Unbucketed:
-    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside of a loop or a branch."""
+    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside
+    of a loop or a branch.
+    """
 
-    kind: str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
+    kind: (
+        str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
+    )
     axis: str
     op: str | None  # sum, max or min of a reduction
     dtype: str  # as it is sent
@@ -66,7 +84,8 @@ class Unbucketed:
     times: int = 1  # how often one call of the program sends it
 
 
-# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region, place in the bucket, op
+# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region, place in the
+# bucket, op
 Row = tuple[int, str, str, str, str, int, int, int, int, str | None]
 
 
@@ -79,7 +98,8 @@ class BucketPlan:
         mesh: its axes, as text.
         buckets: each one is one collective.
         ignored: leaves that are reduced on their own.
-        unused: leaves that the loss does not depend on: their gradient is zero, and nothing is sent.
+        unused: leaves that the loss does not depend on: their gradient is zero, and nothing is
+            sent.
         local: leaves whose gradient is whole, or in its place, without communication.
         unreduced: leaves whose gradient is returned pending, for a later program to reduce.
         unbucketed: every other collective on the way to a gradient.
@@ -104,7 +124,9 @@ class BucketPlan:
     @property
     def leaves(self) -> tuple[str, ...]:
         """Every leaf that the plan knows, each once."""
-        sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
+        sent = (
+            leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves
+        )
         return tuple(dict.fromkeys((*sent, *self._others)))
 
     @property
@@ -119,13 +141,29 @@ class BucketPlan:
             TreeError: a bucket that does not exist, or buckets that one collective cannot serve.
         """
         if not indices:
-            raise TreeError(problem("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"), fix="plan.merge(0, 1)")
+            raise TreeError(
+                problem(
+                    "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
+                ),
+                fix="plan.merge(0, 1)",
+            )
         chosen = [self._bucket(i) for i in sorted(set(indices))]
         kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
         if len(kinds) != 1:
-            lines = [f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}" for b in chosen]
+            lines = [
+                f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}"
+                for b in chosen
+            ]
             fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
-            raise TreeError(problem("BucketPlan.merge", "these buckets cannot be one collective", *lines, fix=fix), fix=fix)
+            raise TreeError(
+                problem(
+                    "BucketPlan.merge",
+                    "these buckets cannot be one collective",
+                    *lines,
+                    fix=fix,
+                ),
+                fix=fix,
+            )
         one = attrs.evolve(
             chosen[0],
             leaves=tuple(x for b in chosen for x in b.leaves),
@@ -133,7 +171,11 @@ class BucketPlan:
             ready=chosen[-1].ready,
             riding=sum(b.riding for b in chosen),
         )
-        rest = [one if b is chosen[0] else b for b in self.buckets if b is chosen[0] or b not in chosen]
+        rest = [
+            one if b is chosen[0] else b
+            for b in self.buckets
+            if b is chosen[0] or b not in chosen
+        ]
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
@@ -145,20 +187,39 @@ class BucketPlan:
         whole = self._bucket(index)
         if not 0 < at < len(whole.leaves):
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
-            raise TreeError(problem("BucketPlan.split", f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}", fix=fix), fix=fix)
-        front = attrs.evolve(whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at])
-        back = attrs.evolve(whole, leaves=whole.leaves[at:], sizes=whole.sizes[at:], riding=0)
-        return self.renumbered([*self.buckets[:index], front, back, *self.buckets[index + 1 :]])
+            raise TreeError(
+                problem(
+                    "BucketPlan.split",
+                    f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}",
+                    fix=fix,
+                ),
+                fix=fix,
+            )
+        front = attrs.evolve(
+            whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at]
+        )
+        back = attrs.evolve(
+            whole, leaves=whole.leaves[at:], sizes=whole.sizes[at:], riding=0
+        )
+        return self.renumbered(
+            [*self.buckets[:index], front, back, *self.buckets[index + 1 :]]
+        )
 
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
             fix = f"buckets 0 to {len(self.buckets) - 1}"
-            raise TreeError(problem("BucketPlan", f"there is no bucket {index}", fix=fix), fix=fix)
+            raise TreeError(
+                problem("BucketPlan", f"there is no bucket {index}", fix=fix),
+                fix=fix,
+            )
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
         """The plan with other buckets, counted from 0."""
-        return attrs.evolve(self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets)))
+        return attrs.evolve(
+            self,
+            buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets)),
+        )
 
     def to_json(self) -> str:
         """The plan as JSON text."""
@@ -174,16 +235,25 @@ class BucketPlan:
         try:
             fields = json.loads(text)
             buckets = tuple(_record(Bucket, b) for b in fields.pop("buckets"))
-            unbucketed = tuple(_record(Unbucketed, u) for u in fields.pop("unbucketed", ()))
+            unbucketed = tuple(
+                _record(Unbucketed, u) for u in fields.pop("unbucketed", ())
+            )
             if uneven := _uneven(buckets):
                 raise ValueError(uneven)
             others = {k: _tupled(v) for k, v in fields.items()}
             return cls(buckets=buckets, unbucketed=unbucketed, **others)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
-            raise TreeError(problem("BucketPlan.from_json", f"no bucket plan: {error}", fix=fix), fix=fix) from error
+            raise TreeError(
+                problem(
+                    "BucketPlan.from_json", f"no bucket plan: {error}", fix=fix
+                ),
+                fix=fix,
+            ) from error
 
-    def rows(self, name: str, leaves: Sequence[str], region: int | None = None) -> dict[str, list[Row]]:
+    def rows(
+        self, name: str, leaves: Sequence[str], region: int | None = None
+    ) -> dict[str, list[Row]]:
         """What the plan says of each leaf, a row for each of its collectives.
 
         Buckets are counted as they stand in the plan; those of one `index` are one bucket.
@@ -201,22 +271,41 @@ class BucketPlan:
         sent = (leaf for b in (*mine, *self.unbucketed) for leaf in b.leaves)
         known = {*sent, *self._others}
         one = len({b.region for b in mine}) < 2
-        extra = [x for x in self.leaves if x in known and x not in leaves] if one else []
+        extra = (
+            [x for x in self.leaves if x in known and x not in leaves]
+            if one
+            else []
+        )
         missing = [x for x in leaves if x not in known]
         if extra or missing:
             also = [f"the plan has also {x}" for x in extra]
             lines = [*also, *(f"the plan lacks {x}" for x in missing)]
             fix = "a plan of this very function: fn.lower(...).plan"
-            text = problem(f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix)
+            text = problem(
+                f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix
+            )
             raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
-        order = {index: i for i, index in enumerate(dict.fromkeys(b.index for b in self.buckets))}
+        order = {
+            index: i
+            for i, index in enumerate(dict.fromkeys(b.index for b in self.buckets))
+        }
         rows: dict[str, list[Row]] = {x: [] for x in leaves}
         places = dict.fromkeys(order, 0)
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
                 if leaf in rows:
-                    sending = (b.kind, b.axis, b.phase, b.dtype, size, b.cap, b.region)
-                    rows[leaf].append((order[b.index], *sending, places[b.index], b.op))
+                    sending = (
+                        b.kind,
+                        b.axis,
+                        b.phase,
+                        b.dtype,
+                        size,
+                        b.cap,
+                        b.region,
+                    )
+                    rows[leaf].append(
+                        (order[b.index], *sending, places[b.index], b.op)
+                    )
                 places[b.index] += 1
         return rows
 
@@ -271,24 +360,50 @@ def table(plan: BucketPlan) -> str:
     """The plan as text: a line for each bucket, then what travels alone or not at all."""
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets or plan.unbucketed:
-        lines.append(_columns("", "bytes", "collective", "dtype", "ready", "first use", "leaves"))
+        lines.append(
+            _columns(
+                "", "bytes", "collective", "dtype", "ready", "first use", "leaves"
+            )
+        )
     for b in plan.buckets:
-        size, leaves = human_bytes(b.nbytes) + ("+" if b.extended else ""), _some(b.leaves) + _riding(b)
-        lines.append(_columns(str(b.index), size, _collective(b), b.dtype, b.ready, b.first_use, leaves + _where(b)))
+        size, leaves = (
+            human_bytes(b.nbytes) + ("+" if b.extended else ""),
+            _some(b.leaves) + _riding(b),
+        )
+        lines.append(
+            _columns(
+                str(b.index),
+                size,
+                _collective(b),
+                b.dtype,
+                b.ready,
+                b.first_use,
+                leaves + _where(b),
+            )
+        )
     for u in plan.unbucketed:
         size, leaves = human_bytes(u.nbytes), _some(u.leaves)
-        lines.append(_columns("-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)))
+        lines.append(
+            _columns(
+                "-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)
+            )
+        )
     if any(b.extended for b in plan.buckets):
         lines.append("  + over its cap: a leaf is never cut")
     if plan.unbucketed:
-        lines.append("  - in no bucket: an ignored leaf, or sent on the way to the gradient")
+        lines.append(
+            "  - in no bucket: an ignored leaf, or sent on the way to the gradient"
+        )
     said = (
         ("reduced on their own", plan.ignored),
         ("gradient is zero, nothing sent", plan.unused),
         ("nothing to send", plan.local),
         ("returned unreduced", plan.unreduced),
     )
-    return "\n".join(lines + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves])
+    return "\n".join(
+        lines
+        + [f"  {label}: {_some(leaves, 8)}" for label, leaves in said if leaves]
+    )
 
 
 def _columns(*cells: str) -> str:
@@ -312,12 +427,16 @@ def _riding(bucket: Bucket) -> str:
 
 
 def _some(leaves: Sequence[str], most: int = 3) -> str:
-    return ", ".join(leaves[:most]) + (f", and {len(leaves) - most} more" if len(leaves) > most else "")
+    return ", ".join(leaves[:most]) + (
+        f", and {len(leaves) - most} more" if len(leaves) > most else ""
+    )
 
 
 @attrs.frozen
 class Wish:
-    """What bucketed_grad wants for one gradient; it travels through capture as the text of a prim."""
+    """What bucketed_grad wants for one gradient; it travels through capture as the text of a
+    prim.
+    """
 
     leaf: str
     cap: int
@@ -335,4 +454,7 @@ class Wish:
     def of(cls, text: str) -> Wish:
         """The wish that the text of a prim says."""
         *fields, rows = json.loads(text)
-        return cls(*fields, rows=None if rows is None else tuple(tuple(row) for row in rows))
+        return cls(
+            *fields,
+            rows=None if rows is None else tuple(tuple(row) for row in rows),
+        )

@@ -51,9 +51,13 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
     for what, size in zip(CAP_NAMES, caps, strict=True):
         try:
             default = size is None and what == "first_cap"
-            sizes.append(min(DEFAULT_FIRST, sizes[0]) if default else bytes_of(size))
+            sizes.append(
+                min(DEFAULT_FIRST, sizes[0]) if default else bytes_of(size)
+            )
         except ValueError as error:
-            raise ShardError(problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX) from None
+            raise ShardError(
+                problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX
+            ) from None
     if sizes[1] > sizes[0]:
         fix = "the first bucket is to close early: make first_cap at most cap"
         got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"

@@ -11,7 +11,15 @@ import torch
 _HERE = os.path.dirname(__file__)
 _MODELS = os.path.join(_HERE, "demo")
 _TORCH = os.path.dirname(torch.__file__)
-_LIBRARIES = ("/optree/", "<string>", "<frozen", "<eval_with_key>", "<attrs", "importlib/", "contextlib.py")
+_LIBRARIES = (
+    "/optree/",
+    "<string>",
+    "<frozen",
+    "<eval_with_key>",
+    "<attrs",
+    "importlib/",
+    "contextlib.py",
+)
 
 
 class ShardError(Exception):
@@ -55,7 +63,11 @@ class ShardError(Exception):
         if self.source is not None or source is None:
             return
         head, *lines = str(self).split("\n")
-        advice = [i for i, line in enumerate(lines) if line.startswith(("  needed: ", "  try: "))]
+        advice = [
+            i
+            for i, line in enumerate(lines)
+            if line.startswith(("  needed: ", "  try: "))
+        ]
         lines.insert(advice[0] if advice else len(lines), f"  at: {source}")
         self.args = ("\n".join([head, *lines]),)
         self.source = source
@@ -108,7 +120,13 @@ def call_site() -> str | None:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else None
 
 
-def problem(where: str, *lines: str, needed: str | None = None, fix: str | None = None, source: str | None = None) -> str:
+def problem(
+    where: str,
+    *lines: str,
+    needed: str | None = None,
+    fix: str | None = None,
+    source: str | None = None,
+) -> str:
     """Write an error: which function and argument, what we got, what we needed, what to try.
 
     Args:
@@ -129,5 +147,9 @@ def problem(where: str, *lines: str, needed: str | None = None, fix: str | None 
     """
     head, *more = lines
     text = [f"{where}: {head}", *(f"  {line}" for line in more)]
-    text += [f"  {label}: {value}" for label, value in (("at", source), ("needed", needed), ("try", fix)) if value]
+    text += [
+        f"  {label}: {value}"
+        for label, value in (("at", source), ("needed", needed), ("try", fix))
+        if value
+    ]
     return "\n".join(text)

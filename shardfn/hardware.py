@@ -14,7 +14,8 @@ MATMUL = 16  # bits of the dtypes that run at the full rate
 
 @attrs.frozen
 class Link:
-    """What connects the ranks along one mesh axis: the figures that the choice of placements weighs collectives by.
+    """What connects the ranks along one mesh axis: the figures that the choice of placements
+    weighs collectives by.
 
     Args:
         latency: seconds that a collective takes beside its bytes.
@@ -35,7 +36,10 @@ class Link:
 def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
     """What the axes cost, in bytes over the fastest of them."""
     fastest = max((link.bandwidth for link in links), default=1.0)
-    return tuple(Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth) for link in links)
+    return tuple(
+        Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth)
+        for link in links
+    )
 
 
 @attrs.frozen
@@ -69,9 +73,24 @@ class Hardware:
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
         """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
-        times = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "halo": 1.0, "ppermute": 1.0}[kind]
+        times = {
+            "all_reduce": 2.0,
+            "all_gather": 1.0,
+            "reduce_scatter": 1.0,
+            "all_to_all": 1.0,
+            "halo": 1.0,
+            "ppermute": 1.0,
+        }[kind]
         return self.latency + times * (n - 1) / n * nbytes / self.link
 
 
-# NVIDIA's H100 SXM datasheet: dense BF16 and TF32, HBM3, NVLink in one direction; the latency is a round figure.
-H100 = Hardware("H100 SXM, NVLink", flops=989e12, flops32=494e12, memory=3.35e12, link=450e9, latency=10e-6)
+# NVIDIA's H100 SXM datasheet: dense BF16 and TF32, HBM3, NVLink in one direction; the latency
+# is a round figure.
+H100 = Hardware(
+    "H100 SXM, NVLink",
+    flops=989e12,
+    flops32=494e12,
+    memory=3.35e12,
+    link=450e9,
+    latency=10e-6,
+)

@@ -20,8 +20,12 @@ from .hardware import Link, costs
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, join_world
 
-_stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar("shardfn_meshes", default=())
-_axes: dict[int, tuple[Any, MeshAxes, World]] = {}  # by id: the mesh, what it is, and its world
+_stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar(
+    "shardfn_meshes", default=()
+)
+_axes: dict[
+    int, tuple[Any, MeshAxes, World]
+] = {}  # by id: the mesh, what it is, and its world
 
 
 def make_mesh(
@@ -37,13 +41,15 @@ def make_mesh(
         shape: ranks along each axis; the product is the world's size.
         axis_names: one name for each axis.
         device_type: "cpu", "cuda", ...; torch's default device's type if not given.
-        links: a `Link` for each axis, where they differ; where placements are chosen, a byte over a slow one then counts for more.
+        links: a `Link` for each axis, where they differ; where placements are chosen, a byte
+            over a slow one then counts for more.
 
     Returns:
         A DeviceMesh. Under torchrun the process group is initialised if it is not yet.
 
     Raises:
-        PlacementError: the shape does not fit the world, the names do not fit the shape, or the links do not fit the names.
+        PlacementError: the shape does not fit the world, the names do not fit the shape, or the
+            links do not fit the names.
 
     Source: jax.make_mesh.
 
@@ -53,18 +59,43 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
-    if not all(isinstance(x, Sequence) and not isinstance(x, str) for x in (shape, axis_names)):
+    if not all(
+        isinstance(x, Sequence) and not isinstance(x, str)
+        for x in (shape, axis_names)
+    ):
         fix = "make_mesh((2, 4), ('dp', 'tp'))"
         got = f"shape {shape!r}, axis names {axis_names!r}"
-        raise PlacementError(problem("make_mesh", got, needed="a tuple of sizes and one of names", fix=fix), fix=fix)
+        raise PlacementError(
+            problem(
+                "make_mesh",
+                got,
+                needed="a tuple of sizes and one of names",
+                fix=fix,
+            ),
+            fix=fix,
+        )
     shape, names = tuple(shape), tuple(axis_names)
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-        raise PlacementError(problem("make_mesh", f"shape {shape}", needed="positive ints"))
+        raise PlacementError(
+            problem("make_mesh", f"shape {shape}", needed="positive ints")
+        )
     if len(shape) != len(names) or len(set(names)) != len(names):
-        raise PlacementError(problem("make_mesh", f"shape {shape}, axis names {names}", needed="one distinct name for each axis"))
-    bad = [name for name in names if not (isinstance(name, str) and name.isidentifier())]
+        raise PlacementError(
+            problem(
+                "make_mesh",
+                f"shape {shape}, axis names {names}",
+                needed="one distinct name for each axis",
+            )
+        )
+    bad = [
+        name
+        for name in names
+        if not (isinstance(name, str) and name.isidentifier())
+    ]
     if bad:
-        raise PlacementError(problem("make_mesh", f"axis names {bad}", needed="names like dp or tp"))
+        raise PlacementError(
+            problem("make_mesh", f"axis names {bad}", needed="names like dp or tp")
+        )
     device_type = _checked_type(device_type or default_device_type())
     join_world(device_type)
     size = current_world().size
@@ -74,7 +105,11 @@ def make_mesh(
         raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
     known = _costs(names, links)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    _axes[id(mesh)] = (weakref.ref(mesh), MeshAxes(names, shape, known), current_world())
+    _axes[id(mesh)] = (
+        weakref.ref(mesh),
+        MeshAxes(names, shape, known),
+        current_world(),
+    )
     return mesh
 
 
@@ -91,7 +126,12 @@ def _checked_type(device_type: str) -> str:
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"
-    raise PlacementError(problem("make_mesh, device_type", got, needed="the type of a device", fix=fix), fix=fix)
+    raise PlacementError(
+        problem(
+            "make_mesh, device_type", got, needed="the type of a device", fix=fix
+        ),
+        fix=fix,
+    )
 
 
 def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
@@ -102,27 +142,58 @@ def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
     """
     if not isinstance(mesh, DeviceMesh) and not (or_none and mesh is None):
         fix = "sf.make_mesh(shape, axis_names)"
-        text = problem(f"{where}, mesh", f"a {type(mesh).__name__}", needed="a DeviceMesh", fix=fix)
+        text = problem(
+            f"{where}, mesh",
+            f"a {type(mesh).__name__}",
+            needed="a DeviceMesh",
+            fix=fix,
+        )
         raise PlacementError(text, fix=fix)
 
 
-def _costs(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tuple[Cost, ...]:
+def _costs(
+    names: tuple[str, ...], links: Mapping[str, Link] | None
+) -> tuple[Cost, ...]:
     if links is None:
         return ()
-    fix = "links={" + ", ".join(f"{name!r}: Link(latency=..., bandwidth=...)" for name in names) + "}"
+    fix = (
+        "links={"
+        + ", ".join(f"{name!r}: Link(latency=..., bandwidth=...)" for name in names)
+        + "}"
+    )
     if not isinstance(links, Mapping) or set(links) != set(names):
-        got = f"links for {', '.join(map(str, links)) or 'no axis'}" if isinstance(links, Mapping) else f"links is a {type(links).__name__}"
-        raise PlacementError(problem("make_mesh, links", got, needed=f"one for each of {', '.join(names)}", fix=fix), fix=fix)
+        got = (
+            f"links for {', '.join(map(str, links)) or 'no axis'}"
+            if isinstance(links, Mapping)
+            else f"links is a {type(links).__name__}"
+        )
+        raise PlacementError(
+            problem(
+                "make_mesh, links",
+                got,
+                needed=f"one for each of {', '.join(names)}",
+                fix=fix,
+            ),
+            fix=fix,
+        )
     for name, link in links.items():
-        if not isinstance(link, Link) or not (link.latency >= 0 and 0 < link.bandwidth < math.inf):
-            text = problem(f"make_mesh, links[{name!r}]", f"it is {link!r}", needed="a Link of seconds and bytes a second", fix=fix)
+        if not isinstance(link, Link) or not (
+            link.latency >= 0 and 0 < link.bandwidth < math.inf
+        ):
+            text = problem(
+                f"make_mesh, links[{name!r}]",
+                f"it is {link!r}",
+                needed="a Link of seconds and bytes a second",
+                fix=fix,
+            )
             raise PlacementError(text, fix=fix)
     return costs([links[name] for name in names])
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Make a mesh the current one inside a `with`; contexts nest, unwind on exceptions, and are per thread.
+    """Make a mesh the current one inside a `with`; contexts nest, unwind on exceptions, and are
+    per thread.
 
     Args:
         mesh: what `current_mesh()` returns inside.
@@ -168,13 +239,19 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
 
 
 def _known(mesh: DeviceMesh) -> tuple[Any, MeshAxes, World]:
-    """What is known of a mesh; one that is met for the first time is of its root's world, or of this one."""
+    """What is known of a mesh; one that is met for the first time is of its root's world, or of
+    this one.
+    """
     known = _axes.get(id(mesh))
     if known is None or known[0]() is not mesh:
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
         root = _compat.root_mesh(mesh)
         world = current_world() if root is mesh else _known(root)[2]
-        known = (weakref.ref(mesh), MeshAxes(tuple(names), tuple(mesh.shape)), world)
+        known = (
+            weakref.ref(mesh),
+            MeshAxes(tuple(names), tuple(mesh.shape)),
+            world,
+        )
         _axes[id(mesh)] = known
     return known
 
@@ -193,7 +270,10 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
     if not is_over(mesh):
         return
     here = current_world()
-    got, fix = "its mesh belongs to a world that has ended", "make the mesh inside the world that uses it"
+    got, fix = (
+        "its mesh belongs to a world that has ended",
+        "make the mesh inside the world that uses it",
+    )
     if mesh.size() != here.size:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
@@ -202,19 +282,31 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
 
 
 def known_mesh(key: int | None, axes: MeshAxes) -> DeviceMesh | None:
-    """The mesh with this id, or else the last one seen with these axes; None if there is none any more."""
+    """The mesh with this id, or else the last one seen with these axes; None if there is none
+    any more.
+    """
     rows = list(_axes.items())  # of this moment: other threads may add to it
-    alive = [(k, mesh) for k, (ref, own, _) in rows if own == axes and (mesh := ref()) is not None]
-    return next((mesh for k, mesh in alive if k == key), alive[-1][1] if alive else None)
+    alive = [
+        (k, mesh)
+        for k, (ref, own, _) in rows
+        if own == axes and (mesh := ref()) is not None
+    ]
+    return next(
+        (mesh for k, mesh in alive if k == key), alive[-1][1] if alive else None
+    )
 
 
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """The name under which each rank registers its own process group of an axis: the same text on all ranks."""
+    """The name under which each rank registers its own process group of an axis: the same text
+    on all ranks.
+    """
     if mesh is None:
         return ()
     axes = axes_of(mesh)
     ranks = mesh.mesh.to(torch.int64).numpy().tobytes()
-    layout = hashlib.sha256(repr(axes).encode() + ranks).hexdigest()[:8]  # [0, 1] and [[0], [1]] hold the same ranks
+    layout = hashlib.sha256(repr(axes).encode() + ranks).hexdigest()[
+        :8
+    ]  # [0, 1] and [[0], [1]] hold the same ranks
     return tuple(f"shardfn:{layout}:{name}" for name in axes.names)
 
 

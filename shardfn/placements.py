@@ -15,7 +15,8 @@ class P:
     """Which mesh axis cuts each tensor dim.
 
     Args:
-        parts: for each dim an axis name, a tuple of names (in mesh order), or None; dims not named are whole.
+        parts: for each dim an axis name, a tuple of names (in mesh order), or None; dims not
+            named are whole.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -53,36 +54,61 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
     if not isinstance(spec, (Placement, list, tuple)):
-        raise ValueError(f"{spec!r} is no placement; write P({spec!r}) or a torch Placement")
+        raise ValueError(
+            f"{spec!r} is no placement; write P({spec!r}) or a torch Placement"
+        )
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
-        raise ValueError(f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}")
+        raise ValueError(
+            f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}"
+        )
     marks = tuple(_mark(p, shape) for p in placements)
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
-        raise ValueError(f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would matter; reduce one first")
+        raise ValueError(
+            f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would "
+            "matter; reduce one first"
+        )
     return marks
 
 
 def check_whole(spec: Any, marks: Marks) -> None:
     """ValueError for a plain tensor that is asked to be pending."""
     if any(m in REDUCTIONS for m in marks):
-        raise ValueError(f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local")
+        raise ValueError(
+            f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local"
+        )
 
 
 def check_pending(marks: Marks, dtype: torch.dtype) -> None:
     """ValueError for a reduction that the dtype does not have."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or floating point")
+        raise ValueError(
+            f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or "
+            "floating point"
+        )
     if dtype.is_complex and {"max", "min"} & {*marks}:
-        raise ValueError(f"a pending maximum or minimum of {dtype}, which has no order")
+        raise ValueError(
+            f"a pending maximum or minimum of {dtype}, which has no order"
+        )
 
 
 def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if len(spec.parts) > len(shape):
-        raise ValueError(f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
+        raise ValueError(
+            f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, "
+            f"shape {tuple(shape)}"
+        )
     marks: list[Mark] = ["R"] * len(axes.names)
-    unknown = next((name for names in names_of(spec) for name in names if name not in axes.names), None)
+    unknown = next(
+        (
+            name
+            for names in names_of(spec)
+            for name in names
+            if name not in axes.names
+        ),
+        None,
+    )
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec, axes.names)
@@ -100,16 +126,30 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
     """
     rows = []
     for dim, part in enumerate(spec.parts):
-        names = () if part is None else tuple(part) if isinstance(part, (tuple, list)) else (part,)
-        wrong = [name for name in names if not isinstance(name, str) or not name or set(name) & set(",;*")]
+        names = (
+            ()
+            if part is None
+            else tuple(part)
+            if isinstance(part, (tuple, list))
+            else (part,)
+        )
+        wrong = [
+            name
+            for name in names
+            if not isinstance(name, str) or not name or set(name) & set(",;*")
+        ]
         if wrong:
-            raise ValueError(f"{spec} names {wrong[0]!r} for dim {dim}, which is no axis name; write 'axis', a tuple of names, or None")
+            raise ValueError(
+                f"{spec} names {wrong[0]!r} for dim {dim}, which is no axis name; write "
+                "'axis', a tuple of names, or None"
+            )
         rows.append(names)
     return rows
 
 
 def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
-    """Check that no axis is named twice, and that those on one dim go in mesh order, where the mesh's axes are known.
+    """Check that no axis is named twice, and that those on one dim go in mesh order, where the
+    mesh's axes are known.
 
     Raises:
         ValueError: says which.
@@ -118,11 +158,19 @@ def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
     for dim, names in enumerate(names_of(spec)):
         for name in names:
             if name in used:
-                raise ValueError(f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}")
+                raise ValueError(
+                    f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}"
+                )
             used[name] = dim
-        ordered = tuple(sorted(names, key=known.index)) if known and set(names) <= set(known) else names
+        ordered = (
+            tuple(sorted(names, key=known.index))
+            if known and set(names) <= set(known)
+            else names
+        )
         if names != ordered:
-            raise ValueError(f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {known}")
+            raise ValueError(
+                f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {known}"
+            )
 
 
 def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
@@ -131,11 +179,17 @@ def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
     if type(placement) is Shard:
         dim = placement.dim + len(shape) if placement.dim < 0 else placement.dim
         if not 0 <= dim < len(shape):
-            raise ValueError(f"{placement} names dim {placement.dim} of a tensor with {len(shape)} dims, shape {tuple(shape)}")
+            raise ValueError(
+                f"{placement} names dim {placement.dim} of a tensor with {len(shape)} "
+                f"dims, shape {tuple(shape)}"
+            )
         return dim
     if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return placement.reduce_op
-    raise ValueError(f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial of sum, avg, max or min")
+    raise ValueError(
+        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Partial "
+        "of sum, avg, max or min"
+    )
 
 
 def torch_placements(marks: Marks) -> tuple[Placement, ...]:
@@ -154,5 +208,8 @@ def _placement(mark: Mark) -> Placement:
 
 def describe(marks: Marks, axes: MeshAxes) -> str:
     """Marks in the user's words: `Shard(0) on dp, Replicate() on tp`."""
-    said = [f"{_placement(m)!r} on {name}" for name, m in zip(axes.names, marks, strict=True)]
+    said = [
+        f"{_placement(m)!r} on {name}"
+        for name, m in zip(axes.names, marks, strict=True)
+    ]
     return ", ".join(said) or "one device"

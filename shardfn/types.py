@@ -13,9 +13,12 @@ from torch.distributed.tensor import Placement
 #   "R"                         replicated
 #   d                           sharded on dim d, in chunks as torch.chunk makes them
 #   (d, unit)                   the same, but no chunk boundary inside a run of `unit` elements
-#   (d, unit, before, after)    the same, and with it so many elements of the neighbours on either side, zeros at the ends: a halo
-#   "sum" "max" "min"           pending: the value is the reduction over the axis of what the ranks hold
-#   "avg"                       pending too: their mean. Of arguments and results only; inside a program it is a sum of shares
+#   (d, unit, before, after)    the same with a halo: so many elements of the neighbours on
+#                               either side, zeros at the ends
+#   "sum" "max" "min"           Partial: each rank holds a term; the value is the reduction over
+#                               the axis
+#   "avg"                       Partial mean, of arguments and results only; inside a program it
+#                               is a sum of shares
 Mark = str | int | tuple[int, int] | tuple[int, int, int, int]
 Marks = tuple[Mark, ...]  # one for each mesh axis
 PENDING = ("sum", "max", "min")
@@ -61,9 +64,12 @@ class Aval:
 
 @attrs.frozen
 class Cost:
-    """What sending over a mesh axis costs, in bytes over the fastest axis (the alpha-beta model)."""
+    """What sending over a mesh axis costs, in bytes over the fastest axis (the alpha-beta
+    model).
+    """
 
-    start: float = 1.0  # of a collective: between two ways that move the same bytes, the one with fewer collectives
+    # of a collective: between two ways that move the same bytes, the one with fewer collectives
+    start: float = 1.0
     byte: float = 1.0
 
 
@@ -73,25 +79,37 @@ class MeshAxes:
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    costs: tuple[Cost, ...] = attrs.field(default=(), eq=False, repr=False)  # of each axis; none: all are alike
+    costs: tuple[Cost, ...] = attrs.field(
+        default=(), eq=False, repr=False
+    )  # of each axis; none: all are alike
 
     def cost(self, axis: int) -> Cost:
         """What sending over an axis costs."""
         return self.costs[axis] if self.costs else Cost()
 
     def __str__(self) -> str:
-        return "(" + ", ".join(f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)) + ")"
+        return (
+            "("
+            + ", ".join(
+                f"{a}={n}" for a, n in zip(self.names, self.sizes, strict=True)
+            )
+            + ")"
+        )
 
 
 @attrs.frozen(eq=False)
 class Program:
-    """Stage 1's result: one functional ATen graph over global shapes; nothing in it depends on a mesh."""
+    """Stage 1's result: one functional ATen graph over global shapes; nothing in it depends on
+    a mesh.
+    """
 
     name: str
     graph: torch.fx.GraphModule
     in_paths: tuple[str, ...]  # of the tensor arguments, one for each placeholder
     out_paths: tuple[str, ...]  # of the tensor results
-    out_leaves: tuple[Any, ...]  # constants of the result tree; TENSOR where a tensor stands
+    out_leaves: tuple[
+        Any, ...
+    ]  # constants of the result tree; TENSOR where a tensor stands
     out_tree: Any
     show: Callable[[Program], str] = attrs.field(repr=False)
 
@@ -101,8 +119,18 @@ class Program:
 
 # What may stand beside tensors in arguments and results.
 CONSTANTS = (
-    int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, Placement,
-)  # fmt: skip
+    int,
+    float,
+    bool,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    Placement,
+)
 TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 
 
@@ -125,17 +153,25 @@ class Collective:
 
 @attrs.frozen(eq=False)
 class LocalProgram:
-    """Stages 2 and 3's result: the graph of one rank, with explicit collectives that name their mesh axis."""
+    """Stages 2 and 3's result: the graph of one rank, with explicit collectives that name their
+    mesh axis.
+    """
 
     name: str
     axes: MeshAxes
-    graph: torch.fx.Graph  # placeholders: one coordinate for each axis, then the local tensors
-    unordered: torch.fx.Graph  # the same nodes before the last pass put them in order
+    graph: (
+        torch.fx.Graph
+    )  # placeholders: one coordinate for each axis, then the local tensors
+    unordered: (
+        torch.fx.Graph
+    )  # the same nodes before the last pass put them in order
     in_paths: tuple[str, ...]
     in_marks: tuple[Marks, ...]
     out_marks: tuple[Marks, ...]
     out_paths: tuple[str, ...]
-    elided: tuple[str, ...]  # collectives over axes of size 1 that were taken out, by node name
+    elided: tuple[
+        str, ...
+    ]  # collectives over axes of size 1 that were taken out, by node name
     show: Callable[..., str] = attrs.field(repr=False)
 
     def __str__(self) -> str:

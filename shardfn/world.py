@@ -22,7 +22,8 @@ MAX_RANKS = 2**20
 class World:
     """The ranks that take part.
 
-    `kind` is real (process groups), simulated (all ranks here, true values) or fake (one rank here, no values).
+    `kind` is real (process groups), simulated (all ranks here, true values) or fake (one rank
+    here, no values).
     """
 
     kind: str
@@ -43,7 +44,9 @@ class _Entered:
 _ALONE = World("real", 1, 0)
 _entered = _Entered()
 _door = threading.Lock()  # one thread at a time enters or leaves
-_real: dict[Any, tuple[World, int]] = {}  # a process group -> its world, and the process it is of
+_real: dict[
+    Any, tuple[World, int]
+] = {}  # a process group -> its world, and the process it is of
 
 
 def current_world() -> World:
@@ -65,18 +68,28 @@ def current_world() -> World:
 
 
 def _joined(group: Any) -> tuple[World, int]:
-    """The world of a process group that is met for the first time; one, whichever thread meets it."""
+    """The world of a process group that is met for the first time; one, whichever thread meets
+    it.
+    """
     with _door:
         if group not in _real:
             _real.clear()
-            _real[group] = World("real", dist.get_world_size(), dist.get_rank()), os.getpid()
+            _real[group] = (
+                World("real", dist.get_world_size(), dist.get_rank()),
+                os.getpid(),
+            )
         return _real[group]
 
 
 def _forked(world: World) -> ShardError:
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
-    return ShardError(problem("this process", got, needed="a process that joined itself", fix=fix), fix=fix)
+    return ShardError(
+        problem(
+            "this process", got, needed="a process that joined itself", fix=fix
+        ),
+        fix=fix,
+    )
 
 
 def _is_count(n: Any) -> bool:
@@ -86,14 +99,14 @@ def _is_count(n: Any) -> bool:
 class fake_world(contextlib.ContextDecorator):
     """Enter a world of n ranks in this one process; a context manager and a decorator.
 
-    The world is the process's, as torch's process group is: all threads and tasks are in it until it
-    is left, by whichever thread. Two at once are an error. Its meshes end with it.
+    The world is the process's, as torch's process group is: all threads and tasks are in it
+    until it is left, by whichever thread. Two at once are an error. Its meshes end with it.
 
     Args:
         n: number of ranks, 1 to 2**20.
         rank: the rank whose coordinates and local tensors this process shows.
-        numerics: True simulates every rank with true values; False traces and compiles for `rank` alone, and reading a
-            value raises `FakeValueError`.
+        numerics: True simulates every rank with true values; False traces and compiles for
+            `rank` alone, and reading a value raises `FakeValueError`.
 
     Raises:
         ShardError: n or rank out of range, or a process group exists already.
@@ -108,26 +121,50 @@ class fake_world(contextlib.ContextDecorator):
 
     def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
         if not _is_count(n) or not 1 <= n <= MAX_RANKS:
-            raise ShardError(problem("fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"))
+            raise ShardError(
+                problem(
+                    "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
+                )
+            )
         if not _is_count(rank) or not 0 <= rank < n:
-            raise ShardError(problem("fake_world", f"rank is {rank!r}", needed=f"0 to {n - 1}, in a world of {n}"))
+            raise ShardError(
+                problem(
+                    "fake_world",
+                    f"rank is {rank!r}",
+                    needed=f"0 to {n - 1}, in a world of {n}",
+                )
+            )
         if not isinstance(numerics, bool):
-            raise ShardError(problem("fake_world", f"numerics is {numerics!r}", needed="True or False"))
+            raise ShardError(
+                problem(
+                    "fake_world",
+                    f"numerics is {numerics!r}",
+                    needed="True or False",
+                )
+            )
         self.world = World("simulated" if numerics else "fake", n, rank)
 
     def _recreate_cm(self) -> fake_world:
-        return fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
+        return fake_world(
+            self.world.size, self.world.rank, self.world.kind == "simulated"
+        )
 
     def __enter__(self) -> World:
         with _door:
             if dist.is_initialized():
                 raise _exists_already()
-            hook = sys.excepthook  # torch adds the rank to every traceback, and leaves it there
+            hook = (
+                sys.excepthook
+            )  # torch adds the rank to every traceback, and leaves it there
             rank, size = self.world.rank, self.world.size
-            dist.init_process_group("fake", store=_compat.fake_store(), rank=rank, world_size=size)
+            dist.init_process_group(
+                "fake", store=_compat.fake_store(), rank=rank, world_size=size
+            )
             _entered.hook, _entered.thread = hook, threading.current_thread().name
             _entered.by = self
-            self.world = _entered.world = attrs.evolve(self.world)  # a world ends when it is left
+            self.world = _entered.world = attrs.evolve(
+                self.world
+            )  # a world ends when it is left
         return self.world
 
     def __exit__(self, *exc: object) -> None:
@@ -162,7 +199,9 @@ def join_world(device_type: str) -> None:
     if dist.is_torchelastic_launched():
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=0, world_size=1
+        )
 
 
 def default_device_type() -> str:

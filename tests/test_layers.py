@@ -1,4 +1,6 @@
-"""The shape of the code: imports point down the stages, private torch has one home, files and functions stay small."""
+"""The shape of the code: imports point down the stages, private torch has one home, files and
+functions stay small.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,18 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from tests.support.sizes import PACKAGE, ROOT, Sized, file_sizes, function_sizes
-from tests.support.source import Module, imports, modules, own_edges, parse, torch_names, unit
+from tests.support.source import (
+    Module,
+    imports,
+    modules,
+    own_edges,
+    parse,
+    torch_names,
+    unit,
+)
 
-# Low to high. A module imports from its own package or from lower layers; modules of one layer may import
+# Low to high. A module imports from its own package or from lower layers; modules of one layer
+# may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
     "errors": 0,
@@ -36,9 +47,18 @@ LAYERS: dict[str, int] = {
 }  # fmt: skip
 
 ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it
-TORCH_HOME = "_compat"  # may touch private torch modules and ask for torch's version
-OPTIONAL = {"rich", "matplotlib", "jax", "triton"}  # may be imported inside a function
-LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
+TORCH_HOME = (
+    "_compat"  # may touch private torch modules and ask for torch's version
+)
+OPTIONAL = {
+    "rich",
+    "matplotlib",
+    "jax",
+    "triton",
+}  # may be imported inside a function
+LATE = {
+    "_compat"
+}  # may import torch late: torch._dynamo changes os.environ when it is imported
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
 HEAVY = ["matplotlib", "rich", "jax", "torch._dynamo", "torch._inductor"]
 MAX_FILE, MAX_FUNCTION = 400, 60
@@ -101,11 +121,15 @@ def private_torch(found: list[Module]) -> list[str]:
 
 
 def _is_private(dotted: str) -> bool:
-    """torch._dynamo.x and torch.__version__, but not torch.ops._c10d_functional and not a member of a class."""
+    """torch._dynamo.x and torch.__version__, but not torch.ops._c10d_functional and not a
+    member of a class.
+    """
     if dotted.startswith("torch.ops."):
         return False
     for part in dotted.split(".")[1:]:
-        if part in {"__version__", "version"} or (part.startswith("_") and not part.startswith("__")):
+        if part in {"__version__", "version"} or (
+            part.startswith("_") and not part.startswith("__")
+        ):
             return True
         if part[:1].isupper():
             return False
@@ -125,17 +149,28 @@ def nameless(found: list[Module]) -> list[str]:
 def unplaced(found: list[Module]) -> list[str]:
     """Top-level names that LAYERS does not know."""
     names = sorted({module.unit for module in found} - LAYERS.keys())
-    return [f"shardfn/{name} has no layer; give it one in LAYERS and in docs/design.md" for name in names]
+    return [
+        f"shardfn/{name} has no layer; give it one in LAYERS and in docs/design.md"
+        for name in names
+    ]
 
 
 def oversized(sizes: list[Sized], limit: int) -> list[str]:
     """What is longer than the limit, longest first."""
-    return [f"{where}: {n} lines, at most {limit}" for n, where in sorted(sizes, reverse=True) if n > limit]
+    return [
+        f"{where}: {n} lines, at most {limit}"
+        for n, where in sorted(sizes, reverse=True)
+        if n > limit
+    ]
 
 
 def untitled(found: list[Module]) -> list[str]:
     """Files that do not say in their first line what they are for."""
-    return [f"{m.path.relative_to(ROOT).as_posix()}: no docstring" for m in found if not ast.get_docstring(m.tree)]
+    return [
+        f"{m.path.relative_to(ROOT).as_posix()}: no docstring"
+        for m in found
+        if not ast.get_docstring(m.tree)
+    ]
 
 
 def busy_door(found: list[Module]) -> list[str]:
@@ -146,7 +181,10 @@ def busy_door(found: list[Module]) -> list[str]:
         for module in found
         if module.name == "shardfn"
         for node in module.tree.body
-        if not isinstance(node, names) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        if not isinstance(node, names)
+        and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
     ]
 
 
@@ -207,7 +245,9 @@ print("--- shardfn", flush=True)
 import shardfn
 print("--- end", flush=True)
 print(json.dumps({{
-    "environment": sorted(k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)),
+    "environment": sorted(
+        k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)
+    ),
     "group": torch.distributed.is_available() and torch.distributed.is_initialized(),
     "heavy": [name for name in {HEAVY!r} if name in sys.modules],
 }}))
@@ -217,9 +257,17 @@ print(json.dumps({{
 @pytest.fixture(scope="module")
 def fresh() -> dict:
     """What a new interpreter saw of `import shardfn`."""
-    run = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, cwd=ROOT, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
-    printed, _, rest = run.stdout.partition("--- shardfn\n")[2].partition("--- end\n")
+    printed, _, rest = run.stdout.partition("--- shardfn\n")[2].partition(
+        "--- end\n"
+    )
     return {"printed": printed + run.stderr, **json.loads(rest)}
 
 
@@ -248,7 +296,11 @@ SAMPLES = [
     (strays, "types", "from optree import tree_map"),
     (private_torch, "types", "import torch._dynamo as dynamo"),
     (private_torch, "types", "from torch import _guards"),
-    (private_torch, "types", "import torch\ntorch.distributed._functional_collectives.wait_tensor(x)"),
+    (
+        private_torch,
+        "types",
+        "import torch\ntorch.distributed._functional_collectives.wait_tensor(x)",
+    ),
     (private_torch, "types", "import torch.distributed as dist\ndist._shard.x"),
     (private_torch, "types", "import torch\ntorch.__version__"),
     (private_torch, "types", "from torch import version"),
@@ -259,20 +311,36 @@ SAMPLES = [
 ]
 
 FINE = [
-    (upward, "runtime.call", "from ..capture import Program\nfrom . import simulate\nfrom .simulate import run"),
+    (
+        upward,
+        "runtime.call",
+        "from ..capture import Program\nfrom . import simulate\nfrom .simulate import run",
+    ),
     (upward, "mesh", "from shardfn.world import World"),
-    (late, "inspect.picture", "def f():\n    from matplotlib import pyplot\n    import rich.table"),
+    (
+        late,
+        "inspect.picture",
+        "def f():\n    from matplotlib import pyplot\n    import rich.table",
+    ),
     (late, "_compat", "def f():\n    import torch._dynamo"),
     (strays, "_tree", "import optree.integrations.attrs"),
     (private_torch, "_compat", "import torch._dynamo\ntorch.__version__"),
-    (private_torch, "types", "import torch\ntorch.ops._c10d_functional.all_reduce(x)\ntorch.Tensor._make_subclass(x)"),
+    (
+        private_torch,
+        "types",
+        "import torch\ntorch.ops._c10d_functional.all_reduce(x)\ntorch.Tensor._make_subclass(x)",
+    ),
     (private_torch, "types", "import torch\nx._private\ntorch.fx.Graph().nodes"),
     (nameless, "partition.base_case", ""),
 ]
 
 
 def _sample(dotted: str, text: str) -> list[Module]:
-    return [parse(f"shardfn.{dotted}", PACKAGE / (dotted.replace(".", "/") + ".py"), text)]
+    return [
+        parse(
+            f"shardfn.{dotted}", PACKAGE / (dotted.replace(".", "/") + ".py"), text
+        )
+    ]
 
 
 @pytest.mark.parametrize(("find", "dotted", "text"), SAMPLES)
@@ -286,15 +354,23 @@ def test_a_kept_rule_is_not_reported(find, dotted, text):
 
 
 def test_a_cycle_is_noticed_and_printed():
-    found = _sample("mesh", "from . import world") + _sample("world", "from .mesh import Mesh")
+    found = _sample("mesh", "from . import world") + _sample(
+        "world", "from .mesh import Mesh"
+    )
     (shown,) = cycle(found)
     assert sorted(set(shown.split(" -> "))) == ["shardfn.mesh", "shardfn.world"]
 
 
 def test_a_busy_door_is_noticed():
-    door = parse("shardfn", PACKAGE / "__init__.py", "'''Door.'''\nimport torch\ndef f(): ...")
+    door = parse(
+        "shardfn",
+        PACKAGE / "__init__.py",
+        "'''Door.'''\nimport torch\ndef f(): ...",
+    )
     assert busy_door([door]) == ["shardfn/__init__.py:3: def f():"]
 
 
 def test_an_oversized_function_is_noticed():
-    assert oversized([Sized(60, "a"), Sized(61, "b")], MAX_FUNCTION) == ["b: 61 lines, at most 60"]
+    assert oversized([Sized(60, "a"), Sized(61, "b")], MAX_FUNCTION) == [
+        "b: 61 lines, at most 60"
+    ]

@@ -49,22 +49,49 @@ def test_one_placement_is_enough_on_a_mesh_of_one_axis() -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "too many dims": (P(None, None, "dp"), "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (4, 5)"),
-    "an unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=3)"),
-    "an axis twice": (P("dp", ("dp", "tp")), "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1"),
-    "not in mesh order": (P(("tp", "dp")), "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')"),
+    "too many dims": (
+        P(None, None, "dp"),
+        "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (4, 5)",
+    ),
+    "an unknown axis": (
+        P("data"),
+        "P('data') names axis 'data'; the mesh has (dp=2, tp=3)",
+    ),
+    "an axis twice": (
+        P("dp", ("dp", "tp")),
+        "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1",
+    ),
+    "not in mesh order": (
+        P(("tp", "dp")),
+        "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')",
+    ),
     "a string": ("dp", "'dp' is no placement; write P('dp') or a torch Placement"),
     "a number": (3, "3 is no placement; write P(3) or a torch Placement"),
-    "too few": ([Shard(0)], "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)"),
-    "a dim that is not there": ([Shard(2), Replicate()], "S(2) names dim 2 of a tensor with 2 dims, shape (4, 5)"),
-    "a dim before the first": ([Shard(-3), Replicate()], "S(-3) names dim -3 of a tensor with 2 dims, shape (4, 5)"),
+    "too few": (
+        [Shard(0)],
+        "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)",
+    ),
+    "a dim that is not there": (
+        [Shard(2), Replicate()],
+        "S(2) names dim 2 of a tensor with 2 dims, shape (4, 5)",
+    ),
+    "a dim before the first": (
+        [Shard(-3), Replicate()],
+        "S(-3) names dim -3 of a tensor with 2 dims, shape (4, 5)",
+    ),
     "a product": (
         [Partial("product"), Replicate()],
-        "P(product) is not a placement that shardfn knows: Shard, Replicate, Partial of sum, avg, max or min",
+        (
+            "P(product) is not a placement that shardfn knows: Shard, Replicate, Partial of "
+            "sum, avg, max or min"
+        ),
     ),
     "reductions of two kinds": (
         [Partial("max"), Partial("avg")],
-        "Partial(max) on dp, Partial(avg) on tp is pending in 2 ways, whose order would matter; reduce one first",
+        (
+            "Partial(max) on dp, Partial(avg) on tp is pending in 2 ways, whose order would "
+            "matter; reduce one first"
+        ),
     ),
 }
 
@@ -89,15 +116,24 @@ def test_torchs_placements_round_trip(marks: Marks) -> None:
 @given(MARKS)
 @examples(30)
 def test_p_says_what_torchs_placements_say(marks: Marks) -> None:
-    parts: list[tuple[str, ...]] = [tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d) for d in range(3)]
+    parts: list[tuple[str, ...]] = [
+        tuple(n for n, m in zip(AXES.names, marks, strict=True) if m == d)
+        for d in range(3)
+    ]
     plain = tuple("R" if m in ("sum", "avg") else m for m in marks)
     assert marks_of(P(*parts), (4, 5, 6), AXES) == plain
 
 
 def test_marks_become_the_placements_that_dtensor_has() -> None:
     marks: tuple[Mark, ...] = ("R", 2, "sum", "avg", "max", "min")
-    assert torch_placements(marks) == (Replicate(), Shard(2), *map(Partial, ("sum", "avg", "max", "min")))
-    with pytest.raises(AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"):
+    assert torch_placements(marks) == (
+        Replicate(),
+        Shard(2),
+        *map(Partial, ("sum", "avg", "max", "min")),
+    )
+    with pytest.raises(
+        AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"
+    ):
         torch_placements(((0, 3),))
 
 
@@ -114,5 +150,12 @@ def test_p_prints_compares_and_hashes_by_its_parts() -> None:
 
 
 def test_what_is_one_leaf_of_a_tree_of_placements() -> None:
-    assert all(map(is_spec, (None, P(), P("dp"), Shard(0), Partial(), [Shard(0), Replicate()])))
-    assert not any(map(is_spec, ("dp", [], [P()], (Shard(0),), {"w": P()}, [None], 3)))
+    assert all(
+        map(
+            is_spec,
+            (None, P(), P("dp"), Shard(0), Partial(), [Shard(0), Replicate()]),
+        )
+    )
+    assert not any(
+        map(is_spec, ("dp", [], [P()], (Shard(0),), {"w": P()}, [None], 3))
+    )

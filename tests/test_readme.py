@@ -9,10 +9,20 @@ from tests.support.sizes import ROOT
 
 
 def test_the_example_in_the_readme_runs(tmp_path):
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
     script = tmp_path / "example.py"
     script.write_text(example)
     path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, env=path, check=False)
+    run = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        env=path,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     assert "all_reduce" in run.stdout

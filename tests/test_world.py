@@ -45,22 +45,37 @@ def test_worlds_out_of_range_and_nested_worlds() -> None:
     assert str(error.value) == "fake_world: n is 0\n  needed: 1 to 1048576 ranks"
     with pytest.raises(sf.ShardError) as error:
         sf.fake_world(2, rank=2)
-    assert str(error.value) == "fake_world: rank is 2\n  needed: 0 to 1, in a world of 2"
+    assert (
+        str(error.value)
+        == "fake_world: rank is 2\n  needed: 0 to 1, in a world of 2"
+    )
     with sf.fake_world(8), pytest.raises(sf.ShardError) as error, sf.fake_world(2):
         pass
-    assert str(error.value) == "fake_world: a world of 8 ranks exists already\n  try: leave the other fake_world first"
+    assert (
+        str(error.value)
+        == "fake_world: a world of 8 ranks exists already\n  try: leave the other fake_world first"
+    )
 
 
 def test_a_mesh_does_not_outlive_its_world() -> None:
     with sf.fake_world(8):
-        double = sf.shard(lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten")
-    with pytest.raises(sf.PlacementError, match="a mesh of 8 ranks in a world of 1"):
+        double = sf.shard(
+            lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten"
+        )
+    with pytest.raises(
+        sf.PlacementError, match="a mesh of 8 ranks in a world of 1"
+    ):
         double(torch.ones(3))
 
 
-def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> None:
+def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> (
+    None
+):
     with sf.fake_world(8):
-        outer, inner = sf.make_mesh((8,), ("dp",)), sf.make_mesh((2, 4), ("dp", "tp"))
+        outer, inner = (
+            sf.make_mesh((8,), ("dp",)),
+            sf.make_mesh((2, 4), ("dp", "tp")),
+        )
         seen: list[object] = []
         with sf.use_mesh(outer):
             with pytest.raises(RuntimeError, match="boom"), sf.use_mesh(inner):
@@ -70,7 +85,9 @@ def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -
             thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
             thread.start()
             thread.join()
-            double = sf.shard(lambda x: x * 2, in_placements=P("dp"), backend="aten")
+            double = sf.shard(
+                lambda x: x * 2, in_placements=P("dp"), backend="aten"
+            )
             assert double(torch.ones(8)).device_mesh == outer
             with sf.use_mesh(inner):
                 assert double(torch.ones(8)).device_mesh == inner
@@ -81,7 +98,9 @@ def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -
 def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
     with sf.fake_world(2**10, rank=5, numerics=False):
         mesh = sf.make_mesh((2**10,), ("dp",))
-        out = sf.shard(lambda x: (x * 2).sum(1), mesh, P("dp"), backend="aten")(torch.ones(2**11, 3))
+        out = sf.shard(lambda x: (x * 2).sum(1), mesh, P("dp"), backend="aten")(
+            torch.ones(2**11, 3)
+        )
         assert out.shape == (2**11,)
         assert out.to_local().shape == (2,)
         assert "UnreadTensor(shape=(2,)" in repr(out)
@@ -90,7 +109,12 @@ def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
             "a value is read in a world with numerics=False, which computes none\n"
             "  try: fake_world(n, numerics=True) computes true values"
         )
-        for read in (sf.full, lambda x: x.to_local()[0].item(), lambda x: bool(x.to_local()[0] > 0), lambda x: x.to_local().tolist()):
+        for read in (
+            sf.full,
+            lambda x: x.to_local()[0].item(),
+            lambda x: bool(x.to_local()[0] > 0),
+            lambda x: x.to_local().tolist(),
+        ):
             with pytest.raises(sf.FakeValueError) as error:
                 read(out)
             assert text in str(error.value)
@@ -99,30 +123,54 @@ def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
 def test_from_local_takes_each_ranks_own_shard() -> None:
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        x = sf.from_local([torch.full((2,), 1.0), torch.full((2,), 2.0), torch.full((1,), 3.0)], mesh, P("dp"))
+        x = sf.from_local(
+            [torch.full((2,), 1.0), torch.full((2,), 2.0), torch.full((1,), 3.0)],
+            mesh,
+            P("dp"),
+        )
         assert sf.full(x).tolist() == [1, 1, 2, 2, 3]
         pending = sf.from_local([torch.ones(2)] * 3, mesh, sf.Partial())
         assert sf.full(pending).tolist() == [3, 3]
-        out = sf.shard(lambda x, y: x.sum() + y, mesh, (P("dp"), sf.Partial()), backend="aten")(x, pending)
+        out = sf.shard(
+            lambda x, y: x.sum() + y, mesh, (P("dp"), sf.Partial()), backend="aten"
+        )(x, pending)
         assert sf.full(out).tolist() == [12, 12]
-        with pytest.raises(sf.PlacementError, match=r"the shard of rank at \(1,\) has shape \(1,\)"):
-            sf.from_local([torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp"))
+        with pytest.raises(
+            sf.PlacementError, match=r"the shard of rank at \(1,\) has shape \(1,\)"
+        ):
+            sf.from_local(
+                [torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp")
+            )
 
 
 @pytest.mark.parametrize("kind", ["sum", "max", "min"])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32, torch.float16], ids=str)
-def test_a_pending_value_read_whole_keeps_its_dtype(dtype: torch.dtype, kind: str) -> None:
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int16, torch.int32, torch.float16],
+    ids=str,
+)
+def test_a_pending_value_read_whole_keeps_its_dtype(
+    dtype: torch.dtype, kind: str
+) -> None:
     shards = [torch.tensor([1, 0, 3]).to(dtype), torch.tensor([1, 0, 0]).to(dtype)]
     with sf.fake_world(2):
-        pending = sf.from_local(shards, mesh := sf.make_mesh((2,), ("dp",)), sf.Partial(kind))
+        pending = sf.from_local(
+            shards, mesh := sf.make_mesh((2,), ("dp",)), sf.Partial(kind)
+        )
         reduced = sf.shard(lambda x: x.clone(), mesh, backend="aten")(pending)
-        wanted = {"sum": shards[0] + shards[1], "max": torch.maximum(*shards), "min": torch.minimum(*shards)}[kind]
+        wanted = {
+            "sum": shards[0] + shards[1],
+            "max": torch.maximum(*shards),
+            "min": torch.minimum(*shards),
+        }[kind]
         for got in (sf.full(pending), sf.full(reduced)):
             assert got.dtype == dtype and torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 7, 12])
-def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int) -> None:
+def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(
+    rows: int,
+) -> None:
     x = torch.arange(2.0 * rows).reshape(rows, 2)
     with sf.fake_world(6):
         mesh = sf.make_mesh((2, 3), ("dp", "tp"))
@@ -132,17 +180,27 @@ def test_from_local_puts_uneven_shards_of_two_axes_on_one_dim_together(rows: int
         assert again.shape == x.shape and torch.equal(sf.full(again), x)
 
 
-def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_dim() -> None:
+def test_distribute_and_full_are_inverse_on_uneven_shards_and_two_axes_on_one_dim() -> (
+    None
+):
     x = torch.arange(70.0).reshape(7, 10)
     with sf.fake_world(6):
         mesh = sf.make_mesh((3, 2), ("dp", "tp"))
-        for spec in (P(), P("dp"), P("tp", "dp"), P(("dp", "tp")), P(None, ("dp", "tp"))):
+        for spec in (
+            P(),
+            P("dp"),
+            P("tp", "dp"),
+            P(("dp", "tp")),
+            P(None, ("dp", "tp")),
+        ):
             d = sf.distribute(x.t(), mesh, spec)
             assert torch.equal(sf.full(d), x.t())
             assert d.stride() == x.t().stride()
 
 
-def test_s4_1_distribute_detaches_once_and_leaves_the_callers_autograd_alone() -> None:
+def test_s4_1_distribute_detaches_once_and_leaves_the_callers_autograd_alone() -> (
+    None
+):
     w = torch.ones(4, requires_grad=True)
     with sf.fake_world(2):
         d = sf.distribute(w * 2, sf.make_mesh((2,), ("dp",)), P("dp"))
@@ -156,6 +214,9 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
 
     with sf.fake_world(2):
         line, again = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("dp",))
-        column, other = sf.make_mesh((2, 1), ("dp", "tp")), sf.make_mesh((2,), ("tp",))
+        column, other = (
+            sf.make_mesh((2, 1), ("dp", "tp")),
+            sf.make_mesh((2,), ("tp",)),
+        )
         assert group_names(line) == group_names(again)
         assert len({group_names(m)[0] for m in (line, column, other)}) == 3

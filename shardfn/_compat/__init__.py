@@ -1,4 +1,6 @@
-"""The only package that touches private torch modules or asks for torch's version (2.11 to 2.15)."""
+"""The only package that touches private torch modules or asks for torch's version (2.11 to
+2.15).
+"""
 
 from .distributed import (
     dtensor_spec,

@@ -34,7 +34,11 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
 def root_mesh(mesh: Any) -> Any:
     """The mesh that this one is a slice of; itself if it is none."""
     root = getattr(mesh, "_get_root_mesh", None)
-    return root() if root is not None else torch.distributed.device_mesh._mesh_resources.get_root_mesh(mesh)
+    return (
+        root()
+        if root is not None
+        else torch.distributed.device_mesh._mesh_resources.get_root_mesh(mesh)
+    )
 
 
 def named_group(name: str) -> dist.ProcessGroup:
@@ -47,11 +51,19 @@ def wait_later(out: torch.Tensor, work: Any) -> None:
     torch._C._distributed_c10d._register_work(out, work)
 
 
-def dtensor_spec(mesh: Any, placements: tuple[Placement, ...], shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+def dtensor_spec(
+    mesh: Any,
+    placements: tuple[Placement, ...],
+    shape: Any,
+    stride: Any,
+    dtype: torch.dtype,
+) -> Any:
     """DTensor's own record of a mesh, placements and global metadata."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    return DTensorSpec(mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype))
+    return DTensorSpec(
+        mesh, placements, TensorMeta(torch.Size(shape), tuple(stride), dtype)
+    )
 
 
 @functools.cache
@@ -59,7 +71,9 @@ def _unreduced_class() -> type:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class UnreducedSpec(DTensorSpec):
-        """Of a gradient that nobody has reduced yet; equal to none of a value that is pending for another reason."""
+        """Of a gradient that nobody has reduced yet; equal to none of a value that is pending
+        for another reason.
+        """
 
         def __eq__(self, other: object) -> bool:
             return type(other) is type(self) and super().__eq__(other)
@@ -94,18 +108,32 @@ def _gone_class() -> type:
 
 
 def gone_spec(spec: Any) -> Any:
-    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live one."""
+    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live
+    one.
+    """
     return _gone_class()(spec.mesh, spec.placements, spec.tensor_meta)
 
 
-def dtensors(locals_: Sequence[torch.Tensor], specs: Sequence[Any]) -> list[DTensor]:
+def dtensors(
+    locals_: Sequence[torch.Tensor], specs: Sequence[Any]
+) -> list[DTensor]:
     """Local tensors as DTensors, by the shortest way."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
-        return [DTensor(x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
-    return [make(DTensor, x, spec, requires_grad=False) for x, spec in zip(locals_, specs, strict=True)]
+        return [
+            DTensor(x, spec, requires_grad=False)
+            for x, spec in zip(locals_, specs, strict=True)
+        ]
+    return [
+        make(DTensor, x, spec, requires_grad=False)
+        for x, spec in zip(locals_, specs, strict=True)
+    ]
 
 
 def is_arriving(x: torch.Tensor) -> bool:
-    """Whether a tensor is the result of a collective of torch's that nobody has waited for; it waits when it is read."""
-    return isinstance(x, torch.distributed._functional_collectives.AsyncCollectiveTensor)
+    """Whether a tensor is the result of a collective of torch's that nobody has waited for; it
+    waits when it is read.
+    """
+    return isinstance(
+        x, torch.distributed._functional_collectives.AsyncCollectiveTensor
+    )

@@ -1,4 +1,6 @@
-"""How Dynamo reads Python: its mistakes mended, what it leaves whole, what it takes for something else."""
+"""How Dynamo reads Python: its mistakes mended, what it leaves whole, what it takes for
+something else.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,21 @@ from ..errors import ShardError, call_site, is_ours
 from .guards import Read, outside_reads
 from .tracing import in_dual_level, inside_transform, is_fake
 
-_READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
+_READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "reading", default=False
+)
 
 
 def is_tracing() -> bool:
-    """Whether this call is being captured: read by Dynamo, or run by a module that Dynamo has left whole."""
+    """Whether this call is being captured: read by Dynamo, or run by a module that Dynamo has
+    left whole.
+    """
     return torch.compiler.is_dynamo_compiling() or _READING.get()
 
 
-is_in_dynamo = torch.compiler.is_dynamo_compiling  # whether Dynamo itself reads this call
+is_in_dynamo = (
+    torch.compiler.is_dynamo_compiling
+)  # whether Dynamo itself reads this call
 
 
 def is_reading() -> bool:
@@ -39,8 +47,9 @@ def is_reading() -> bool:
 def reading() -> Iterator[Any]:
     """What runs inside is being captured, though Dynamo does not read it.
 
-    Gives Dynamo's fake mode where Dynamo runs it. That mode takes no tensor that Dynamo has not seen, and would make a
-    symbol of a size that depends on values, or of a value itself; inside it refuses them, as capture's own does.
+    Gives Dynamo's fake mode where Dynamo runs it. That mode takes no tensor that Dynamo has not
+    seen, and would make a symbol of a size that depends on values, or of a value itself; inside
+    it refuses them, as capture's own does.
     """
     from torch._guards import active_fake_mode
 
@@ -50,7 +59,11 @@ def reading() -> Iterator[Any]:
     was = symbols and symbols.settings
     try:
         if symbols:
-            symbols.settings = dataclasses.replace(was, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+            symbols.settings = dataclasses.replace(
+                was,
+                allow_scalar_outputs=False,
+                allow_dynamic_output_shape_ops=False,
+            )
         yield mode
     finally:
         _READING.reset(token)
@@ -67,8 +80,8 @@ def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Have Dynamo call this function of constants as it is, and take its result for a constant.
 
     What torch.compiler.assume_constant_result does, without importing torch._dynamo, which takes
-    seconds (torch 2.11 to 2.15). An error of ours that it raises gets the line that Dynamo reads, or
-    that calls: every check of ours that runs under Dynamo is such a function.
+    seconds (torch 2.11 to 2.15). An error of ours that it raises gets the line that Dynamo
+    reads, or that calls: every check of ours that runs under Dynamo is such a function.
     """
 
     @functools.wraps(fn)
@@ -94,7 +107,9 @@ def _read_line() -> str | None:
 
 
 def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
-    """One run of a function that Dynamo reads as a graph of its own, a call of torch.ops.higher_order.wrap."""
+    """One run of a function that Dynamo reads as a graph of its own, a call of
+    torch.ops.higher_order.wrap.
+    """
     return torch.ops.higher_order.wrap(fn, *xs)
 
 
@@ -109,10 +124,20 @@ def capture_python(
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
 
-    # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of different shapes
-    wanted = {"replay_side_effects": False, "side_effect_replay_policy": "error", "automatic_dynamic_shapes": False}
-    known = {name: value for name, value in wanted.items() if hasattr(torch._dynamo.config, name)}
-    # torch.compiler.is_compiling() stays False: it is the process's, and other threads' optimizers ask for it
+    # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of
+    # different shapes
+    wanted = {
+        "replay_side_effects": False,
+        "side_effect_replay_policy": "error",
+        "automatic_dynamic_shapes": False,
+    }
+    known = {
+        name: value
+        for name, value in wanted.items()
+        if hasattr(torch._dynamo.config, name)
+    }
+    # torch.compiler.is_compiling() stays False: it is the process's, and other threads'
+    # optimizers ask for it
     with torch._dynamo.config.patch(known), get_metrics_context(), _mended():
         fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
@@ -121,8 +146,16 @@ def capture_python(
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
-    """The function over a copy of its globals: Dynamo leaves all that it made among them, and a module would keep it for good."""
-    return types.FunctionType(fn.__code__, dict(fn.__globals__), fn.__name__, fn.__defaults__, fn.__closure__)
+    """The function over a copy of its globals: Dynamo leaves all that it made among them, and a
+    module would keep it for good.
+    """
+    return types.FunctionType(
+        fn.__code__,
+        dict(fn.__globals__),
+        fn.__name__,
+        fn.__defaults__,
+        fn.__closure__,
+    )
 
 
 ASKS_RANK = "asks which rank it runs on"
@@ -145,20 +178,34 @@ def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def makes_dtensors(fn: Any) -> bool:
-    """Whether a function is one of torch.distributed.tensor, but for the placements themselves, or says that it does."""
+    """Whether a function is one of torch.distributed.tensor, but for the placements themselves,
+    or says that it does.
+    """
     if getattr(fn, "makes_dtensors", False) is True:
         return True
     module = getattr(fn, "__module__", None)
-    inside = isinstance(module, str) and module.startswith("torch.distributed.tensor")
-    return inside and not module.startswith("torch.distributed.tensor.placement_types")
+    inside = isinstance(module, str) and module.startswith(
+        "torch.distributed.tensor"
+    )
+    return inside and not module.startswith(
+        "torch.distributed.tensor.placement_types"
+    )
 
 
 def is_foreign(x: Any) -> bool:
-    """Whether a tensor is of a class of its own: a DTensor, two tensors in one, a subclass of a user's."""
+    """Whether a tensor is of a class of its own: a DTensor, two tensors in one, a subclass of a
+    user's.
+    """
     kind = type(x)
-    if not isinstance(x, torch.Tensor) or kind in PLAIN or kind.__module__.startswith("shardfn."):
+    if (
+        not isinstance(x, torch.Tensor)
+        or kind in PLAIN
+        or kind.__module__.startswith("shardfn.")
+    ):
         return False
-    if isinstance(x, torch.nn.Parameter):  # a name for a kind of parameter, which changes nothing
+    if isinstance(
+        x, torch.nn.Parameter
+    ):  # a name for a kind of parameter, which changes nothing
         return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
     return is_traceable_wrapper_subclass(x) or not is_fake(x)
 
@@ -174,30 +221,42 @@ def refusal(fn: Any) -> str | None:
         return MAKES_DTENSOR
     if isinstance(fn, type) and issubclass(fn, torch.Tensor) and fn not in PLAIN:
         return f"{MADE} {fn.__name__};"
-    collective = getattr(fn, "__module__", None) == "torch.distributed._functional_collectives"
+    collective = (
+        getattr(fn, "__module__", None)
+        == "torch.distributed._functional_collectives"
+    )
     return f"{COMMUNICATES} {fn.__name__};" if collective else None
 
 
-RANK = {"get_rank", "get_local_rank", "get_coordinate", "rank"}  # of torch.distributed, a mesh, a group
+RANK = {
+    "get_rank",
+    "get_local_rank",
+    "get_coordinate",
+    "rank",
+}  # of torch.distributed, a mesh, a group
 
 
-Change = tuple[Any, str, Callable[..., Any]]  # a class of Dynamo's, a method, what takes its place
+Change = tuple[
+    Any, str, Callable[..., Any]
+]  # a class of Dynamo's, a method, what takes its place
 
 
 @contextlib.contextmanager
 def _mended() -> Iterator[None]:
     """Dynamo without five mistakes (torch 2.13), and with refusals of ours.
 
-    It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank that traces
-    for a constant of every rank's program, looks into an autograd.Function under torch.func's transforms,
-    where its own backward and jvp count, and makes a fake of another mode of a result of autograd and of
-    a view that is closed over.
+    It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank
+    that traces for a constant of every rank's program, looks into an autograd.Function under
+    torch.func's transforms, where its own backward and jvp count, and makes a fake of another
+    mode of a result of autograd and of a view that is closed over.
     """
     from torch._dynamo.variables import builder
 
     with contextlib.ExitStack() as stack:
         faked = _faked(builder.wrap_to_fake_tensor_and_record)
-        stack.enter_context(mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked))
+        stack.enter_context(
+            mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked)
+        )
         for cls, name, new in (*_corrections(), *_refusals()):
             method = functools.partialmethod(new, getattr(cls, name))
             stack.enter_context(mock.patch.object(cls, name, method))
@@ -226,14 +285,22 @@ def _corrections() -> list[Change]:
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
-    def fresh(self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def fresh(
+        self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         fake = self.proxy.node.meta.get("example_value")
-        known = (tuple(self._size), self.stride) if self._size is not None and is_fake(fake) else None
+        known = (
+            (tuple(self._size), self.stride)
+            if self._size is not None and is_fake(fake)
+            else None
+        )
         if known is not None and known != (tuple(fake.shape), fake.stride()):
             self.synchronize_attributes(tx)
         return read(self, tx, *args, **kwargs)
 
-    def intact(self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any) -> Any:
+    def intact(
+        self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any
+    ) -> Any:
         if not inside_transform():
             return apply(self, tx, args, kwargs)
         given = proxy_args_kwargs(args, kwargs)
@@ -241,29 +308,49 @@ def _corrections() -> list[Change]:
         return builder.wrap_fx_proxy(tx, proxy)
 
     reads = ("var_getattr", "call_method", "unpack_var_sequence")
-    changes: list[Change] = [(variables.TensorVariable, name, fresh) for name in reads]
+    changes: list[Change] = [
+        (variables.TensorVariable, name, fresh) for name in reads
+    ]
     return [*changes, (variables.AutogradFunctionVariable, "call_apply", intact)]
 
 
 def _refusals() -> list[Change]:
     """Methods of Dynamo's that are to refuse what no captured function may do."""
     from torch._dynamo import exc, variables
-    from torch._dynamo.variables import builder, distributed, functions, script_object
+    from torch._dynamo.variables import (
+        builder,
+        distributed,
+        functions,
+        script_object,
+    )
 
     def refuse(text: str | None) -> None:
         if text:
             raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
 
-    def untold(self: Any, call: Callable[..., Any], tx: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        asks = (name in RANK) if isinstance(name, str) else self.value is dist.get_rank
+    def untold(
+        self: Any,
+        call: Callable[..., Any],
+        tx: Any,
+        name: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        asks = (
+            (name in RANK) if isinstance(name, str) else self.value is dist.get_rank
+        )
         refuse(ASKS_RANK if asks else None)
         return call(self, tx, name, *args, **kwargs)
 
-    def own(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def own(
+        self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         refuse(refusal(getattr(self, "fn", None) or getattr(self, "value", None)))
         return call(self, tx, *args, **kwargs)
 
-    def alone(self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any) -> Any:
+    def alone(
+        self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         refuse(f"{COMMUNICATES} {self.fn.__name__};")
 
     def cast(self: Any, method: Callable[..., Any], tx: Any, cls: Any) -> Any:
@@ -299,25 +386,33 @@ def _refusals() -> list[Change]:
 def _substitute(original: Any, ours: Any) -> None:
     from torch._dynamo import trace_rules
 
-    trace_rules.get_torch_obj_rule_map().pop(original, None)  # it takes no second rule for what it calls as it is
+    trace_rules.get_torch_obj_rule_map().pop(
+        original, None
+    )  # it takes no second rule for what it calls as it is
     torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
 
 
 def substitute(table: dict[Any, Any]) -> None:
-    """Have Dynamo read other functions in the place of some; what is called eagerly stays as it is."""
+    """Have Dynamo read other functions in the place of some; what is called eagerly stays as it
+    is.
+    """
     for original, ours in table.items():
         _substitute(original, ours)
 
 
 def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:
-    """What the function that `capture_python` read returns, given what its graph does; call `process_inputs` first.
+    """What the function that `capture_python` read returns, given what its graph does; call
+    `process_inputs` first.
 
-    torch does this with dispatch turned off (2.13), where a result that Dynamo makes of an argument itself, x.T, is lost.
+    torch does this with dispatch turned off (2.13), where a result that Dynamo makes of an
+    argument itself, x.T, is lost.
     """
     codegen = graph.graph._codegen
     rebuild, inputs = codegen.dynamo_bytecode_unflatten, codegen._inputs
     if not hasattr(rebuild, "out"):
         return codegen.process_outputs(outputs)
     args, kwargs = rebuild.input_processor(inputs)
-    run = rebuild.out.forward_callable(compiled_fn=lambda *_: outputs, extra_globals=rebuild.f_globals)
+    run = rebuild.out.forward_callable(
+        compiled_fn=lambda *_: outputs, extra_globals=rebuild.f_globals
+    )
     return torch.compiler.disable(run)(*args, **kwargs)

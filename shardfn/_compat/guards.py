@@ -30,7 +30,9 @@ class Read(NamedTuple):
         Step, ...
     ]  # the first one is a root: ("fn", None), ("module", name) or ("scope", an object)
     kind: str  # the name of Dynamo's guard
-    key: Any  # the key or the attribute that was looked for, where the guard has one
+    key: (
+        Any  # the key or the attribute that was looked for, where the guard has one
+    )
 
 
 # The class of a source of Dynamo's (torch 2.11 to 2.15) -> the step, where its key is.
@@ -106,7 +108,9 @@ def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
     return _stepped(before, step, getattr(source, where) if where else None, source)
 
 
-def _stepped(before: tuple[Step, ...], step: str, to: Any, source: Any) -> tuple[Step, ...] | None:
+def _stepped(
+    before: tuple[Step, ...], step: str, to: Any, source: Any
+) -> tuple[Step, ...] | None:
     if step == "item" and getattr(source, "index_is_slice", False):
         return (*before, ("item", source.unpack_slice()))
     if (

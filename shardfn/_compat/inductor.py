@@ -12,11 +12,15 @@ import torch
 
 @contextlib.contextmanager
 def _inductor_order() -> Iterator[None]:
-    """Inductor's reordering for memory puts every reduction last; keep the order of the program (torch 2.11 to 2.13)."""
+    """Inductor's reordering for memory puts every reduction last; keep the order of the program
+    (torch 2.11 to 2.13).
+    """
     from torch._inductor import config
 
     wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
-    with config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}):
+    with config.patch(
+        {name: value for name, value in wanted.items() if hasattr(config, name)}
+    ):
         yield
 
 
@@ -25,7 +29,9 @@ def trace_artifact(name: str, text: str) -> None:
     from torch._logging import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
-    trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text)
+    trace_structured(
+        "artifact", metadata_fn=lambda: metadata, payload_fn=lambda: text
+    )
 
 
 def generated_code(runner: Any) -> str:
@@ -34,23 +40,42 @@ def generated_code(runner: Any) -> str:
 
 
 def _lower_pack(xs: Any) -> Any:
-    """Inductor's code for `shardfn::pack`: what makes a tensor writes it into the flat buffer, where nothing else reads it.
+    """Inductor's code for `shardfn::pack`: what makes a tensor writes it into the flat buffer,
+    where nothing else reads it.
 
-    As Inductor's own ConcatKernel, which copies whatever has to be flattened first (torch 2.11 to 2.13).
+    As Inductor's own ConcatKernel, which copies whatever has to be flattened first (torch 2.11
+    to 2.13).
     """
     from torch._inductor import ir
     from torch._inductor.lowering import clone
     from torch._inductor.virtualized import V
 
     nodes: Any = V.graph.current_node.args[0]
-    xs = [x if len(node.users) == 1 else clone(x) for x, node in zip(xs, nodes, strict=True)]
-    device, dtype, counts = xs[0].get_device(), xs[0].get_dtype(), [node.meta["val"].numel() for node in nodes]
-    whole = ir.ConcatKernel(name=None, layout=ir.FixedLayout(device, dtype, [sum(counts)], [1]), inputs=[])
+    xs = [
+        x if len(node.users) == 1 else clone(x)
+        for x, node in zip(xs, nodes, strict=True)
+    ]
+    device, dtype, counts = (
+        xs[0].get_device(),
+        xs[0].get_dtype(),
+        [node.meta["val"].numel() for node in nodes],
+    )
+    whole = ir.ConcatKernel(
+        name=None,
+        layout=ir.FixedLayout(device, dtype, [sum(counts)], [1]),
+        inputs=[],
+    )
     storage, offset = ir.StorageBox(whole), 0
     for x, count in zip(xs, counts, strict=True):
         size = list(x.get_size())
-        layout = ir.FixedLayout(device, dtype, size, ir.FlexibleLayout.contiguous_strides(size), offset)
-        whole.inputs.append(ir.ConcatKernel.realize_into(x, ir.ReinterpretView(data=storage, layout=layout)))
+        layout = ir.FixedLayout(
+            device, dtype, size, ir.FlexibleLayout.contiguous_strides(size), offset
+        )
+        whole.inputs.append(
+            ir.ConcatKernel.realize_into(
+                x, ir.ReinterpretView(data=storage, layout=layout)
+            )
+        )
         offset += count
     whole.name = V.graph.register_buffer(whole)
     whole.inputs = ir.ConcatKernel.unwrap_storage(whole.inputs)
@@ -59,33 +84,54 @@ def _lower_pack(xs: Any) -> Any:
 
 
 def _lower_halo(x: Any, before: int, group: str) -> Any:
-    """Inductor's code for `shardfn::halo`: a collective as its own are, so that what is sent stays as it is until the wait."""
+    """Inductor's code for `shardfn::halo`: a collective as its own are, so that what is sent
+    stays as it is until the wait.
+    """
     from torch._inductor import ir
 
-    return ir.TensorBox.create(ir._CollectiveKernel.create_out_of_place(torch.ops.shardfn.halo.default, x, before, group))
+    return ir.TensorBox.create(
+        ir._CollectiveKernel.create_out_of_place(
+            torch.ops.shardfn.halo.default, x, before, group
+        )
+    )
 
 
-def _lower_permute(x: Any, sources: Sequence[int], targets: Sequence[int], group: str) -> Any:
+def _lower_permute(
+    x: Any, sources: Sequence[int], targets: Sequence[int], group: str
+) -> Any:
     """Inductor's code for `shardfn::permute`, as that for `halo`."""
     from torch._inductor import ir
 
     op = torch.ops.shardfn.permute.default
-    return ir.TensorBox.create(ir._CollectiveKernel.create_out_of_place(op, x, list(sources), list(targets), group))
+    return ir.TensorBox.create(
+        ir._CollectiveKernel.create_out_of_place(
+            op, x, list(sources), list(targets), group
+        )
+    )
 
 
 @functools.cache
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
 
-    register_lowering(torch.ops.shardfn.halo.default, type_promotion_kind=None)(_lower_halo)
-    register_lowering(torch.ops.shardfn.permute.default, type_promotion_kind=None)(_lower_permute)
-    register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
+    register_lowering(torch.ops.shardfn.halo.default, type_promotion_kind=None)(
+        _lower_halo
+    )
+    register_lowering(torch.ops.shardfn.permute.default, type_promotion_kind=None)(
+        _lower_permute
+    )
+    register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
+        _lower_pack
+    )
 
 
 def inductor(
-    graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], finish: Callable[[torch.fx.GraphModule], Any]
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    finish: Callable[[torch.fx.GraphModule], Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and returns a list.
+    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
+    returns a list.
 
     Args:
         graph: functional ATen, the inputs as placeholders.
@@ -93,7 +139,10 @@ def inductor(
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
     """
     from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.compile_fx import (
+        compile_fx_inner,
+        record_original_output_strides,
+    )
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
@@ -101,12 +150,25 @@ def inductor(
 
     _register_lowerings()
     mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
-    with mode, tracing(TracingContext(mode)), V.set_fake_mode(mode), _inductor_order(), torch.no_grad():
-        lowered = make_fx(torch.fx.Interpreter(graph).run, decomposition_table=select_decomp_table())(*inputs)
+    with (
+        mode,
+        tracing(TracingContext(mode)),
+        V.set_fake_mode(mode),
+        _inductor_order(),
+        torch.no_grad(),
+    ):
+        lowered = make_fx(
+            torch.fx.Interpreter(graph).run,
+            decomposition_table=select_decomp_table(),
+        )(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
         output = next(iter(reversed(lowered.graph.nodes)))
-        tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
+        tensors = [
+            i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)
+        ]
         output.meta["user_visible_output_idxs"] = tensors
         record_original_output_strides(lowered)
-        return compile_fx_inner(lowered, list(inputs), static_input_idxs=[], is_inference=True)
+        return compile_fx_inner(
+            lowered, list(inputs), static_input_idxs=[], is_inference=True
+        )

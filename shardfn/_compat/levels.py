@@ -20,10 +20,16 @@ class _Pulled(_SingleLevelFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, level: Level, outs: Sequence[torch.Tensor], pull: Pull, *args: torch.Tensor
+        ctx: Any,
+        level: Level,
+        outs: Sequence[torch.Tensor],
+        pull: Pull,
+        *args: torch.Tensor,
     ) -> Any:
         ctx.level, ctx.pull = level, pull
-        if level.kind is None:  # torch's own autograd may differentiate once more, by these
+        if (
+            level.kind is None
+        ):  # torch's own autograd may differentiate once more, by these
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
         here = tuple(level.wrapped(x) for x in outs)
@@ -42,10 +48,14 @@ class Level:
     """The innermost transform at work; torch's own autograd, of kind None, where there is none."""
 
     def __init__(self) -> None:
-        from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+        from torch._functorch.pyfunctorch import (
+            retrieve_current_functorch_interpreter,
+        )
 
         inside = _functorch.peek_interpreter_stack() is not None
-        self.interpreter = retrieve_current_functorch_interpreter() if inside else None
+        self.interpreter = (
+            retrieve_current_functorch_interpreter() if inside else None
+        )
         self.kind: str | None = None
         self.number: int | None = None
         if self.interpreter is not None:
@@ -69,11 +79,19 @@ class Level:
         if self.kind is None:
             return x.detach()
         x = _functorch.unwrap_if_dead(x)
-        return x if self.kind == "vmap" else _functorch._unwrap_for_grad(x, self.number)
+        return (
+            x
+            if self.kind == "vmap"
+            else _functorch._unwrap_for_grad(x, self.number)
+        )
 
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor of the level below as one of this."""
-        return x.view_as(x) if self.kind is None else _functorch._wrap_for_grad(x, self.number)
+        return (
+            x.view_as(x)
+            if self.kind is None
+            else _functorch._wrap_for_grad(x, self.number)
+        )
 
     def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
         """A tensor with its tangent at this level, both of the level below."""
@@ -97,7 +115,10 @@ class Level:
         if self.kind is None:
             return True
         x = _functorch.unwrap_if_dead(x)
-        return _functorch.is_gradtrackingtensor(x) and _functorch.maybe_get_level(x) == self.number
+        return (
+            _functorch.is_gradtrackingtensor(x)
+            and _functorch.maybe_get_level(x) == self.number
+        )
 
     def pulled(
         self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
@@ -119,8 +140,15 @@ class Level:
         self, xs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
         """Under vmap: the tensors of all samples, the dim of the samples in each, their number."""
-        pairs = [_functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number) for x in xs]
-        return [x for x, _ in pairs], tuple(dim for _, dim in pairs), self.interpreter.batch_size()
+        pairs = [
+            _functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number)
+            for x in xs
+        ]
+        return (
+            [x for x, _ in pairs],
+            tuple(dim for _, dim in pairs),
+            self.interpreter.batch_size(),
+        )
 
     def sample(self, x: torch.Tensor) -> torch.Tensor:
         """Under vmap: a tensor whose first dim is that of the samples, as one sample."""

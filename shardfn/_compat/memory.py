@@ -6,7 +6,8 @@ import weakref
 
 import torch
 
-OWNERS = 2  # of the storage of a tensor that nobody shares: the tensor, and the Python object that asks
+# of the storage of a tensor that nobody shares: the tensor, and the Python object that asks
+OWNERS = 2
 
 
 def storage_of(x: torch.Tensor) -> int:
@@ -19,7 +20,9 @@ def is_sole_owner(x: torch.Tensor) -> bool:
     storage = x.untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) > OWNERS or x._use_count() > 1:
         return False
-    return storage.resizable() and not (x.device.type == "cpu" and storage.is_shared())
+    return storage.resizable() and not (
+        x.device.type == "cpu" and storage.is_shared()
+    )
 
 
 def can_be_taken(x: torch.Tensor) -> bool:

@@ -1,4 +1,6 @@
-"""What nn.Module does behind the back of whoever runs it: hooks on the backward, kernels of its own, questions for the rank."""
+"""What nn.Module does behind the back of whoever runs it: hooks on the backward, kernels of its
+own, questions for the rank.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from torch.distributed.tensor import DTensor
 from .dynamo import RANK, is_reading
 from .threads import replaced
 
-_HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar("hooked", default=False)
+_HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "hooked", default=False
+)
 
 
 @contextlib.contextmanager
@@ -50,13 +54,15 @@ def plain_modules(
     checkpointed: Callable[[], AbstractContextManager[Any]],
     making: Callable[[], None],
 ) -> Iterator[None]:
-    """Modules as they are written: attention without its fused kernel for inference, and two things done otherwise.
+    """Modules as they are written: attention without its fused kernel for inference, and two
+    things done otherwise.
 
     Other threads, which are not `reading`, notice nothing.
 
     Args:
         asked: is given the file of whoever asks for the rank, before there is an answer.
-        checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails under torch.func (2.11 to 2.15).
+        checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails
+            under torch.func (2.11 to 2.15).
         making: is called before a DTensor is made.
     """
     changes = [*_questions(asked), *_checkpoints(checkpointed), *_dtensors(making)]
@@ -64,8 +70,12 @@ def plain_modules(
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled inside is part of the module
-            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
+            stack.enter_context(
+                torch.compiler.set_stance("force_eager")
+            )  # what is compiled inside is part of the module
+            stack.enter_context(
+                torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+            )
             for owner, name, new in changes:
                 stack.enter_context(mock.patch.object(owner, name, new))
             yield
@@ -73,7 +83,9 @@ def plain_modules(
         torch.backends.mha.set_fastpath_enabled(was)
 
 
-Change = tuple[Any, str, Any]  # a module or class of torch's, an attribute, what takes its place
+Change = tuple[
+    Any, str, Any
+]  # a module or class of torch's, an attribute, what takes its place
 
 
 def _questions(asked: Callable[[str], None]) -> list[Change]:
@@ -87,11 +99,16 @@ def _questions(asked: Callable[[str], None]) -> list[Change]:
 
         return ask
 
-    owned = [(dist, "get_rank"), *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name))]
+    owned = [
+        (dist, "get_rank"),
+        *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name)),
+    ]
     return [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
 
 
-def _checkpoints(checkpointed: Callable[[], AbstractContextManager[Any]]) -> list[Change]:
+def _checkpoints(
+    checkpointed: Callable[[], AbstractContextManager[Any]],
+) -> list[Change]:
     """torch.utils.checkpoint, both ways."""
     generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
     reentrant = torch.utils.checkpoint.CheckpointFunction.apply
@@ -128,11 +145,16 @@ def _dtensors(making: Callable[[], None]) -> list[Change]:
             making()
         return local(*args, **kwargs)
 
-    return [(DTensor, "__init__", constructed), (DTensor, "from_local", staticmethod(from_local))]
+    return [
+        (DTensor, "__init__", constructed),
+        (DTensor, "from_local", staticmethod(from_local)),
+    ]
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """torch._weight_norm, which has no forward-mode derivative and no batching rule (torch 2.13)."""
+    """torch._weight_norm, which has no forward-mode derivative and no batching rule (torch
+    2.13).
+    """
     dims = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
@@ -142,7 +164,9 @@ MODULE_OPS = {torch._weight_norm: weight_norm}
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
-    """nn.LSTM, nn.GRU and nn.RNN written out, step by step, if this is the op of one of them: torch cannot vmap it (2.13)."""
+    """nn.LSTM, nn.GRU and nn.RNN written out, step by step, if this is the op of one of them:
+    torch cannot vmap it (2.13).
+    """
     written: dict[Any, Callable[..., Any]] = {
         torch.lstm: decompositions.lstm_impl,
         torch.gru: decompositions.gru_impl,

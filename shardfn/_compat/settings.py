@@ -16,7 +16,11 @@ REDUCED = "torch.backends.cuda.matmul.allow_..._reduced_precision_reduction"
 _COMMON = (
     ("torch.set_default_dtype", "get_default_dtype", torch),
     ("torch.autocast", "_is_any_autocast_enabled", _C),
-    ("torch.device as a context, torch.set_default_device", "_len_torch_function_stack", _C),
+    (
+        "torch.device as a context, torch.set_default_device",
+        "_len_torch_function_stack",
+        _C,
+    ),
     ("torch.use_deterministic_algorithms", "_get_deterministic_algorithms", _C),
     (ATTENTION, "_get_flash_sdp_enabled", _C),
     ("torch.backends.mkldnn.enabled", "_get_mkldnn_enabled", _C),
@@ -43,7 +47,9 @@ AUTOCAST, MODES = SETTINGS.index("torch.autocast"), 2
 
 def _reader() -> Callable[[], tuple[Any, ...]]:
     """One function that calls every getter: a loop over them would take twice as long."""
-    names = {f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)}
+    names = {
+        f"g{i}": getattr(home, name) for i, (_, name, home) in enumerate(_ROWS)
+    }
     return eval(f"lambda: ({', '.join(f'{name}()' for name in names)},)", names)
 
 
@@ -57,7 +63,11 @@ def settings() -> tuple[Any, ...]:
 
 
 def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
-    casts = tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+    casts = tuple(
+        (d, torch.get_autocast_dtype(d))
+        for d in DEVICES
+        if torch.is_autocast_enabled(d)
+    )
     modes = tuple(_mode(_C._get_function_stack_at(i)) for i in range(now[MODES]))
     full = list(now)
     full[AUTOCAST], full[MODES] = casts, modes

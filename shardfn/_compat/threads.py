@@ -11,9 +11,13 @@ from typing import Any
 
 from ..errors import ShardError, problem
 
-_CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", default=False)
+_CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "capturing", default=False
+)
 _table = threading.Lock()  # who reads or writes the next line
-_replaced: dict[tuple[int, str], tuple[int, Any]] = {}  # how many need it, and what stood there
+_replaced: dict[
+    tuple[int, str], tuple[int, Any]
+] = {}  # how many need it, and what stood there
 _home = os.getpid()
 
 
@@ -24,13 +28,16 @@ def staging() -> Iterator[None]:
     The lock is torch.compile's own: Dynamo, its settings and the notes of fx are the process's.
 
     Raises:
-        ShardError: this process was forked while another thread held the lock, which is never released.
+        ShardError: this process was forked while another thread held the lock, which is never
+            released.
     """
     from torch._dynamo.convert_frame import compile_lock
 
     if not compile_lock.acquire(blocking=not _is_lost()):
         fix = "fork before the first call, or multiprocessing's spawn"
-        got = "it was forked while a thread was compiling, which would never be done"
+        got = (
+            "it was forked while a thread was compiling, which would never be done"
+        )
         raise ShardError(problem("this process", got, fix=fix), fix=fix)
     try:
         yield
@@ -39,7 +46,9 @@ def staging() -> Iterator[None]:
 
 
 def _is_lost() -> bool:
-    """Whether nobody would release a lock: in a forked process with no other thread than this one."""
+    """Whether nobody would release a lock: in a forked process with no other thread than this
+    one.
+    """
     return os.getpid() != _home and threading.active_count() == 1
 
 

@@ -12,7 +12,12 @@ from unittest import mock
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, is_fake
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    is_fake,
+)
 from torch.autograd import forward_ad
 
 from . import known_sizes
@@ -26,7 +31,9 @@ DYNAMIC_SHAPE = DynamicOutputShapeException
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Reading and placing a program makes many objects that live on; looking for garbage among them is an eighth of the time, or more."""
+    """Reading and placing a program makes many objects that live on; looking for garbage among
+    them is an eighth of the time, or more.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -49,7 +56,9 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_saved_hooks() -> Iterator[None]:
-    """Without the user's hooks on saved tensors: a call saves none, and torch.func refuses to work under them."""
+    """Without the user's hooks on saved tensors: a call saves none, and torch.func refuses to
+    work under them.
+    """
     hooks, aside = torch._C._autograd, []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
         aside.append(top)
@@ -69,7 +78,9 @@ def unwound() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # it asserts when the last level goes (torch 2.11)
+        with contextlib.suppress(
+            RuntimeError
+        ):  # it asserts when the last level goes (torch 2.11)
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         with contextlib.suppress(RuntimeError):
             if not dual:  # else it is the user's
@@ -80,7 +91,12 @@ def unwound() -> Iterator[None]:
         raise
 
 
-def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
+def jvp(
+    fn: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    has_aux: bool = False,
+) -> Any:
     """torch.func.jvp of a function that returns tuples, also where a graph has opened forward mode.
 
     Torch counts its levels in Python only (2.13).
@@ -90,14 +106,25 @@ def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, .
     close = open_dual()
     if close is not _nothing:
         close()
-        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
-    with mock.patch.object(eager_transforms, "JVP_NESTING", 1), mock.patch.object(forward_ad, "_current_level", 0):
-        return _of_one_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
+        return _of_one_dtype(
+            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        )
+    with (
+        mock.patch.object(eager_transforms, "JVP_NESTING", 1),
+        mock.patch.object(forward_ad, "_current_level", 0),
+    ):
+        return _of_one_dtype(
+            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        )
 
 
 def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
     """Tangents of the dtypes of their values: a number may raise a tangent's (torch 2.13)."""
-    return values, tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)), *aux
+    return (
+        values,
+        tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)),
+        *aux,
+    )
 
 
 def _nothing() -> None:
@@ -138,7 +165,10 @@ def inside_transform() -> bool:
 def derivative_levels() -> int:
     """How many of the torch.func transforms at work around this call take derivatives."""
     kinds = torch._C._functorch.TransformType
-    return sum(level.key() in (kinds.Grad, kinds.Jvp) for level in torch._C._functorch.get_interpreter_stack() or ())
+    return sum(
+        level.key() in (kinds.Grad, kinds.Jvp)
+        for level in torch._C._functorch.get_interpreter_stack() or ()
+    )
 
 
 def level() -> int | None:
@@ -148,13 +178,18 @@ def level() -> int | None:
 
 
 def level_of(x: torch.Tensor) -> int:
-    """The number of the torch.func transform that a tensor belongs to; -1 or less of a plain one."""
+    """The number of the torch.func transform that a tensor belongs to; -1 or less of a plain
+    one.
+    """
     return torch._C._functorch.maybe_get_level(x)
 
 
 def under_grad() -> bool:
     """Whether the innermost torch.func transform at work is grad."""
-    return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Grad
+    return (
+        torch._C._functorch.peek_interpreter_stack().key()
+        == torch._C._functorch.TransformType.Grad
+    )
 
 
 def innermost_level() -> int:
@@ -166,26 +201,38 @@ def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
     """Which sample of the vmap at this level it is: a scalar for each."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-    with temporarily_clear_interpreter_stack():  # else the transforms inside of that vmap take it for theirs
+    with (
+        temporarily_clear_interpreter_stack()
+    ):  # else the transforms inside of that vmap take it for theirs
         numbers = torch.arange(size, device=device)
     return torch._C._functorch._add_batch_dim(numbers, 0, level)
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on values stay refused."""
+    """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on
+    values stay refused.
+    """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     known_sizes.install()
-    symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
+    symbols = ShapeEnv(
+        allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
+    )
+    return FakeTensorMode(
+        allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
+    )
 
 
-def trace_aten(fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
+def trace_aten(
+    fn: Callable[..., Any], args: Sequence[Any], decompositions: dict[Any, Any]
+) -> torch.fx.GraphModule:
     """Flatten a function of fake tensors to one ATen graph whose nodes keep their source lines."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.fx.traceback.preserve_node_meta():
-        return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(*args)
+        return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(
+            *args
+        )
 
 
 @contextlib.contextmanager
@@ -199,24 +246,48 @@ def paused_tracing() -> Iterator[None]:
 
 @functools.cache
 def core_decompositions() -> dict[Any, Any]:
-    """torch's decompositions into core ATen, and those of losses and batch norms, which core ATen keeps whole."""
+    """torch's decompositions into core ATen, and those of losses and batch norms, which core
+    ATen keeps whole.
+    """
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     aten = torch.ops.aten
     whole = (
-        aten.nll_loss_forward, aten.nll_loss_backward, aten._log_softmax, aten._log_softmax_backward_data,
-        aten._softmax, aten._softmax_backward_data,
-        aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
-        aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training,
-    )  # fmt: skip
+        aten.nll_loss_forward,
+        aten.nll_loss_backward,
+        aten._log_softmax,
+        aten._log_softmax_backward_data,
+        aten._softmax,
+        aten._softmax_backward_data,
+        aten.native_batch_norm,
+        aten.native_batch_norm_backward,
+        aten._native_batch_norm_legit,
+        aten._native_batch_norm_legit_functional,
+        aten._native_batch_norm_legit_no_training,
+    )
     extra = {getattr(op, name): None for op in whole for name in op.overloads()}
-    return {**core_aten_decompositions(), **{op: decomposition_table[op] for op in extra if op in decomposition_table}}
+    return {
+        **core_aten_decompositions(),
+        **{
+            op: decomposition_table[op] for op in extra if op in decomposition_table
+        },
+    }
 
 
 def kernels(op: OpOverload) -> set[str]:
     """Which of these dispatch keys an op has kernels of its own for."""
-    keys = ("CPU", "CUDA", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
-    return {key for key in keys if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)}
+    keys = (
+        "CPU",
+        "CUDA",
+        "Autograd",
+        "CompositeExplicitAutograd",
+        "CompositeImplicitAutograd",
+    )
+    return {
+        key
+        for key in keys
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    }
 
 
 def custom_ops() -> list[Any]:

@@ -1,4 +1,6 @@
-"""Zeros that stand for no tangent, among fake tensors: what torch gets wrong of them (torch 2.11 to 2.13)."""
+"""Zeros that stand for no tangent, among fake tensors: what torch gets wrong of them (torch
+2.11 to 2.13).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ VIEWS = (
     "as_strided",
 )  # with a kernel for such zeros that makes a real tensor of a fake one
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-NUMBERS = (torch.float64,)  # of the zero tangents that torch makes for Python's floats
+NUMBERS = (
+    torch.float64,
+)  # of the zero tangents that torch makes for Python's floats
 _dispatch = FakeTensorMode.dispatch
 
 
@@ -51,7 +55,9 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x._is_zerotensor()
 
 
-def _zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zero(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     return torch._efficientzerotensor(shape, dtype=dtype, device=device)
 
 
@@ -65,10 +71,16 @@ def _cross(a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
 
 def _div(a: Any, b: Any) -> torch.Tensor:
     shape, dtype, device = _result(a, b)
-    dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    dtype = (
+        dtype
+        if dtype.is_floating_point or dtype.is_complex
+        else torch.get_default_dtype()
+    )
     if not _is_zero(b):
         return _zero(shape, dtype, device)
-    return a * torch.full(shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device)
+    return a * torch.full(
+        shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device
+    )
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
@@ -98,26 +110,42 @@ ARITHMETIC = {
 }
 
 
-def _mended(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    """What a mode does with a call where tangents may be such zeros; another thread's goes its way."""
+def _mended(
+    mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    """What a mode does with a call where tangents may be such zeros; another thread's goes its
+    way.
+    """
     if not is_capturing():
         return _dispatch(mode, func, types, args, kwargs)
-    if func is ATEN.expand.default and not isinstance(args[0], torch.Tensor):  # a number that was added to such a zero
+    if func is ATEN.expand.default and not isinstance(
+        args[0], torch.Tensor
+    ):  # a number that was added to such a zero
         args = (torch.scalar_tensor(args[0]), *args[1:])
-    if func is ATEN._has_same_storage_numel.default and args[0].stride() != args[1].stride():
-        return True  # a zero comes here as one expanded number; where strides do differ, torch asks for them next
+    if (
+        func is ATEN._has_same_storage_numel.default
+        and args[0].stride() != args[1].stride()
+    ):
+        # a zero comes here as one expanded number; where strides do differ, torch asks for them
+        # next
+        return True
     return _dispatch(mode, func, types, args, kwargs)
 
 
 @contextlib.contextmanager
 def zeros_kept_fake() -> Iterator[None]:
-    """While it is entered, fake zeros are treated like other fake tensors: views of them go the way of all views, and stay fake."""
+    """While it is entered, fake zeros are treated like other fake tensors: views of them go the
+    way of all views, and stay fake.
+    """
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings(action="ignore"):  # that it overrides a kernel
             for name in VIEWS:
                 library.impl(
-                    name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True
+                    name,
+                    torch.library.fallthrough_kernel,
+                    "ZeroTensor",
+                    allow_override=True,
                 )
             for name, kernel in ARITHMETIC.items():
                 library.impl(name, kernel, "ZeroTensor", allow_override=True)

@@ -17,14 +17,17 @@ from ..errors import is_ours
 from .checkpoint import policies
 
 ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
-REGION = "checkpoint="  # with a number behind it: one call of a checkpointed function; its policy is the value
+# with a number behind it: one call of a checkpointed function; its policy is the value
+REGION = "checkpoint="
 OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
-_numbers = itertools.count()  # one for each such call, so that no two captures, one inside the other, share any
+# one number for each such call: two captures, one inside the other, share none
+_numbers = itertools.count()
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
-    """Have every node that a backward makes note the autograd sequence number of the forward op it belongs to.
+    """Have every node that a backward makes note the autograd sequence number of the forward op
+    it belongs to.
 
     Args:
         roots: the autograd nodes that the backward starts from.
@@ -41,7 +44,11 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
 
 
 def _note(number: int, inside: dict[str, Any], gradients: Any) -> None:
-    torch.fx.traceback.get_current_meta()["custom"] = {"phase": "backward", "belongs_to": number, **inside}
+    torch.fx.traceback.get_current_meta()["custom"] = {
+        "phase": "backward",
+        "belongs_to": number,
+        **inside,
+    }
 
 
 def regions(noted: dict[str, Any]) -> dict[str, str]:
@@ -50,8 +57,14 @@ def regions(noted: dict[str, Any]) -> dict[str, str]:
 
 
 def place(noted: dict[str, Any]) -> dict[str, Any]:
-    """Where a node's notes put it: in which checkpointed calls, and whether in the outermost backward."""
-    return {key: said for key, said in noted.items() if key.startswith(REGION) or key == OUTERMOST}
+    """Where a node's notes put it: in which checkpointed calls, and whether in the outermost
+    backward.
+    """
+    return {
+        key: said
+        for key, said in noted.items()
+        if key.startswith(REGION) or key == OUTERMOST
+    }
 
 
 def is_checkpointed(noted: dict[str, Any]) -> bool:
@@ -87,41 +100,75 @@ def kept() -> Iterator[None]:
 
 
 def asking(setting: str) -> Any:
-    """Have what is captured inside note a setting of implicit_comm, which the ops of its backward take over."""
+    """Have what is captured inside note a setting of implicit_comm, which the ops of its
+    backward take over.
+    """
     return torch.fx.traceback.annotate({f"{ASKS}{setting}": True})
 
 
 def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
-    torch gives the nodes of a backward the line of the grad call; here they get the line of the forward op that they
-    belong to, and note as `inside` the checkpointed calls that this op is in.
+    torch gives the nodes of a backward the line of the grad call; here they get the line of the
+    forward op that they belong to, and note as `inside` the checkpointed calls that this op is
+    in.
     """
     numbers: list[int] = []  # of the ops so far, ascending, and those ops
     owners: list[torch.fx.Node] = []
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
         owner = _owner(noted.get("belongs_to"), numbers, owners)
-        line = noted.get("source") or (owner and owner.meta["source"]) or line_of(node.meta.get("stack_trace"))
-        if line is None and node.op == "call_function":  # ours, such as the placing of a gradient: as what it is given
-            line = next((x.meta["source"] for x in node.all_input_nodes if x.meta.get("source")), None)
+        line = (
+            noted.get("source")
+            or (owner and owner.meta["source"])
+            or line_of(node.meta.get("stack_trace"))
+        )
+        if (
+            line is None and node.op == "call_function"
+        ):  # ours, such as the placing of a gradient: as what it is given
+            line = next(
+                (
+                    x.meta["source"]
+                    for x in node.all_input_nodes
+                    if x.meta.get("source")
+                ),
+                None,
+            )
         phase = noted.get("phase", "forward")
-        asked = {key: True for key in (owner.meta["custom"] if owner else ()) if key.startswith(ASKS)}
-        node.meta.update(phase=phase, source=line, custom={**noted, **asked, "phase": phase, "source": line})
+        asked = {
+            key: True
+            for key in (owner.meta["custom"] if owner else ())
+            if key.startswith(ASKS)
+        }
+        node.meta.update(
+            phase=phase,
+            source=line,
+            custom={**noted, **asked, "phase": phase, "source": line},
+        )
         if owner and phase == "backward" and "inside" not in noted:
-            node.meta["custom"]["inside"] = owner.meta["custom"].get("inside") or tuple(regions(owner.meta["custom"]))
+            node.meta["custom"]["inside"] = owner.meta["custom"].get(
+                "inside"
+            ) or tuple(regions(owner.meta["custom"]))
         if line and node.meta.get("seq_nr", -1) > (numbers[-1] if numbers else -1):
             numbers.append(node.meta["seq_nr"])
             owners.append(node)
 
 
-def _owner(number: int | None, numbers: list[int], owners: list[torch.fx.Node]) -> torch.fx.Node | None:
-    """The op that took this autograd number: under several gradients an op takes several, its own is the last."""
+def _owner(
+    number: int | None, numbers: list[int], owners: list[torch.fx.Node]
+) -> torch.fx.Node | None:
+    """The op that took this autograd number: under several gradients an op takes several, its
+    own is the last.
+    """
     at = len(numbers) if number is None else bisect.bisect_left(numbers, number)
     return owners[at] if at < len(owners) else None
 
 
 def line_of(stack: str | None) -> str | None:
     """The innermost line of user code in a stack trace."""
-    frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
+    frames = [
+        (file, line)
+        for file, line in _FRAME.findall(stack or "")
+        if not is_ours(file)
+    ]
     return ":".join(frames[-1]) if frames else None

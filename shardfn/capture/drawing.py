@@ -17,4 +17,8 @@ def draws(node: torch.fx.Node) -> bool:
     if "dropout_p" not in names:
         return True
     position = names.index("dropout_p")
-    return bool(node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0))
+    return bool(
+        node.args[position]
+        if len(node.args) > position
+        else node.kwargs.get("dropout_p", 0.0)
+    )

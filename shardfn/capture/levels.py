@@ -1,4 +1,6 @@
-"""The levels of torch.func in Dynamo's graphs: Dynamo wrote them down as numbers, and a graph may be replayed at other depths."""
+"""The levels of torch.func in Dynamo's graphs: Dynamo wrote them down as numbers, and a graph
+may be replayed at other depths.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,26 @@ from typing import Any
 
 from .. import _compat
 
-LEVEL_AT = {"_wrap_for_grad": 1, "_unwrap_for_grad": 1, "_add_batch_dim": 2, "_remove_batch_dim": 1}  # which argument is a level
-ENTERS = ("_grad_increment_nesting", "_vmap_increment_nesting", "_jvp_increment_nesting")
-LEAVES = ("_grad_decrement_nesting", "_vmap_decrement_nesting", "_jvp_decrement_nesting")
-DUAL = ("_enter_dual_level", "_exit_dual_level")  # there is one level of dual numbers, opened by whoever comes first
+LEVEL_AT = {
+    "_wrap_for_grad": 1,
+    "_unwrap_for_grad": 1,
+    "_add_batch_dim": 2,
+    "_remove_batch_dim": 1,
+}  # which argument is a level
+ENTERS = (
+    "_grad_increment_nesting",
+    "_vmap_increment_nesting",
+    "_jvp_increment_nesting",
+)
+LEAVES = (
+    "_grad_decrement_nesting",
+    "_vmap_decrement_nesting",
+    "_jvp_decrement_nesting",
+)
+DUAL = (
+    "_enter_dual_level",
+    "_exit_dual_level",
+)  # there is one level of dual numbers, opened by whoever comes first
 
 
 class Nesting:
@@ -22,20 +40,29 @@ class Nesting:
     def __init__(self, base: int) -> None:
         self.base = base
         self.levels: list[int] = []  # as they are now
-        self.duals: list[Any] = []  # for each level of jvp, what closes the level of dual numbers
+        self.duals: list[
+            Any
+        ] = []  # for each level of jvp, what closes the level of dual numbers
 
     @property
     def depth(self) -> int:
         """How many levels there are here, as Dynamo counts."""
         return self.base + len(self.levels)
 
-    def call(self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Do what a node says, at the levels that there are."""
         if name in DUAL:
             return 0 if name == DUAL[0] else None
         if name in LEVEL_AT:
             at = LEVEL_AT[name]
-            return target(*args[:at], self.levels[args[at] - self.base - 1], *args[at + 1 :], **kwargs)
+            return target(
+                *args[:at],
+                self.levels[args[at] - self.base - 1],
+                *args[at + 1 :],
+                **kwargs,
+            )
         if name in ENTERS:
             self.levels.append(target(*args, **kwargs))
             if name.startswith("_jvp"):

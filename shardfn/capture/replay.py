@@ -1,4 +1,6 @@
-"""Run what Dynamo read once more, now under make_fx: each node of its graph, noting what only this graph knows."""
+"""Run what Dynamo read once more, now under make_fx: each node of its graph, noting what only
+this graph knows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ CONTEXTS = "_checkpoint_context_fn"  # where it keeps a context_fn
 
 
 class Replay(torch.fx.Interpreter):
-    """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients belong together."""
+    """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients
+    belong together.
+    """
 
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
         super().__init__(graph)
@@ -29,12 +33,20 @@ class Replay(torch.fx.Interpreter):
 
     def run_node(self, node: torch.fx.Node) -> Any:
         if node.target is placement.align:
-            node.meta["custom"] = {**node.meta.get("custom", {}), "gradients": node.name}
+            node.meta["custom"] = {
+                **node.meta.get("custom", {}),
+                "gradients": node.name,
+            }
         if getattr(node.target, "__name__", None) in BACKWARD:
-            node.meta["custom"] = {**node.meta.get("custom", {}), "phase": "backward"}
+            node.meta["custom"] = {
+                **node.meta.get("custom", {}),
+                "phase": "backward",
+            }
             outputs = self.fetch_args_kwargs_from_env(node)[0][0]
             inside = sources.place(node.meta["custom"])
-            sources.follow_backward((x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside)
+            sources.follow_backward(
+                (x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside
+            )
         try:
             if node.op == "call_function":
                 refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
@@ -43,11 +55,15 @@ class Replay(torch.fx.Interpreter):
             self.extra_traceback = False  # our own error says all there is to say
             raise
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
             return Replay(_checkpointed(args[0]), self.nesting.depth).run(*args[1:])
         if getattr(target, "_name", None) == "wrap":
-            return bodies.wrap(functools.partial(Replay, depth=self.nesting.depth), *args)
+            return bodies.wrap(
+                functools.partial(Replay, depth=self.nesting.depth), *args
+            )
         if (name := getattr(target, "__name__", "")) in levels.NAMES:
             return self.nesting.call(target, name, args, kwargs)
         if name == "_unpack_dual":
@@ -73,10 +89,25 @@ def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """
     if called.meta.get(CONTEXTS) is not None:
         fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
-        source = next((line for n in called.graph.nodes if (line := sources.line_of(n.meta.get("stack_trace")))), None)
-        text = problem("torch.utils.checkpoint", "it has a context_fn", needed="none", fix=fix, source=source)
+        source = next(
+            (
+                line
+                for n in called.graph.nodes
+                if (line := sources.line_of(n.meta.get("stack_trace")))
+            ),
+            None,
+        )
+        text = problem(
+            "torch.utils.checkpoint",
+            "it has a context_fn",
+            needed="none",
+            fix=fix,
+            source=source,
+        )
         raise CaptureError(text, source=source, fix=fix)
-    around = sources.regions(torch.fx.traceback.get_current_meta().get("custom") or {})
+    around = sources.regions(
+        torch.fx.traceback.get_current_meta().get("custom") or {}
+    )
     noted = {**around, sources.fresh_region(): "nothing_saveable"}
     graph = copied(called.graph)
     for node in graph.nodes:

@@ -1,6 +1,7 @@
 """What one capture keeps while it traces: the decompositions, and the loops found so far.
 
-A loop is traced apart, under a pause of the outer trace, and stands in the outer graph as one op with the loop's number.
+A loop is traced apart, under a pause of the outer trace, and stands in the outer graph as one
+op with the loop's number.
 """
 
 from __future__ import annotations
@@ -32,11 +33,17 @@ class Recording:
     table: dict[Any, Any]
     mode: Any
     loops: list[Loop] = attrs.field(factory=list)
-    reading: list[int] = attrs.field(factory=list)  # the functions whose own rule is being read, by id
-    hooked: dict[Any, Any] = attrs.field(factory=dict)  # parameters with hooks: their values, and what hooks see
+    reading: list[int] = attrs.field(
+        factory=list
+    )  # the functions whose own rule is being read, by id
+    hooked: dict[Any, Any] = attrs.field(
+        factory=dict
+    )  # parameters with hooks: their values, and what hooks see
 
 
-_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
+_recording: contextvars.ContextVar[Recording] = contextvars.ContextVar(
+    "shardfn_recording"
+)
 
 
 @contextlib.contextmanager
@@ -66,24 +73,37 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     return shapes_of(_recording.get().loops[number])
 
 
-def functional(fn: Callable[..., Any], inputs: Sequence[torch.Tensor], name: str, paths: Sequence[str]) -> torch.fx.GraphModule:
+def functional(
+    fn: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    name: str,
+    paths: Sequence[str],
+) -> torch.fx.GraphModule:
     """A function of fake tensors as one ATen graph that writes nothing in place."""
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
     _compat.write_out_zeros(graph)
-    sources.attach(graph)  # before the graph is traced once more, which keeps what is noted
+    sources.attach(
+        graph
+    )  # before the graph is traced once more, which keeps what is noted
     refuse_collectives(graph, name)
     if refuse_mutation(graph, name, paths):
-        pure = torch.func.functionalize(torch.fx.Interpreter(graph).run, remove="mutations")
+        pure = torch.func.functionalize(
+            torch.fx.Interpreter(graph).run, remove="mutations"
+        )
         graph = _compat.trace_aten(pure, inputs, table)
     fold(graph)
     return graph
 
 
 def traced(
-    fn: Callable[..., Any], examples: Sequence[torch.Tensor], name: str, again: bool = False
+    fn: Callable[..., Any],
+    examples: Sequence[torch.Tensor],
+    name: str,
+    again: bool = False,
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A function of tensors like these as a graph of its own, and the constants that it writes out, which come in last.
+    """A function of tensors like these as a graph of its own, and the constants that it writes
+    out, which come in last.
 
     Args:
         fn: the function.
@@ -95,8 +115,15 @@ def traced(
         CaptureError: it would draw other random numbers than that loop.
     """
     with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
-        inputs = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples]
-        graph = functional(lambda *xs: [x.contiguous() for x in fn(*xs)], inputs, name, ["(a carry or a row)"] * len(inputs))
+        inputs = [
+            torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples
+        ]
+        graph = functional(
+            lambda *xs: [x.contiguous() for x in fn(*xs)],
+            inputs,
+            name,
+            ["(a carry or a row)"] * len(inputs),
+        )
         sources.attach(graph)
         strides.settle(graph, name, [], inside=True)
         constants = lifted_constants(graph, _recording.get().mode, name)
@@ -107,7 +134,9 @@ def traced(
 
 
 def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph whose loops hold what is needed, and whose backward computes again what checkpoints do not keep."""
+    """A graph whose loops hold what is needed, and whose backward computes again what
+    checkpoints do not keep.
+    """
     scan_residuals.simplify(graph)
     out = recompute(graph)
     scan_residuals.trim(out)
@@ -115,11 +144,26 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
-    drawn = next((n for n in inner_nodes(graph, once=True) if n.op == "call_function" and draws(n)), None)
+    drawn = next(
+        (
+            n
+            for n in inner_nodes(graph, once=True)
+            if n.op == "call_function" and draws(n)
+        ),
+        None,
+    )
     if drawn is not None:
-        source, fix = drawn.meta.get("source"), "pass random tensors in, such as the rows of a scan"
-        got = f"it is differentiated, and draws random numbers ({drawn.target}), which would be others in its derivative"
-        raise CaptureError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+        source, fix = (
+            drawn.meta.get("source"),
+            "pass random tensors in, such as the rows of a scan",
+        )
+        got = (
+            f"it is differentiated, and draws random numbers ({drawn.target}), which would "
+            "be others in its derivative"
+        )
+        raise CaptureError(
+            problem(name, got, fix=fix, source=source), source=source, fix=fix
+        )
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -132,21 +176,40 @@ def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def fold(module: torch.fx.GraphModule) -> None:
     """Make each loop of a graph an op that knows what it runs."""
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.shardfn.looped.default:
+        if (
+            node.op == "call_function"
+            and node.target is torch.ops.shardfn.looped.default
+        ):
             tensors, number = node.args
             node.target, node.args = _recording.get().loops[number], tuple(tensors)
 
 
-def lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str) -> list[torch.Tensor]:
-    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]); returns their values."""
+def lifted_constants(
+    graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str
+) -> list[torch.Tensor]:
+    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]);
+    returns their values.
+    """
     found = []
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor):
-            (user, *_), fix = node.users, "torch.where, or a Python loop, over plain ops"
-            raise CaptureError(problem(name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix), fix=fix)
+            (user, *_), fix = (
+                node.users,
+                "torch.where, or a Python loop, over plain ops",
+            )
+            raise CaptureError(
+                problem(
+                    name,
+                    f"it uses the higher-order op {user.target}, which has no rule yet",
+                    fix=fix,
+                ),
+                fix=fix,
+            )
         last = graph.graph.find_nodes(op="placeholder")
-        with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):
+        with graph.graph.inserting_after(
+            last[-1] if last else next(iter(graph.graph.nodes)).prev
+        ):
             holder = graph.graph.placeholder(f"constant_{len(found)}")
         holder.meta = {**node.meta, "val": mode.from_tensor(value)}
         node.replace_all_uses_with(holder)
@@ -158,9 +221,11 @@ def lifted_constants(graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, 
 
 @_compat.constant_in_graph
 def begin_rule(key: int) -> bool:
-    """Note that the rule of a function is being read; False where no derivative could call for it any more.
+    """Note that the rule of a function is being read; False where no derivative could call for
+    it any more.
 
-    A rule may call its function again; how often it matters is how many derivatives are being taken.
+    A rule may call its function again; how often it matters is how many derivatives are being
+    taken.
     """
     reading = _recording.get().reading
     if reading.count(key) >= _compat.derivative_levels():

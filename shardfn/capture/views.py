@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
-SAME = (torch.ops._c10d_functional.wait_tensor.default,)  # returns its argument, and its schema does not say so
+SAME = (
+    torch.ops._c10d_functional.wait_tensor.default,
+)  # returns its argument, and its schema does not say so
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The value that a node's value is a view of, or is itself; None of one in memory of its own."""
+    """The value that a node's value is a view of, or is itself; None of one in memory of its
+    own.
+    """
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
@@ -20,11 +24,17 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
     if node.target in SAME:
         return _node(node.args[0])
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not any(result.alias_info is not None for result in schema.returns):
+    if schema is None or not any(
+        result.alias_info is not None for result in schema.returns
+    ):
         return None
     for k, argument in enumerate(schema.arguments):
         if argument.alias_info is not None:
-            return _node(node.args[k] if k < len(node.args) else node.kwargs.get(argument.name))
+            return _node(
+                node.args[k]
+                if k < len(node.args)
+                else node.kwargs.get(argument.name)
+            )
     return None
 
 
@@ -33,7 +43,9 @@ def _node(x: Any) -> torch.fx.Node | None:
 
 
 def memory_of(node: torch.fx.Node) -> torch.fx.Node | tuple[Any, ...]:
-    """The node that made the memory in which a value lies; with a number where it made several tensors."""
+    """The node that made the memory in which a value lies; with a number where it made several
+    tensors.
+    """
     while (source := viewed(node)) is not None:
         node = source
     return node.args if node.target is operator.getitem else node

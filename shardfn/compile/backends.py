@@ -15,11 +15,15 @@ from .collective_order import refuse_other_order
 from .loops import forget, outlined
 from .separate import separate
 
-Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
+Runner = Callable[
+    [list[torch.Tensor]], list[torch.Tensor]
+]  # takes the inputs, empties the list
 
 
 def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
-    """Run the graph op by op; starts at once. Results lie in memory of their own, or in that of donated inputs."""
+    """Run the graph op by op; starts at once. Results lie in memory of their own, or in that of
+    donated inputs.
+    """
     separate(graph, donated)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -38,7 +42,11 @@ def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner
     """
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     numbers = outlined(graph, _inner)
-    runner = _compat.inductor(higher_order.unfold(graph), fakes, lambda lowered: separate(lowered, donated))
+    runner = _compat.inductor(
+        higher_order.unfold(graph),
+        fakes,
+        lambda lowered: separate(lowered, donated),
+    )
     if numbers:
         weakref.finalize(runner, forget, numbers)
     return runner
@@ -60,13 +68,19 @@ def donate(graph: torch.fx.GraphModule, pairs: dict[int, int]) -> Any:
 
     Args:
         graph: a local graph.
-        pairs: output position -> input position (among the placeholders) of a donated input of the same layout.
+        pairs: output position -> input position (among the placeholders) of a donated input of
+            the same layout.
     """
-    holders, (output,) = graph.graph.find_nodes(op="placeholder"), graph.graph.find_nodes(op="output")
+    holders, (output,) = (
+        graph.graph.find_nodes(op="placeholder"),
+        graph.graph.find_nodes(op="output"),
+    )
     results = list(output.args[0])
     with graph.graph.inserting_before(output):
         for out, into in pairs.items():
-            written = graph.graph.call_function(torch.ops.aten.copy_.default, (holders[into], results[out]))
+            written = graph.graph.call_function(
+                torch.ops.aten.copy_.default, (holders[into], results[out])
+            )
             written.meta["val"] = holders[into].meta["val"]
             results[out] = written
     output.args = (results,)

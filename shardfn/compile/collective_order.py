@@ -1,4 +1,6 @@
-"""The order of collectives in the code that is run: compilers reorder, and ranks that start them differently hang."""
+"""The order of collectives in the code that is run: compilers reorder, and ranks that start
+them differently hang.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ import torch
 
 from ..errors import DivergenceError, problem
 
-# As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...); aten graphs keep the op's name.
-CALL = re.compile(r"(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|shardfn)\.(\w+)\.default\((\w+)")
+# As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
+# aten graphs keep the op's name.
+CALL = re.compile(
+    r"(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|shardfn)\.(\w+)\.default\((\w+)"
+)
 KINDS = {
     "all_reduce_": "all_reduce",
     "all_reduce": "all_reduce",
@@ -35,7 +40,11 @@ def events(code: str) -> list[tuple[str, str]]:
         [('wait', 'buf3')]
     """
     found = [(op, buffer) for _, op, buffer in CALL.findall(code)]
-    return [("wait", buffer) if op == "wait_tensor" else ("start", KINDS[op]) for op, buffer in found if op in KINDS or op == "wait_tensor"]
+    return [
+        ("wait", buffer) if op == "wait_tensor" else ("start", KINDS[op])
+        for op, buffer in found
+        if op in KINDS or op == "wait_tensor"
+    ]
 
 
 def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
@@ -44,13 +53,30 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
     Raises:
         DivergenceError: it does not.
     """
-    wanted = [n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta]
+    wanted = [
+        n.meta["collective"].kind for n in graph.nodes if "collective" in n.meta
+    ]
     got = [kind for what, kind in events(code) if what == "start"]
     if got != wanted:
-        first = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
-        said = f"collective {first} is {_at(got, first)} in the code, {_at(wanted, first)} in the schedule"
+        first = next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(wanted, got, strict=False))
+                if a != b
+            ),
+            min(len(wanted), len(got)),
+        )
+        said = (
+            f"collective {first} is {_at(got, first)} in the code, {_at(wanted, first)} in "
+            "the schedule"
+        )
         fix = 'backend="aten", which runs the schedule as it is'
-        raise DivergenceError(problem(name, "the compiler changed the order of collectives", said, fix=fix), fix=fix)
+        raise DivergenceError(
+            problem(
+                name, "the compiler changed the order of collectives", said, fix=fix
+            ),
+            fix=fix,
+        )
 
 
 def _at(kinds: Sequence[str], i: int) -> str:

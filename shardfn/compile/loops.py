@@ -1,4 +1,6 @@
-"""Loops in compiled programs: each graph of a loop is compiled once, and run from outside as often as it takes."""
+"""Loops in compiled programs: each graph of a loop is compiled once, and run from outside as
+often as it takes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..ops.loops import Loop, apart, driven
 
 Graphs = Sequence[Callable[..., Any]]
 _numbers = itertools.count()
-_compiled: dict[int, Compiled] = {}  # by the number that stands in compiled code; a program drops its own
+_compiled: dict[
+    int, Compiled
+] = {}  # by the number that stands in compiled code; a program drops its own
 
 
 @attrs.frozen(eq=False)
@@ -25,7 +29,13 @@ class Compiled:
     shapes: tuple[torch.Tensor, ...]  # fake results
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        own = driven(self.loop, tensors, lambda which, inputs: [x.contiguous() for x in self.runners[which](list(inputs))])
+        own = driven(
+            self.loop,
+            tensors,
+            lambda which, inputs: [
+                x.contiguous() for x in self.runners[which](list(inputs))
+            ],
+        )
         return apart(own, tensors)
 
 
@@ -37,11 +47,18 @@ def run_loop(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 @run_loop.register_fake
 def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in _compiled[number].shapes]
+    return [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        for x in _compiled[number].shapes
+    ]
 
 
-def outlined(module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]) -> list[int]:
-    """Compile what the loops of a graph run, and have the graph call that; the numbers under which it is kept."""
+def outlined(
+    module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
+) -> list[int]:
+    """Compile what the loops of a graph run, and have the graph call that; the numbers under
+    which it is kept.
+    """
     numbers = []
     for node in module.graph.nodes:
         if not isinstance(node.target, Loop):
@@ -49,7 +66,10 @@ def outlined(module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Gra
         runners = tuple(compile_graph(graph) for graph in node.target.graphs)
         number = next(_numbers)
         _compiled[number] = Compiled(node.target, runners, tuple(node.meta["val"]))
-        node.target, node.args = torch.ops.shardfn.run_loop.default, (list(node.args), number)
+        node.target, node.args = (
+            torch.ops.shardfn.run_loop.default,
+            (list(node.args), number),
+        )
         numbers.append(number)
     module.recompile()
     return numbers

@@ -1,6 +1,8 @@
-"""Results in memory of their own: an output that would share memory with an input or another output is copied.
+"""Results in memory of their own: an output that would share memory with an input or another
+output is copied.
 
-Two outputs may be parts of one buffer, as gradients that travelled in one bucket are, where the parts do not overlap.
+Two outputs may be parts of one buffer, as gradients that travelled in one bucket are, where the
+parts do not overlap.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ import torch
 from ..capture.views import memory_of, viewed
 
 aten = torch.ops.aten
-Reach = tuple[int, int]  # the first element of a storage that a tensor touches, and the one after the last
+Reach = tuple[
+    int, int
+]  # the first element of a storage that a tensor touches, and the one after the last
 EVERYTHING: Reach = (-1, 2**63)
 
 
-def separate(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> torch.fx.GraphModule:
-    """Copy, inside the graph, each output that shares memory with an input, a constant or an earlier output.
+def separate(
+    graph: torch.fx.GraphModule, donated: Sequence[int] = ()
+) -> torch.fx.GraphModule:
+    """Copy, inside the graph, each output that shares memory with an input, a constant or an
+    earlier output.
 
     What as_strided reads is made its own too where a compiler has left out what made it.
 
@@ -32,9 +39,14 @@ def separate(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> torch.
     (output,) = graph.graph.find_nodes(op="output")
     holders = graph.graph.find_nodes(op="placeholder")
     free = {holders[i] for i in donated}
-    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+    for node in graph.graph.find_nodes(
+        op="call_function", target=aten.as_strided.default
+    ):
         if viewed(node.args[0]) is not None:
-            node.args = (_copied(graph.graph, node.args[0], holders), *node.args[1:])
+            node.args = (
+                _copied(graph.graph, node.args[0], holders),
+                *node.args[1:],
+            )
     results, used = list(output.args[0]), dict[Any, list[Reach]]()
     written = [node for node in results if _is_written(node)]
     for node in written:
@@ -43,7 +55,9 @@ def separate(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> torch.
         if not isinstance(node, torch.fx.Node) or node in written:
             continue
         origin, reach = memory_of(node), _reach(node.meta["val"])
-        taken = used.setdefault(origin, [] if _is_made(origin) or origin in free else [EVERYTHING])
+        taken = used.setdefault(
+            origin, [] if _is_made(origin) or origin in free else [EVERYTHING]
+        )
         if any(low < reach[1] and reach[0] < high for low, high in taken):
             results[k] = _copied(graph.graph, node, holders)
         else:
@@ -67,13 +81,19 @@ def _reach(x: torch.Tensor) -> Reach:
     if not x.numel():
         return (0, 0)
     first = x.storage_offset()
-    return first, first + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
+    return first, first + sum(
+        (n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)
+    ) + 1
 
 
-def _copied(graph: torch.fx.Graph, node: torch.fx.Node, holders: Sequence[torch.fx.Node]) -> torch.fx.Node:
+def _copied(
+    graph: torch.fx.Graph, node: torch.fx.Node, holders: Sequence[torch.fx.Node]
+) -> torch.fx.Node:
     """A copy, made before anything is written into a donated input."""
     with graph.inserting_after(holders[-1] if node.op == "placeholder" else node):
         copy = graph.call_function(aten.clone.default, (node,))
     about = {key: x for key, x in node.meta.items() if key in ("source", "phase")}
-    copy.meta.update(about, val=node.meta["val"].clone())  # of a fake tensor: in memory of its own
+    copy.meta.update(
+        about, val=node.meta["val"].clone()
+    )  # of a fake tensor: in memory of its own
     return copy

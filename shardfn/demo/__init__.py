@@ -1,4 +1,6 @@
-"""The demonstration, `python -m shardfn demo`: one training run in three worlds, and the same numbers in each."""
+"""The demonstration, `python -m shardfn demo`: one training run in three worlds, and the same
+numbers in each.
+"""
 
 from shardfn.demo.report import main
 

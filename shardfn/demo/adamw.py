@@ -20,8 +20,8 @@ def init(params: Any) -> State:
         params: a tree of tensors.
 
     Returns:
-        `step`, the steps taken, 0-d float32 (its dtype is the precision of the bias corrections); `m` and `v`, zeros
-        in the structure of `params`.
+        `step`, the steps taken, 0-d float32 (its dtype is the precision of the bias
+        corrections); `m` and `v`, zeros in the structure of `params`.
 
     Example:
         >>> state = init({"w": torch.ones(2)})
@@ -59,12 +59,21 @@ def update(
     Returns:
         New params and new state.
 
-    Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.05101, algorithm 2.
+    Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", arXiv:1711.05101,
+    algorithm 2.
 
     Example:
         >>> params = {"w": torch.tensor([1.0])}
-        >>> params, state = update(params, {"w": torch.tensor([5.0])}, init(params), lr=0.1, weight_decay=0.0)
-        >>> round(params["w"].item(), 4)  # the first step is lr long, whatever the gradient
+        >>> params, state = update(
+        ...     params,
+        ...     {"w": torch.tensor([5.0])},
+        ...     init(params),
+        ...     lr=0.1,
+        ...     weight_decay=0.0,
+        ... )
+        >>> round(
+        ...     params["w"].item(), 4
+        ... )  # the first step is lr long, whatever the gradient
         0.9
     """
     step = state["step"] + 1
@@ -84,5 +93,7 @@ def moment(old: Any, grads: Any, beta: float, *, power: int) -> Any:
 
 
 def correction(beta: float, step: Tensor) -> Tensor:
-    """1 - beta**step; by expm1, since in float32 the plain form loses four digits where beta is near 1."""
+    """1 - beta**step; by expm1, since in float32 the plain form loses four digits where beta is
+    near 1.
+    """
     return -torch.expm1(step * math.log(beta))

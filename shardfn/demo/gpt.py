@@ -1,4 +1,6 @@
-"""A byte-level GPT as pure functions of global tensors: nothing in it knows of ranks or meshes, save its placements."""
+"""A byte-level GPT as pure functions of global tensors: nothing in it knows of ranks or meshes,
+save its placements.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Config:
     layers: int = 4
 
 
-def init(config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Params:
+def init(
+    config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Params:
     """Fresh parameters, the same for a seed on every machine and rank.
 
     Args:
@@ -45,10 +49,12 @@ def init(config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32) -
         dtype: of the parameters.
 
     Returns:
-        A tree of tensors: tables `tok` (V, C) and `pos` (T, C), `layers`, the last norm `ln`, and `head` (C, V).
+        A tree of tensors: tables `tok` (V, C) and `pos` (T, C), `layers`, the last norm `ln`,
+        and `head` (C, V).
 
-    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3: standard
-    deviation 0.02, and 1/sqrt(2 * layers) of it for the matrices that write to the residual stream.
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2),
+    section 2.3: standard deviation 0.02, and 1/sqrt(2 * layers) of it for the matrices that
+    write to the residual stream.
 
     Example:
         >>> params = init(Config(width=8, heads=2, layers=3))
@@ -62,7 +68,10 @@ def init(config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32) -
         return (torch.randn(n, k, generator=generator) * std).to(dtype)
 
     def norm() -> Params:
-        return {"w": torch.ones(width, dtype=dtype), "b": torch.zeros(width, dtype=dtype)}
+        return {
+            "w": torch.ones(width, dtype=dtype),
+            "b": torch.zeros(width, dtype=dtype),
+        }
 
     def layer() -> Params:
         return {
@@ -109,8 +118,12 @@ def normed(h: Tensor, ln: Params) -> Tensor:
 
 
 def attention(layer: Params, h: Tensor, *, heads: int) -> Tensor:
-    """Causal self-attention over h (B, T, C); q, k and v are separate matrices, so that heads are runs of columns."""
-    q, k, v = (split_heads(h @ layer[name], heads) for name in ("q", "k", "v"))  # (B, H, T, C / H)
+    """Causal self-attention over h (B, T, C); q, k and v are separate matrices, so that heads
+    are runs of columns.
+    """
+    q, k, v = (
+        split_heads(h @ layer[name], heads) for name in ("q", "k", "v")
+    )  # (B, H, T, C / H)
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return mixed.transpose(1, 2).reshape(h.shape) @ layer["o"]
 
@@ -135,14 +148,19 @@ def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int) -> Tensor:
     Example:
         >>> params = init(Config(vocab=2, width=8, heads=2, layers=1))
         >>> tokens = torch.tensor([[0, 1, 0, 1]])
-        >>> round(loss_fn(params, tokens, 1 - tokens, heads=2).item(), 1)  # knows nothing yet: log(2)
+        >>> round(
+        ...     loss_fn(params, tokens, 1 - tokens, heads=2).item(), 1
+        ... )  # knows nothing yet: log(2)
         0.7
     """
-    return F.cross_entropy(logits(params, x, heads=heads).flatten(0, 1), y.flatten())
+    return F.cross_entropy(
+        logits(params, x, heads=heads).flatten(0, 1), y.flatten()
+    )
 
 
 def placements(params: Params) -> Params:
-    """Where tensor parallelism puts each parameter: heads, hidden features and the vocabulary over "tp".
+    """Where tensor parallelism puts each parameter: heads, hidden features and the vocabulary
+    over "tp".
 
     Args:
         params: as `init` makes them.
@@ -163,4 +181,10 @@ def placements(params: Params) -> Params:
         "ln2": norm,
         **dict.fromkeys(("o", "down"), ROW),
     }
-    return {"tok": ROW, "pos": WHOLE, "layers": [layer] * len(params["layers"]), "ln": norm, "head": COLUMN}
+    return {
+        "tok": ROW,
+        "pos": WHOLE,
+        "layers": [layer] * len(params["layers"]),
+        "ln": norm,
+        "head": COLUMN,
+    }

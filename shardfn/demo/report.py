@@ -27,11 +27,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if they agree, 1 if not.
     """
-    parser = argparse.ArgumentParser(prog="python -m shardfn demo", description="One GPT training run in three worlds.")
-    parser.add_argument("--steps", type=positive, default=train.STEPS, help="training steps (default %(default)s)")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("demo-report"), help="folder of the results")
+    parser = argparse.ArgumentParser(
+        prog="python -m shardfn demo",
+        description="One GPT training run in three worlds.",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        default=train.STEPS,
+        help="training steps (default %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("demo-report"),
+        help="folder of the results",
+    )
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # in every world alike: the model is small, and the real processes share the cores
+    torch.set_num_threads(
+        1
+    )  # in every world alike: the model is small, and the real processes share the cores
     with watching(args.steps) as watch:
         done = all_runs(runs.Job(steps=args.steps), watch)
     verdict = judge(done)
@@ -50,7 +65,9 @@ def positive(text: str) -> int:
 
 
 def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
-    """The three runs, the single device first; without a C++ compiler nothing is compiled, and it says so."""
+    """The three runs, the single device first; without a C++ compiler nothing is compiled, and
+    it says so.
+    """
     compiler = doctor.compiler()
     if not compiler.ok:
         print(compiler.sentence, "Here the two processes run with the latter.")
@@ -66,17 +83,31 @@ def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
 def watching(steps: int) -> Iterator[Watch]:
     """A way to follow each run: bars with rich, lines without."""
     try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
     except ImportError:
         yield functools.partial(by_line, steps)
         return
     loss_column = TextColumn("{task.fields[loss]}")
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), loss_column)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        loss_column,
+    )
     with Progress(*columns) as bars:
 
         def watch(name: str) -> runs.Progress:
             task = bars.add_task(f"{name:<32}", total=steps, loss="")
-            return lambda loss: bars.update(task, advance=1, loss=f"loss {loss:.4f}")
+            return lambda loss: bars.update(
+                task, advance=1, loss=f"loss {loss:.4f}"
+            )
 
         yield watch
 
@@ -108,17 +139,37 @@ def rows(done: list[runs.Run]) -> list[list[str]]:
     kinds = sorted({one.kind for run in done for one in run.collectives})
     return [
         ["", *(run.name for run in done)],
-        *([f"loss at step {step}", *(f"{run.losses[step - 1]:.6f}" for run in done)] for step in marks),
-        ["largest difference", "", *(f"{max(differences(oracle, run)):.1e}" for run in done[1:])],
+        *(
+            [
+                f"loss at step {step}",
+                *(f"{run.losses[step - 1]:.6f}" for run in done),
+            ]
+            for step in marks
+        ),
+        [
+            "largest difference",
+            "",
+            *(f"{max(differences(oracle, run)):.1e}" for run in done[1:]),
+        ],
         ["first call", *(f"{run.first_call_seconds:.2f} s" for run in done)],
         ["each other step", *(f"{run.seconds * 1e3:.0f} ms" for run in done)],
-        *([f"{kind} a step", *(traffic(run, kind) for run in done)] for kind in kinds),
+        *(
+            [f"{kind} a step", *(traffic(run, kind) for run in done)]
+            for kind in kinds
+        ),
     ]
 
 
 def traffic(run: runs.Run, kind: str) -> str:
     """The collectives of one kind in one step: how many, and their bytes."""
-    return next((f"{one.count}, {size(one.nbytes)}" for one in run.collectives if one.kind == kind), "none")
+    return next(
+        (
+            f"{one.count}, {size(one.nbytes)}"
+            for one in run.collectives
+            if one.kind == kind
+        ),
+        "none",
+    )
 
 
 def size(nbytes: int) -> str:
@@ -142,11 +193,20 @@ def show(done: list[runs.Run]) -> None:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        print(*plain([head, *body]), f"(a table with colours, and bars: {EXTRA})", sep="\n")
+        print(
+            *plain([head, *body]),
+            f"(a table with colours, and bars: {EXTRA})",
+            sep="\n",
+        )
         return
     table = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(head):
-        table.add_column(name, justify="right" if i else "left", style="" if i else "dim", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if i else "left",
+            style="" if i else "dim",
+            overflow="fold",
+        )
     for cells in body:
         table.add_row(*cells)
     Console().print(table)
@@ -160,7 +220,12 @@ def plain(table: list[list[str]]) -> list[str]:
         ['      one', 'loss  2.5']
     """
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]) for cells in table]
+    return [
+        "  ".join(
+            [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]
+        )
+        for cells in table
+    ]
 
 
 def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
@@ -179,5 +244,11 @@ def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
     try:
         picture.draw(done, loss)
     except ImportError:
-        return [f"{program}: what one of the 8 ranks runs", f"no {loss.name}, which needs matplotlib: {EXTRA}"]
-    return [f"{program}: what one of the 8 ranks runs", f"{loss}: the loss of each run"]
+        return [
+            f"{program}: what one of the 8 ranks runs",
+            f"no {loss.name}, which needs matplotlib: {EXTRA}",
+        ]
+    return [
+        f"{program}: what one of the 8 ranks runs",
+        f"{loss}: the loss of each run",
+    ]

@@ -26,7 +26,9 @@ from shardfn.demo import adamw, gpt, text, train
 Progress = Callable[[float], object]
 
 SIMULATED, REAL = {"dp": 2, "tp": 4}, {"dp": 2, "tp": 1}
-PATIENCE = datetime.timedelta(minutes=10)  # one rank's wait for another, which may be compiling
+PATIENCE = datetime.timedelta(
+    minutes=10
+)  # one rank's wait for another, which may be compiling
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -111,7 +113,9 @@ def simulated(job: Job, progress: Progress) -> Run:
         The run, with the program of one rank.
     """
     with sf.fake_world(8):
-        return sharded("8 simulated ranks", SIMULATED, job, progress, backend="aten")
+        return sharded(
+            "8 simulated ranks", SIMULATED, job, progress, backend="aten"
+        )
 
 
 def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run:
@@ -131,11 +135,15 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        context = mp.spawn(rank_main, (store, job, backend, results), nprocs=2, join=False)
+        context = mp.spawn(
+            rank_main, (store, job, backend, results), nprocs=2, join=False
+        )
         try:
             received, ended = [], False
             while not ended:
-                ended = context.join(timeout=0.1)  # raises what a rank raised, after ending the other
+                ended = context.join(
+                    timeout=0.1
+                )  # raises what a rank raised, after ending the other
                 received += drained(results, progress)
         finally:
             stop(context.processes)
@@ -143,7 +151,8 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
 
 
 def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> None:
-    """One of the real processes: join the group, train, leave; rank 0 tells its losses and, last, its run.
+    """One of the real processes: join the group, train, leave; rank 0 tells its losses and,
+    last, its run.
 
     Args:
         rank: 0 or 1.
@@ -154,11 +163,15 @@ def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> No
     """
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=2, timeout=PATIENCE
+    )
     tell = results.put if rank == 0 else lambda said: None
     tell(sharded("2 Gloo processes", REAL, job, tell, backend=backend))
     dist.barrier()
-    os._exit(0)  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
+    os._exit(
+        0
+    )  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
 
 
 def drained(results: Any, progress: Progress) -> list[Run]:
@@ -181,8 +194,12 @@ def stop(processes: Iterable[Any]) -> None:
         process.join()
 
 
-def sharded(name: str, axes: dict[str, int], job: Job, progress: Progress, *, backend: str) -> Run:
-    """Train on a mesh over the current world: batch over "dp", heads, features and vocabulary over "tp"."""
+def sharded(
+    name: str, axes: dict[str, int], job: Job, progress: Progress, *, backend: str
+) -> Run:
+    """Train on a mesh over the current world: batch over "dp", heads, features and vocabulary
+    over "tp".
+    """
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes), device_type="cpu")
     params = gpt.init(job.config, seed=job.seed)
     state = adamw.init(params)
@@ -195,13 +212,25 @@ def sharded(name: str, axes: dict[str, int], job: Job, progress: Progress, *, ba
         out_placements=(where, where_state, P()),
         backend=backend,
     )
-    params, state = sf.distribute(params, mesh, where), sf.distribute(state, mesh, where_state)
+    params, state = (
+        sf.distribute(params, mesh, where),
+        sf.distribute(state, mesh, where_state),
+    )
     run = timed(name, step, job, params, state, progress)
     lowered = step.lower(params, state, *next(batches(job)))
-    return attrs.evolve(run, collectives=by_kind(lowered.collectives), program=lowered.text())
+    return attrs.evolve(
+        run, collectives=by_kind(lowered.collectives), program=lowered.text()
+    )
 
 
-def timed(name: str, step: train.Step, job: Job, params: Any, state: Any, progress: Progress) -> Run:
+def timed(
+    name: str,
+    step: train.Step,
+    job: Job,
+    params: Any,
+    state: Any,
+    progress: Progress,
+) -> Run:
     """Train, and note when each step ended."""
     ends = [time.perf_counter()]
 
@@ -209,14 +238,18 @@ def timed(name: str, step: train.Step, job: Job, params: Any, state: Any, progre
         ends.append(time.perf_counter())
         progress(loss)
 
-    losses = train.train(step, params, state, batches(job), steps=job.steps, progress=ended)
+    losses = train.train(
+        step, params, state, batches(job), steps=job.steps, progress=ended
+    )
     first, *others = (after - before for before, after in itertools.pairwise(ends))
     return Run(name, tuple(losses), first, statistics.median(others or [first]))
 
 
 def batches(job: Job) -> train.Batches:
     """The text of the job, the same in every world."""
-    return text.batches(text.corpus(), batch=job.batch, context=job.config.context, seed=job.seed)
+    return text.batches(
+        text.corpus(), batch=job.batch, context=job.config.context, seed=job.seed
+    )
 
 
 def by_kind(collectives: Iterable[Any]) -> tuple[Traffic, ...]:
@@ -224,4 +257,6 @@ def by_kind(collectives: Iterable[Any]) -> tuple[Traffic, ...]:
     sizes = collections.defaultdict(list)
     for one in collectives:
         sizes[one.kind].append(one.nbytes)
-    return tuple(Traffic(kind, len(sizes[kind]), sum(sizes[kind])) for kind in sorted(sizes))
+    return tuple(
+        Traffic(kind, len(sizes[kind]), sum(sizes[kind])) for kind in sorted(sizes)
+    )

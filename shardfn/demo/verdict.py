@@ -1,4 +1,6 @@
-"""What the runs prove: how far each world's loss is from the single device's, and whether that is rounding."""
+"""What the runs prove: how far each world's loss is from the single device's, and whether that
+is rounding.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import attrs
 
 from shardfn.demo.runs import Run
 
-LIMIT = 1e-4  # relative; rounding in float32 stays a hundred times below it, a wrong gradient far above
+# relative; rounding in float32 stays a hundred times below it, a wrong gradient far above
+LIMIT = 1e-4
 
 
 @attrs.frozen
@@ -32,7 +35,10 @@ def differences(oracle: Run, run: Run) -> list[float]:
     Returns:
         One number for each step; NaN where a loss is.
     """
-    return [abs(mine - right) / abs(right) for right, mine in zip(oracle.losses, run.losses, strict=True)]
+    return [
+        abs(mine - right) / abs(right)
+        for right, mine in zip(oracle.losses, run.losses, strict=True)
+    ]
 
 
 def judge(runs: list[Run]) -> Verdict:
@@ -42,25 +48,44 @@ def judge(runs: list[Run]) -> Verdict:
         runs: the single device first.
 
     Returns:
-        The verdict: it holds when no loss of another world differs by more than `LIMIT`, relatively.
+        The verdict: it holds when no loss of another world differs by more than `LIMIT`,
+        relatively.
 
     Example:
-        >>> judge([Run("one", (2.0,), 1.0, 1.0), Run("two", (2.2,), 1.0, 1.0)]).holds
+        >>> judge(
+        ...     [Run("one", (2.0,), 1.0, 1.0), Run("two", (2.2,), 1.0, 1.0)]
+        ... ).holds
         False
     """
     oracle, *others = runs
     gaps = {run.name: differences(oracle, run) for run in others}
-    wrong = {name: step for name, gap in gaps.items() if (step := first_wrong(gap)) is not None}
+    wrong = {
+        name: step
+        for name, gap in gaps.items()
+        if (step := first_wrong(gap)) is not None
+    }
     if wrong:
-        said = ", ".join(f"{name} from step {step} on, by {gaps[name][step - 1]:.1e}" for name, step in wrong.items())
-        return Verdict(False, f"Not proved: the loss is not that of {oracle.name}: {said} (limit {LIMIT:.0e}).")
+        said = ", ".join(
+            f"{name} from step {step} on, by {gaps[name][step - 1]:.1e}"
+            for name, step in wrong.items()
+        )
+        return Verdict(
+            False,
+            f"Not proved: the loss is not that of {oracle.name}: {said} (limit {LIMIT:.0e}).",
+        )
     worlds, worst = " and ".join(gaps), max(max(gap) for gap in gaps.values())
     steps = len(oracle.losses)
     return Verdict(
-        True, f"Proved: over {steps} steps {worlds} have the loss of {oracle.name} to {worst:.1e} (limit {LIMIT:.0e})."
+        True,
+        (
+            f"Proved: over {steps} steps {worlds} have the loss of {oracle.name} to "
+            f"{worst:.1e} (limit {LIMIT:.0e})."
+        ),
     )
 
 
 def first_wrong(gaps: list[float]) -> int | None:
     """The first step, counted from 1, whose difference is no rounding; NaN is none either."""
-    return next((step for step, gap in enumerate(gaps, start=1) if not gap <= LIMIT), None)
+    return next(
+        (step for step, gap in enumerate(gaps, start=1) if not gap <= LIMIT), None
+    )

@@ -1,4 +1,6 @@
-"""What the walk weighed: every way to place an op on an axis, with its price. Found on demand, by walking once more."""
+"""What the walk weighed: every way to place an op on an axis, with its price. Found on demand,
+by walking once more.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from ..types import PENDING, Mark, Marks, MeshAxes, Program
 class Alternative:
     """One way to place an op on one mesh axis.
 
-    `price` is in bytes, as the walk weighs them (docs/design.md, section 6); `sends` is what is sent for each argument.
+    `price` is in bytes, as the walk weighs them (docs/design.md, section 6); `sends` is what is
+    sent for each argument.
     """
 
     ins: Marks  # a mark for each tensor argument
@@ -27,7 +30,8 @@ class Alternative:
     price: float
 
 
-# By the number of the op's first result and mesh axis, the cheapest first. Walks over one Program give the same numbers.
+# By the number of the op's first result and mesh axis, the cheapest first. Walks over one
+# Program give the same numbers.
 Considered = dict[tuple[int, int], tuple[Alternative, ...]]
 
 
@@ -36,34 +40,59 @@ class _Noting(Walk):
 
     def __init__(self, axes: MeshAxes, name: str) -> None:
         super().__init__(axes, name)
-        self.weighed: dict[int, list[Alternative]] = collections.defaultdict(list)  # for the op at hand, by axis
+        self.weighed: dict[int, list[Alternative]] = collections.defaultdict(
+            list
+        )  # for the op at hand, by axis
         self.noted: Considered = {}
 
     def apply(self, node: torch.fx.Node) -> None:
         super().apply(node)
         made = self.steps[-1].made
         for axis, found in self.weighed.items() if made else ():
-            ranked = sorted((a for a in found if a.price != float("inf")), key=lambda a: a.price)
+            ranked = sorted(
+                (a for a in found if a.price != float("inf")), key=lambda a: a.price
+            )
             self.noted[made[0].number, axis] = tuple(ranked)
         self.weighed.clear()
 
-    def price(self, call: OpCall, values: list[Any], held: list[list[plan.Slot]], placed: Any, axis: int) -> tuple[float, ...]:
+    def price(
+        self,
+        call: OpCall,
+        values: list[Any],
+        held: list[list[plan.Slot]],
+        placed: Any,
+        axis: int,
+    ) -> tuple[float, ...]:
         found = super().price(call, values, held, placed, axis)
         ins, outs = placed
-        sends = tuple(self.sent(v, slots, m[axis], axis) for v, slots, m in zip(values, held, ins, strict=True))
-        alternative = Alternative(tuple(m[axis] for m in ins), tuple(m[axis] for m in outs), sends, found[0])
+        sends = tuple(
+            self.sent(v, slots, m[axis], axis)
+            for v, slots, m in zip(values, held, ins, strict=True)
+        )
+        alternative = Alternative(
+            tuple(m[axis] for m in ins),
+            tuple(m[axis] for m in outs),
+            sends,
+            found[0],
+        )
         self.weighed[axis].append(alternative)
         return found
 
-    def sent(self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int) -> float:
-        """The bytes that an argument sends; a rank takes its piece of what it has whole for nothing."""
+    def sent(
+        self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int
+    ) -> float:
+        """The bytes that an argument sends; a rank takes its piece of what it has whole for
+        nothing.
+        """
         held = {slot.marks[axis] for slot in slots}
         if wanted in held or ("R" in held and wanted not in PENDING):
             return 0.0
         return self.input_price(value, slots, wanted, axis)
 
 
-def considered(program: Program, axes: MeshAxes, in_marks: Any, out_marks: Any, unreduced: Any) -> Considered:
+def considered(
+    program: Program, axes: MeshAxes, in_marks: Any, out_marks: Any, unreduced: Any
+) -> Considered:
     """Every way to place each op of a Program, priced; arguments as those of `plan`."""
     walk = _Noting(axes, program.name)
     walked(walk, program, in_marks, out_marks, unreduced)

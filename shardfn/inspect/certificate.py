@@ -1,4 +1,6 @@
-"""The certificate of a schedule: what was proved of it, and what it is worth under a model of the hardware."""
+"""The certificate of a schedule: what was proved of it, and what it is worth under a model of
+the hardware.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 @attrs.frozen
 class Timeline:
-    """One rank's step, with one queue of computation and one of communication for each mesh axis; seconds."""
+    """One rank's step, with one queue of computation and one of communication for each mesh
+    axis; seconds.
+    """
 
     compute: float
     communication: float
@@ -30,7 +34,11 @@ class Timeline:
     @property
     def hidden(self) -> float:
         """The share of communication behind which something is computed."""
-        return 1.0 if self.communication == 0 else max(0.0, 1 - self.exposed / self.communication)
+        return (
+            1.0
+            if self.communication == 0
+            else max(0.0, 1 - self.exposed / self.communication)
+        )
 
 
 @attrs.frozen
@@ -42,9 +50,11 @@ class Certificate:
         kinds: how many different local programs were looked at: ranks with equal shards share one.
         nodes: of this rank's graph.
         same_nodes: whether ordering it kept the multiset of nodes.
-        same_order: whether every kind of rank starts the collectives of each axis in the agreed order.
+        same_order: whether every kind of rank starts the collectives of each axis in the agreed
+            order.
         waits_hold: whether each collective has one wait, after its start and before the first use.
-        peak_before: bytes of the values alive at once, in the order in which the program was written.
+        peak_before: bytes of the values alive at once, in the order in which the program was
+            written.
         peak_after: the same, as scheduled.
         before: the timeline in the order in which the program was written.
         after: the same, as scheduled.
@@ -78,14 +88,32 @@ class Certificate:
     def __str__(self) -> str:
         claims = (
             (self.same_nodes, f"the same {self.nodes} nodes before and after"),
-            (self.same_order, f"collectives start in one order on all ranks ({self.kinds} kinds of local program)"),
-            (self.waits_hold, "each wait stands after its start and before the first use"),
+            (
+                self.same_order,
+                (
+                    f"collectives start in one order on all ranks ({self.kinds} kinds of "
+                    "local program)"
+                ),
+            ),
+            (
+                self.waits_hold,
+                "each wait stands after its start and before the first use",
+            ),
         )
-        lines = [f"schedule of {self.name}", *(f"  {'holds' if ok else 'BROKEN'}: {text}" for ok, text in claims)]
+        lines = [
+            f"schedule of {self.name}",
+            *(f"  {'holds' if ok else 'BROKEN'}: {text}" for ok, text in claims),
+        ]
         change = human_bytes(abs(self.peak_after - self.peak_before))
         sign = "more" if self.peak_after >= self.peak_before else "less"
-        lines.append(f"  peak of values alive: {human_bytes(self.peak_after)}, {change} {sign} than in the order as written")
-        lines.append(f"  on {self.hardware.name}: {_said(self.after)}; as written: {1e3 * self.before.exposed:.3f} ms exposed")
+        lines.append(
+            f"  peak of values alive: {human_bytes(self.peak_after)}, {change} {sign} "
+            "than in the order as written"
+        )
+        lines.append(
+            f"  on {self.hardware.name}: {_said(self.after)}; as written: "
+            f"{1e3 * self.before.exposed:.3f} ms exposed"
+        )
         return "\n".join(lines)
 
 
@@ -94,7 +122,12 @@ def _said(t: Timeline) -> str:
     return f"{parts}, {1e3 * t.exposed:.3f} exposed ({t.hidden:.0%} hidden)"
 
 
-def certify(programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda, hardware: Hardware) -> Certificate:
+def certify(
+    programs: Sequence[LocalProgram],
+    mine: LocalProgram,
+    agenda: Agenda,
+    hardware: Hardware,
+) -> Certificate:
     """Look at the local programs of a schedule.
 
     Args:
@@ -107,7 +140,9 @@ def certify(programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda
         name=mine.name,
         kinds=len(programs),
         nodes=len(mine.graph.nodes),
-        same_nodes=all(_multiset(p.unordered) == _multiset(p.graph) for p in programs),
+        same_nodes=all(
+            _multiset(p.unordered) == _multiset(p.graph) for p in programs
+        ),
         same_order=all(_starts(p.graph) == list(agenda.starts) for p in programs),
         waits_hold=all(_waits_hold(p.graph) for p in programs),
         peak_before=peak_bytes(mine.unordered),
@@ -120,16 +155,26 @@ def certify(programs: Sequence[LocalProgram], mine: LocalProgram, agenda: Agenda
 
 
 def _multiset(graph: torch.fx.Graph) -> collections.Counter[Any]:
-    return collections.Counter((n.op, str(n.target), n.name, str(n.args), str(n.kwargs)) for n in graph.nodes)
+    return collections.Counter(
+        (n.op, str(n.target), n.name, str(n.args), str(n.kwargs))
+        for n in graph.nodes
+    )
 
 
 def _starts(graph: torch.fx.Graph) -> list[int]:
     return [n.meta["batch"] for n in graph.nodes if "collective" in n.meta]
 
 
-def _order(graph: torch.fx.Graph, axes: MeshAxes) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    records: list[Collective] = [n.meta["collective"] for n in graph.nodes if "collective" in n.meta]
-    return tuple((axis, tuple(r.name for r in records if r.axis == axis)) for axis in axes.names)
+def _order(
+    graph: torch.fx.Graph, axes: MeshAxes
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    records: list[Collective] = [
+        n.meta["collective"] for n in graph.nodes if "collective" in n.meta
+    ]
+    return tuple(
+        (axis, tuple(r.name for r in records if r.axis == axis))
+        for axis in axes.names
+    )
 
 
 def _waits_hold(graph: torch.fx.Graph) -> bool:
@@ -139,17 +184,27 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
             waits = list(node.users)
             if len(waits) != 1 or waits[0].target is not WAIT:
                 return False
-            if not at[node] < at[waits[0]] < min((at[u] for u in waits[0].users), default=len(at)):
+            if (
+                not at[node]
+                < at[waits[0]]
+                < min((at[u] for u in waits[0].users), default=len(at))
+            ):
                 return False
     return True
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
-    """The most bytes of values that are alive at once; views share what they look at, inputs live throughout."""
+    """The most bytes of values that are alive at once; views share what they look at, inputs
+    live throughout.
+    """
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     last: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
-        owner[node] = owner.get(node.args[0], node) if node.op == "call_function" and _is_alias(node) else node
+        owner[node] = (
+            owner.get(node.args[0], node)
+            if node.op == "call_function" and _is_alias(node)
+            else node
+        )
         last[owner[node]] = node
         last.update((owner.get(x, x), node) for x in node.all_input_nodes)
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
@@ -160,13 +215,19 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
         if owner[node] is node:
             alive += _nbytes(node.meta.get("val"))
         peak = max(peak, alive)
-        alive -= sum(_nbytes(dead.meta.get("val")) for dead in ends[node] if dead.op != "placeholder")
+        alive -= sum(
+            _nbytes(dead.meta.get("val"))
+            for dead in ends[node]
+            if dead.op != "placeholder"
+        )
     return peak
 
 
 def _nbytes(value: Any) -> int:
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return sum(x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor))
+    return sum(
+        x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor)
+    )
 
 
 def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:
@@ -195,7 +256,9 @@ def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timel
 def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    first = next((x for x in values if isinstance(x, torch.Tensor)), None)  # a gradient that nobody asked for is None
+    first = next(
+        (x for x in values if isinstance(x, torch.Tensor)), None
+    )  # a gradient that nobody asked for is None
     if first is None or _is_alias(node):
         return 0.0
     return hardware.compute(_flops(node), _traffic(node), first.dtype)
@@ -203,16 +266,22 @@ def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
 
 def _is_alias(node: torch.fx.Node) -> bool:
     """Whether a node only looks at what another made."""
-    return node.target in (WAIT, operator.getitem) or getattr(node.target, "is_view", False)
+    return node.target in (WAIT, operator.getitem) or getattr(
+        node.target, "is_view", False
+    )
 
 
 def _traffic(node: torch.fx.Node) -> int:
-    return _nbytes(node.meta["val"]) + sum(_nbytes(x.meta.get("val")) for x in node.all_input_nodes)
+    return _nbytes(node.meta["val"]) + sum(
+        _nbytes(x.meta.get("val")) for x in node.all_input_nodes
+    )
 
 
 def _flops(node: torch.fx.Node) -> float:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return 0.0
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: n.meta["val"]
+    )
     return float(formula(*args, **kwargs, out_val=node.meta["val"]))

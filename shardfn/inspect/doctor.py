@@ -49,7 +49,13 @@ def python() -> Finding:
     found, least = platform.python_version(), ".".join(map(str, PYTHON))
     if sys.version_info >= PYTHON:
         return Finding("Python", True, f"Python {found}.", needed=True)
-    return Finding("Python", False, f"Python {found} is too old.", f"install Python {least} or newer", needed=True)
+    return Finding(
+        "Python",
+        False,
+        f"Python {found} is too old.",
+        f"install Python {least} or newer",
+        needed=True,
+    )
 
 
 def torch_version() -> Finding:
@@ -57,72 +63,137 @@ def torch_version() -> Finding:
     found = version("torch") or "without a version"
     oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
     if OLDEST <= release(found) <= NEWEST:
-        return Finding("torch", True, f"torch {found}, one of the supported {oldest} to {newest}.", needed=True)
+        return Finding(
+            "torch",
+            True,
+            f"torch {found}, one of the supported {oldest} to {newest}.",
+            needed=True,
+        )
     sentence = f"torch {found} is outside the supported {oldest} to {newest}."
-    return Finding("torch", False, sentence, f"pip install 'torch>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}'", needed=True)
+    return Finding(
+        "torch",
+        False,
+        sentence,
+        f"pip install 'torch>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}'",
+        needed=True,
+    )
 
 
 def optree() -> Finding:
     """Can trees of arguments be read?"""
-    return package("optree", "reads trees of arguments", "pip install 'optree>=0.20'", needed=True)
+    return package(
+        "optree",
+        "reads trees of arguments",
+        "pip install 'optree>=0.20'",
+        needed=True,
+    )
 
 
 def attrs_package() -> Finding:
     """Can records be made?"""
-    return package("attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True)
+    return package(
+        "attrs", "makes the records", "pip install 'attrs>=23.2'", needed=True
+    )
 
 
 def rich() -> Finding:
     """Will the demonstration show bars and a table?"""
-    return package("rich", "draws the tables of the demonstration; without it they are plain text", VIZ)
+    return package(
+        "rich",
+        "draws the tables of the demonstration; without it they are plain text",
+        VIZ,
+    )
 
 
 def matplotlib() -> Finding:
     """Will the demonstration draw its picture?"""
-    return package("matplotlib", "draws the pictures; without it there are none", VIZ)
+    return package(
+        "matplotlib", "draws the pictures; without it there are none", VIZ
+    )
 
 
 def compiler() -> Finding:
     """Can Inductor build code for the CPU here? It takes $CXX, or the platform's usual compiler."""
-    command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    fix = "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a compiler in CXX"
+    command = os.environ.get("CXX") or (
+        "clang++" if sys.platform == "darwin" else "g++"
+    )
+    fix = (
+        "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a "
+        "compiler in CXX"
+    )
     lost = 'backend="inductor" cannot compile for the CPU; backend="aten" works'
     if shutil.which(command) is None:
         return Finding("C++ compiler", False, f"No {command}: {lost}.", fix)
     fault = build_fault(command)
     if fault:
-        return Finding("C++ compiler", False, f"{command} cannot build what Inductor writes ({fault}): {lost}.", fix)
-    return Finding("C++ compiler", True, f'{shutil.which(command)} builds: backend="inductor" compiles for the CPU.')
+        return Finding(
+            "C++ compiler",
+            False,
+            f"{command} cannot build what Inductor writes ({fault}): {lost}.",
+            fix,
+        )
+    return Finding(
+        "C++ compiler",
+        True,
+        f'{shutil.which(command)} builds: backend="inductor" compiles for the CPU.',
+    )
 
 
 def gloo() -> Finding:
     """Can processes of this machine talk?"""
     if dist.is_available() and dist.is_gloo_available():
-        return Finding("Gloo", True, "Real processes on CPUs can talk: torchrun works.")
-    return Finding("Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED)
+        return Finding(
+            "Gloo", True, "Real processes on CPUs can talk: torchrun works."
+        )
+    return Finding(
+        "Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED
+    )
 
 
 def nccl() -> Finding:
     """Can GPUs talk?"""
     if dist.is_available() and dist.is_nccl_available():
         return Finding("NCCL", True, "GPUs of different processes can talk.")
-    sentence = "No real processes on GPUs; CPUs and fake_world are not touched by that."
+    sentence = (
+        "No real processes on GPUs; CPUs and fake_world are not touched by that."
+    )
     return Finding("NCCL", False, sentence, "install a CUDA build of torch")
 
 
 def gpu() -> Finding:
     """Is there a GPU, and can Inductor compile for it?"""
     if not torch.cuda.is_available():
-        return Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
+        return Finding(
+            "GPU", False, "No GPU that torch can use: everything runs on the CPU."
+        )
     n = torch.cuda.device_count()
-    found = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
+    found = (
+        f"{n} x {torch.cuda.get_device_name(0)}"
+        if n > 1
+        else torch.cuda.get_device_name(0)
+    )
     if version("triton") is None:
         lost = 'backend="inductor" cannot compile for it; backend="aten" works'
-        return Finding("GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton")
-    return Finding("GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.')
+        return Finding(
+            "GPU", False, f"{found}, but no Triton: {lost}.", "pip install triton"
+        )
+    return Finding(
+        "GPU", True, f'{found}, with Triton: backend="inductor" compiles for it.'
+    )
 
 
-CHECKS = (python, torch_version, optree, attrs_package, compiler, gloo, nccl, gpu, rich, matplotlib)
+CHECKS = (
+    python,
+    torch_version,
+    optree,
+    attrs_package,
+    compiler,
+    gloo,
+    nccl,
+    gpu,
+    rich,
+    matplotlib,
+)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -148,7 +219,10 @@ def main(argv: Sequence[str] = ()) -> int:
         0, or 1 where something that shardfn needs is missing, 2 for arguments.
     """
     if argv:
-        print(f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}", file=sys.stderr)
+        print(
+            f"python -m shardfn doctor: takes no arguments, got {' '.join(argv)}",
+            file=sys.stderr,
+        )
         return 2
     findings = examine()
     print(told(findings))
@@ -165,7 +239,9 @@ def told(findings: Sequence[Finding]) -> str:
         The text.
 
     Example:
-        >>> missing = Finding("optree", False, "Not installed.", "install it", needed=True)
+        >>> missing = Finding(
+        ...     "optree", False, "Not installed.", "install it", needed=True
+        ... )
         >>> print(told([Finding("Gloo", True, "It works."), missing]))
         ok        Gloo    It works.
         MISSING   optree  Not installed.
@@ -179,8 +255,14 @@ def told(findings: Sequence[Finding]) -> str:
         lines.append(f"{state:<9} {finding.name:<{width}}  {finding.sentence}")
         if finding.fix and not finding.ok:
             lines.append(f"{'':<{width + 12}}to fix: {finding.fix}")
-    missing = [finding.name for finding in findings if finding.needed and not finding.ok]
-    end = f"Something that shardfn needs is missing: {', '.join(missing)}." if missing else "shardfn works here."
+    missing = [
+        finding.name for finding in findings if finding.needed and not finding.ok
+    ]
+    end = (
+        f"Something that shardfn needs is missing: {', '.join(missing)}."
+        if missing
+        else "shardfn works here."
+    )
     return "\n".join([*lines, end])
 
 
@@ -189,7 +271,9 @@ def package(name: str, purpose: str, fix: str, *, needed: bool = False) -> Findi
     found = version(name)
     if found is None:
         return Finding(name, False, f"Not installed: it {purpose}.", fix, needed)
-    return Finding(name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed)
+    return Finding(
+        name, True, f"{name} {found} {purpose.partition(';')[0]}.", needed=needed
+    )
 
 
 def version(name: str) -> str | None:
@@ -208,17 +292,33 @@ def release(found: str) -> tuple[int, ...]:
         ((2, 13), (2, 15), ())
     """
     parts = found.split(".")[:2]
-    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+    return (
+        tuple(int(part) for part in parts)
+        if all(part.isdecimal() for part in parts)
+        else ()
+    )
 
 
 def build_fault(command: str) -> str:
-    """Build a small library as Inductor does, with OpenMP and Python's headers; the first error, or nothing."""
-    flags = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
-    program = PROGRAM if sys.platform != "darwin" else "#include <Python.h>\n"  # there, OpenMP comes with torch
+    """Build a small library as Inductor does, with OpenMP and Python's headers; the first
+    error, or nothing.
+    """
+    flags = (
+        ["-undefined", "dynamic_lookup"]
+        if sys.platform == "darwin"
+        else ["-fopenmp"]
+    )
+    program = (
+        PROGRAM if sys.platform != "darwin" else "#include <Python.h>\n"
+    )  # there, OpenMP comes with torch
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "small.cpp"
         source.write_text(program)
-        flags += [f"-I{sysconfig.get_paths()['include']}", "-o", f"{folder}/small.so"]
+        flags += [
+            f"-I{sysconfig.get_paths()['include']}",
+            "-o",
+            f"{folder}/small.so",
+        ]
         try:
             done = subprocess.run(
                 [command, "-shared", "-fPIC", *flags, str(source)],
@@ -230,4 +330,8 @@ def build_fault(command: str) -> str:
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     said = [text.strip() for text in done.stderr.splitlines() if "error" in text]
-    return "" if done.returncode == 0 else (said or [f"exit status {done.returncode}"])[0]
+    return (
+        ""
+        if done.returncode == 0
+        else (said or [f"exit status {done.returncode}"])[0]
+    )

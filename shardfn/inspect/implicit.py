@@ -15,11 +15,17 @@ from .alternatives import Considered
 from .transfers import Fallback, Transfer, fallbacks, sent, strictest, transfers
 
 log = logging.getLogger("shardfn")
-FIX = "another placement where one is named, constrain where the move is wanted, or implicit_comm='allow'"
+FIX = (
+    "another placement where one is named, constrain where the move is wanted, or "
+    "implicit_comm='allow'"
+)
 
 
-def report_implicit(name: str, setting: str, plan: steps.Plan, weigh: Callable[[], Considered]) -> None:
-    """Do with a plan's implicit collectives what the setting says, or a stricter one of a shard inside.
+def report_implicit(
+    name: str, setting: str, plan: steps.Plan, weigh: Callable[[], Considered]
+) -> None:
+    """Do with a plan's implicit collectives what the setting says, or a stricter one of a shard
+    inside.
 
     Args:
         name: of the function.
@@ -28,9 +34,13 @@ def report_implicit(name: str, setting: str, plan: steps.Plan, weigh: Callable[[
         weigh: gives what the walk weighed; not called where nothing is reported.
 
     Raises:
-        PlacementError: with setting error, listing every implicit collective and every op that is computed whole.
+        PlacementError: with setting error, listing every implicit collective and every op that
+            is computed whole.
     """
-    if all(not step.implicit or strictest(step.node, setting) == "allow" for step, _ in sent(plan)):
+    if all(
+        not step.implicit or strictest(step.node, setting) == "allow"
+        for step, _ in sent(plan)
+    ):
         if log.isEnabledFor(logging.INFO):
             for fallback in fallbacks(transfers(plan, setting, {})):
                 log.info("%s: %s", name, whole_line(fallback))
@@ -45,21 +55,37 @@ def report_implicit(name: str, setting: str, plan: steps.Plan, weigh: Callable[[
 
 
 def report(name: str, found: tuple[Transfer, ...]) -> str:
-    """Implicit transfers as text: each with its price and what would need none, then the ops that are computed whole."""
+    """Implicit transfers as text: each with its price and what would need none, then the ops
+    that are computed whole.
+    """
     plural = "" if len(found) == 1 else "s"
     head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
-    return problem(name, head, *map(transfer_line, found), *map(whole_line, fallbacks(found)), fix=FIX)
+    return problem(
+        name,
+        head,
+        *map(transfer_line, found),
+        *map(whole_line, fallbacks(found)),
+        fix=FIX,
+    )
 
 
 def transfer_line(t: Transfer) -> str:
-    """One implicit transfer: what is sent, for which argument of which op, and which placement would send nothing."""
+    """One implicit transfer: what is sent, for which argument of which op, and which placement
+    would send nothing.
+    """
     avoided = f"; {_said(t.native)}, it would send nothing" if t.native else ""
-    return f"{t.kind} over {t.axis}, {human_bytes(t.nbytes)}, for {t.op} at {t.source}: {t.argument} is {t.value}{avoided}"
+    return (
+        f"{t.kind} over {t.axis}, {human_bytes(t.nbytes)}, for {t.op} at {t.source}: "
+        f"{t.argument} is {t.value}{avoided}"
+    )
 
 
 def whole_line(f: Fallback) -> str:
     """An op that is computed whole: its arguments, its line, its price, and why."""
-    return f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for {human_bytes(f.nbytes)}: {f.why}"
+    return (
+        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for "
+        f"{human_bytes(f.nbytes)}: {f.why}"
+    )
 
 
 def _said(marks: Marks) -> str:

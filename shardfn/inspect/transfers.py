@@ -1,4 +1,6 @@
-"""The communication of a plan as data: every transfer, who needs it, what it sends, and what would need none."""
+"""The communication of a plan as data: every transfer, who needs it, what it sends, and what
+would need none.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,33 @@ from ..types import PENDING, Mark, Marks, MeshAxes
 from .alternatives import Alternative, Considered
 
 SETTINGS = ("allow", "warn", "error")  # the later, the stricter
-KINDS = {"gather": "all_gather", "reduce": "all_reduce"}  # moves that are called otherwise as collectives
+KINDS = {
+    "gather": "all_gather",
+    "reduce": "all_reduce",
+}  # moves that are called otherwise as collectives
 ON_BEHALF = {  # who asks, where it is no op
-    "prim_redistribute": "constrain", "prim_align": "gradient", "output": "result", "prim_to_local": "shard_map",
-    "prim_from_local": "shard_map", "extremum": "pmax or pmin", "own_piece": "psum_scatter",
-}  # fmt: skip
-NO_RULE, NO_CHOICE, CHEAPEST = "it has no rule", "no choice of its rule keeps the cut", "no choice of its rule sends less"
+    "prim_redistribute": "constrain",
+    "prim_align": "gradient",
+    "output": "result",
+    "prim_to_local": "shard_map",
+    "prim_from_local": "shard_map",
+    "extremum": "pmax or pmin",
+    "own_piece": "psum_scatter",
+}
+NO_RULE, NO_CHOICE, CHEAPEST = (
+    "it has no rule",
+    "no choice of its rule keeps the cut",
+    "no choice of its rule sends less",
+)
 
 
 @attrs.frozen
 class Transfer:
     """One collective: a value brought from one placement to another over one mesh axis.
 
-    `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, placed as they came. `native` are
-    the marks with which the argument would send nothing, the others being as they are.
+    `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, placed
+    as they came. `native` are the marks with which the argument would send nothing, the others
+    being as they are.
     """
 
     kind: str
@@ -44,14 +59,20 @@ class Transfer:
     arguments: tuple[str, ...]
     value: str  # its type and placement, as it came
     wanted: str  # as the op takes it
-    whole: str | None  # why the op is computed whole on this axis, if that is what the transfer is for
+    whole: (
+        str | None
+    )  # why the op is computed whole on this axis, if that is what the transfer is for
     native: Marks
-    alternatives: tuple[Alternative, ...]  # every way to place the op on this axis, the cheapest first
+    alternatives: tuple[
+        Alternative, ...
+    ]  # every way to place the op on this axis, the cheapest first
 
 
 @attrs.frozen
 class Fallback:
-    """An op that is computed whole on every rank, at one line, and the bytes that its arguments cost."""
+    """An op that is computed whole on every rank, at one line, and the bytes that its arguments
+    cost.
+    """
 
     op: str
     source: str | None
@@ -60,7 +81,9 @@ class Fallback:
     arguments: tuple[str, ...]
 
 
-def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Transfer, ...]:
+def transfers(
+    plan: steps.Plan, setting: str, weighed: Considered
+) -> tuple[Transfer, ...]:
     """Every collective of a plan, asked for or not, in order.
 
     Args:
@@ -69,9 +92,16 @@ def transfers(plan: steps.Plan, setting: str, weighed: Considered) -> tuple[Tran
         weighed: what the walk weighed; empty where no alternative is needed.
     """
     found = []
-    for number, inner in enumerate(plans(plan)):  # those of loops are weighed anew for each placement of their carries: not kept
+    for number, inner in enumerate(
+        plans(plan)
+    ):  # those of loops are weighed anew for each placement of their carries: not kept
         readers = _readers(inner)
-        found += [_transfer(inner, step, move, readers, setting, {} if number else weighed) for step, move in _sent(inner)]
+        found += [
+            _transfer(
+                inner, step, move, readers, setting, {} if number else weighed
+            )
+            for step, move in _sent(inner)
+        ]
     return tuple(found)
 
 
@@ -93,8 +123,18 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
     seen = set()
     for step in plan.steps:
         for move in step.moves if isinstance(step, steps.Redistribute) else ():
-            key = (step.source.number, move.before, move.after, move.perm, step.node.meta.get("phase"))
-            if move.kind != "slice" and plan.axes.sizes[move.axis] > 1 and key not in seen:
+            key = (
+                step.source.number,
+                move.before,
+                move.after,
+                move.perm,
+                step.node.meta.get("phase"),
+            )
+            if (
+                move.kind != "slice"
+                and plan.axes.sizes[move.axis] > 1
+                and key not in seen
+            ):
                 seen.add(key)
                 yield step, move
 
@@ -102,7 +142,9 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
 def strictest(node: torch.fx.Node, setting: str) -> str:
     """What holds for an op: the program's setting, or a stricter one of a shard inside it."""
     noted = node.meta.get("custom") or {}
-    return max([setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index)
+    return max(
+        [setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index
+    )
 
 
 def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
@@ -111,7 +153,12 @@ def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
     for transfer in found:
         if transfer.whole and transfer.implicit:
             groups.setdefault((transfer.op, transfer.source), []).append(transfer)
-    return tuple(Fallback(*key, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments) for key, ts in groups.items())
+    return tuple(
+        Fallback(
+            *key, sum(t.nbytes for t in ts), ts[0].whole or "", ts[0].arguments
+        )
+        for key, ts in groups.items()
+    )
 
 
 def _readers(plan: steps.Plan) -> dict[int, tuple[steps.Apply, int]]:
@@ -132,22 +179,38 @@ def _transfer(
     weighed: Considered,
 ) -> Transfer:
     axes, value = plan.axes, step.source.value
-    reader, k = readers.get(step.target.number, (None, 0)) if step.implicit else (None, 0)
+    reader, k = (
+        readers.get(step.target.number, (None, 0)) if step.implicit else (None, 0)
+    )
     node = reader.node if reader else step.node
-    alternatives = weighed.get((reader.outs[0].number, move.axis), ()) if reader and reader.outs else ()
+    alternatives = (
+        weighed.get((reader.outs[0].number, move.axis), ())
+        if reader and reader.outs
+        else ()
+    )
     names = argument_names(node) if reader else ["it"]
-    came = [step.source if slot is step.target else slot for slot in (reader.ins if reader else (step.target,))]
-    placed = lambda slot: tensor_type(slot.value.shape, slot.value.dtype, slot.marks, axes.names)  # noqa: E731
+    came = [
+        step.source if slot is step.target else slot
+        for slot in (reader.ins if reader else (step.target,))
+    ]
+    placed = lambda slot: tensor_type(
+        slot.value.shape, slot.value.dtype, slot.marks, axes.names
+    )
     return Transfer(
         kind=KINDS.get(move.kind, move.kind),
         axis=axes.names[move.axis],
-        nbytes=PAYLOAD[move.kind](tuple(value.shape), move, axes) * value.element_size(),
+        nbytes=PAYLOAD[move.kind](tuple(value.shape), move, axes)
+        * value.element_size(),
         implicit=step.implicit,
         setting=strictest(step.node, setting),
-        op=ON_BEHALF.get(getattr(node.target, "_opname", node.op), str(node.target)),
+        op=ON_BEHALF.get(
+            getattr(node.target, "_opname", node.op), str(node.target)
+        ),
         source=node.meta.get("source"),
         argument=names[k],
-        arguments=tuple(f"{name} {placed(slot)}" for name, slot in zip(names, came, strict=True)),
+        arguments=tuple(
+            f"{name} {placed(slot)}" for name, slot in zip(names, came, strict=True)
+        ),
         value=placed(step.source),
         wanted=placed(step.target),
         whole=_why_whole(reader, k, move, alternatives) if reader else None,
@@ -158,27 +221,53 @@ def _transfer(
 
 def argument_names(node: torch.fx.Node) -> list[str]:
     """What the schema calls each tensor argument of a call: self, other, tensors[0]."""
-    schema = [a.name for a in node.target._schema.arguments] if hasattr(node.target, "_schema") else [""] * len(node.args)
+    schema = (
+        [a.name for a in node.target._schema.arguments]
+        if hasattr(node.target, "_schema")
+        else [""] * len(node.args)
+    )
     names: list[str] = []
-    for name, given in (*zip(schema, node.args, strict=False), *node.kwargs.items()):
+    for name, given in (
+        *zip(schema, node.args, strict=False),
+        *node.kwargs.items(),
+    ):
         inside = given if isinstance(given, (list, tuple)) else [given]
         for i, x in enumerate(inside):
-            names += [name if given is x else f"{name}[{i}]"] if isinstance(x, torch.fx.Node) else []
+            names += (
+                [name if given is x else f"{name}[{i}]"]
+                if isinstance(x, torch.fx.Node)
+                else []
+            )
     return names
 
 
-def _why_whole(reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]) -> str | None:
+def _why_whole(
+    reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]
+) -> str | None:
     axis, before = move.axis, move.before[move.axis]
-    if move.kind != "gather" or any(slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)):
+    if move.kind != "gather" or any(
+        slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)
+    ):
         return None
     if rules.find(reader.node.target) is None:
         return NO_RULE
-    return CHEAPEST if any(layout.split(a.ins[k]) == layout.split(before) for a in alternatives) else NO_CHOICE
+    return (
+        CHEAPEST
+        if any(layout.split(a.ins[k]) == layout.split(before) for a in alternatives)
+        else NO_CHOICE
+    )
 
 
 def _native(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Marks:
-    """What the k-th argument could have been instead, so that nothing is sent: cuts before whole."""
-    free = [a for a in alternatives if not sum(a.sends) - a.sends[k] and not any(m in PENDING for m in (a.ins[k], *a.outs))]
+    """What the k-th argument could have been instead, so that nothing is sent: cuts before
+    whole.
+    """
+    free = [
+        a
+        for a in alternatives
+        if not sum(a.sends) - a.sends[k]
+        and not any(m in PENDING for m in (a.ins[k], *a.outs))
+    ]
     marks = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
     return tuple(sorted(marks, key=lambda m: (m == "R", str(m))))
 
@@ -193,20 +282,36 @@ def _chunk(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> tuple[int, .
 
 
 def _exchanged(shape: tuple[int, ...], move: Move, axes: MeshAxes) -> int:
-    piece, dst = _chunk(shape, move.before, axes), layout.cut_of(move.after[move.axis])[0]
-    return math.prod(piece) // max(piece[dst], 1) * _chunk(shape, move.after, axes)[dst] * axes.sizes[move.axis]
+    piece, dst = (
+        _chunk(shape, move.before, axes),
+        layout.cut_of(move.after[move.axis])[0],
+    )
+    return (
+        math.prod(piece)
+        // max(piece[dst], 1)
+        * _chunk(shape, move.after, axes)[dst]
+        * axes.sizes[move.axis]
+    )
 
 
 def _edges(shape: tuple[int, ...], move: Move, axes: MeshAxes) -> int:
     piece, mark = _chunk(shape, move.before, axes), move.after[move.axis]
-    return math.prod(piece) // max(piece[layout.cut_of(mark)[0]], 1) * sum(layout.halo(mark))
+    return (
+        math.prod(piece)
+        // max(piece[layout.cut_of(mark)[0]], 1)
+        * sum(layout.halo(mark))
+    )
 
 
 # The elements that a collective carries, as it records them itself.
 PAYLOAD: dict[str, Callable[[tuple[int, ...], Move, MeshAxes], int]] = {
-    "gather": lambda shape, move, axes: _numel(shape, move.before, axes) * axes.sizes[move.axis],
+    "gather": lambda shape, move, axes: (
+        _numel(shape, move.before, axes) * axes.sizes[move.axis]
+    ),
     "reduce": lambda shape, move, axes: _numel(shape, move.before, axes),
-    "reduce_scatter": lambda shape, move, axes: _numel(shape, move.after, axes) * axes.sizes[move.axis],
+    "reduce_scatter": lambda shape, move, axes: (
+        _numel(shape, move.after, axes) * axes.sizes[move.axis]
+    ),
     "all_to_all": _exchanged,
     "halo": _edges,
     "ppermute": lambda shape, move, axes: _numel(shape, move.before, axes),

@@ -1,4 +1,6 @@
-"""A plan op by op, for one rank: every op and transfer with the placements and the local shapes of what it takes and makes."""
+"""A plan op by op, for one rank: every op and transfer with the placements and the local shapes
+of what it takes and makes.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from .transfers import KINDS, PAYLOAD, argument_names
 
 
 def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str:
-    """One line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`, the second shape being the rank's own.
+    """One line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`, the second
+    shape being the rank's own.
 
     Args:
         plan: as `partition.propagate` made it.
         name: of the function.
         coordinates: of the rank.
     """
-    at = ", ".join(f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True))
+    at = ", ".join(
+        f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True)
+    )
     lines = [f"{name} on mesh {plan.axes}, rank at ({at}): {len(plan.steps)} steps"]
     for step in plan.steps:
         lines += SAID[type(step)](step, plan.axes, coordinates)
@@ -29,38 +34,75 @@ def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str
 
 
 def _placed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
-    local = layout.local_shape(slot.value.shape, slot.marks, axes.sizes, coordinates)
+    local = layout.local_shape(
+        slot.value.shape, slot.marks, axes.sizes, coordinates
+    )
     return f"{tensor_type(slot.value.shape, slot.value.dtype, slot.marks, axes.names)} {local}"
 
 
-def _applied(step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+def _applied(
+    step: steps.Apply, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
     pairs = zip(argument_names(step.node), step.ins, strict=True)
-    ins = ", ".join(f"{name} {_placed(slot, axes, coordinates)}" for name, slot in pairs)
+    ins = ", ".join(
+        f"{name} {_placed(slot, axes, coordinates)}" for name, slot in pairs
+    )
     outs = ", ".join(_placed(slot, axes, coordinates) for slot in step.outs)
-    return [_line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)]
+    return [
+        _line(f"{step.node.target}({ins})" + (f" -> {outs}" if outs else ""), step)
+    ]
 
 
-def _nested(step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
-    placed = lambda slots: ", ".join(_placed(slot, axes, coordinates) for slot in slots)  # noqa: E731
-    lines = [_line(f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step)]
+def _nested(
+    step: steps.Nested, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
+    placed = lambda slots: ", ".join(
+        _placed(slot, axes, coordinates) for slot in slots
+    )
+    lines = [
+        _line(
+            f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step
+        )
+    ]
     for number, plan in enumerate(step.plans):
         lines.append(f"    graph {number} of {step.node.target}:")
-        lines += ["  " + line for inner in plan.steps for line in SAID[type(inner)](inner, axes, coordinates)]
+        lines += [
+            "  " + line
+            for inner in plan.steps
+            for line in SAID[type(inner)](inner, axes, coordinates)
+        ]
     return lines
 
 
-def _filled(step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
-    return [_line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)]
+def _filled(
+    step: steps.Fill, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
+    return [
+        _line(f"fill {step.value} -> {_placed(step.out, axes, coordinates)}", step)
+    ]
 
 
-def _moved(step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
+def _moved(
+    step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
     lines, shape = [], tuple(step.source.value.shape)
     for move in step.moves:
-        before, after = (_placed(steps.Slot(0, step.source.value, marks), axes, coordinates) for marks in (move.before, move.after))
+        before, after = (
+            _placed(steps.Slot(0, step.source.value, marks), axes, coordinates)
+            for marks in (move.before, move.after)
+        )
         free = move.kind == "slice" or axes.sizes[move.axis] == 1
-        price = 0 if free else PAYLOAD[move.kind](shape, move, axes) * step.source.value.element_size()
+        price = (
+            0
+            if free
+            else PAYLOAD[move.kind](shape, move, axes)
+            * step.source.value.element_size()
+        )
         asked = "implicit" if step.implicit else "explicit"
-        said = f"{KINDS.get(move.kind, move.kind)} over {axes.names[move.axis]}, {human_bytes(price)}, {asked}: {before} -> {after}"
+        said = (
+            f"{KINDS.get(move.kind, move.kind)} over {axes.names[move.axis]}, "
+            f"{human_bytes(price)}, {asked}: {before} -> {after}"
+        )
         lines.append(_line(said, step))
     return lines
 
@@ -70,11 +112,25 @@ def _line(text: str, step: steps.Step) -> str:
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-def _relabelled(step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int]) -> list[str]:
-    return [_line(f"{_placed(step.source, axes, coordinates)} is {_placed(step.target, axes, coordinates)}", step)]
+def _relabelled(
+    step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int]
+) -> list[str]:
+    return [
+        _line(
+            (
+                f"{_placed(step.source, axes, coordinates)} is "
+                f"{_placed(step.target, axes, coordinates)}"
+            ),
+            step,
+        )
+    ]
 
 
 SAID = {
-    steps.Apply: _applied, steps.Nested: _nested, steps.Fill: _filled, steps.Redistribute: _moved, steps.Relabel: _relabelled,
+    steps.Apply: _applied,
+    steps.Nested: _nested,
+    steps.Fill: _filled,
+    steps.Redistribute: _moved,
+    steps.Relabel: _relabelled,
     steps.Rescale: _relabelled,
-}  # fmt: skip
+}

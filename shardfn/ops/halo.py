@@ -1,6 +1,7 @@
 """halo: each rank's edge rows go to its neighbours on a mesh axis, and theirs come back.
 
-The ranks at the ends have one neighbour; which they are is asked of the group when it runs, so all ranks run one text.
+The ranks at the ends have one neighbour; which they are is asked of the group when it runs, so
+all ranks run one text.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
     """Start an exchange with the neighbours; `wait_tensor` ends it.
 
     Args:
-        x: flat: first what the rank before takes, then the `before` elements that the rank after takes.
+        x: flat: first what the rank before takes, then the `before` elements that the rank
+            after takes.
         before: elements that come from the rank before.
         group: name of the process group.
 
     Returns:
-        Flat, as long as x: `before` elements of the rank before, then those of the rank after; zeros where there is none.
+        Flat, as long as x: `before` elements of the rank before, then those of the rank after;
+        zeros where there is none.
     """
     members = _compat.named_group(group)
     rank, n, head = members.rank(), members.size(), x.numel() - before
@@ -32,8 +35,15 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
     if rank < n - 1:
         sent[rank + 1], taken[rank + 1] = before, head
     source = x[0 if rank > 0 else head : x.numel() if rank < n - 1 else head]
-    target = out[0 if rank > 0 else before : out.numel() if rank < n - 1 else before]
-    _compat.wait_later(out, dist.all_to_all_single(target, source, taken, sent, group=members, async_op=True))
+    target = out[
+        0 if rank > 0 else before : out.numel() if rank < n - 1 else before
+    ]
+    _compat.wait_later(
+        out,
+        dist.all_to_all_single(
+            target, source, taken, sent, group=members, async_op=True
+        ),
+    )
     return out
 
 

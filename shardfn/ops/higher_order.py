@@ -9,7 +9,14 @@ import torch
 from .loops import Loop
 
 RANDOM, POINTWISE = torch.Tag.nondeterministic_seeded, torch.Tag.pointwise
-OPS = ("cond", "scan", "while_loop", "map_impl", "associative_scan", "flex_attention")
+OPS = (
+    "cond",
+    "scan",
+    "while_loop",
+    "map_impl",
+    "associative_scan",
+    "flex_attention",
+)
 
 
 class _Hole:
@@ -26,8 +33,9 @@ class HigherOrder:
         op: of torch.ops.higher_order.
         template: (args, kwargs) with graphs in their places and holes for tensors.
 
-    Partition sees an op without a rule, what it reads is made whole; or, if all that the branches do is element by element, a
-    pointwise one. Every rank runs the same branch as often as the others.
+    Partition sees an op without a rule, what it reads is made whole; or, if all that the
+    branches do is element by element, a pointwise one. Every rank runs the same branch as often
+    as the others.
     """
 
     def __init__(self, op: Any, template: Any) -> None:
@@ -42,17 +50,33 @@ class HigherOrder:
 
     @property
     def tags(self) -> list[Any]:
-        """A branch that draws random numbers draws, and one that is pointwise throughout is pointwise."""
-        inside = [getattr(n.target, "tags", ()) for g in self.graphs for n in g.graph.nodes if n.op == "call_function"]
+        """A branch that draws random numbers draws, and one that is pointwise throughout is
+        pointwise.
+        """
+        inside = [
+            getattr(n.target, "tags", ())
+            for g in self.graphs
+            for n in g.graph.nodes
+            if n.op == "call_function"
+        ]
         tags = [RANDOM] if any(RANDOM in t for t in inside) else []
-        return [*tags, POINTWISE] if str(self.op) == "cond" and all(POINTWISE in t for t in inside) else tags
+        return (
+            [*tags, POINTWISE]
+            if str(self.op) == "cond" and all(POINTWISE in t for t in inside)
+            else tags
+        )
 
     @property
     def graphs(self) -> list[torch.fx.GraphModule]:
         """The graphs that it runs, and those inside them."""
         found: list[torch.fx.GraphModule] = []
         _filled(self.template, (), found)
-        return [m for graph in found for m in graph.modules() if isinstance(m, torch.fx.GraphModule)]
+        return [
+            m
+            for graph in found
+            for m in graph.modules()
+            if isinstance(m, torch.fx.GraphModule)
+        ]
 
 
 def _filled(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
@@ -70,18 +94,28 @@ def _filled(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
 def fold(module: torch.fx.GraphModule) -> None:
     """Make one call of tensors of each higher-order op in a graph."""
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or str(node.target) not in OPS or isinstance(node.target, Loop):
+        if (
+            node.op != "call_function"
+            or str(node.target) not in OPS
+            or isinstance(node.target, Loop)
+        ):
             continue
         tensors: list[torch.fx.Node] = []
 
         def place(n: torch.fx.Node, tensors: list[torch.fx.Node] = tensors) -> Any:
-            if n.op == "get_attr" and isinstance(getattr(module, n.target), torch.fx.GraphModule):
+            if n.op == "get_attr" and isinstance(
+                getattr(module, n.target), torch.fx.GraphModule
+            ):
                 return getattr(module, n.target)
             tensors.append(n)
             return _Hole(len(tensors) - 1)
 
         template = _plain(torch.fx.node.map_arg((node.args, node.kwargs), place))
-        node.target, node.args, node.kwargs = HigherOrder(node.target, template), tuple(tensors), {}
+        node.target, node.args, node.kwargs = (
+            HigherOrder(node.target, template),
+            tuple(tensors),
+            {},
+        )
     for node in module.graph.find_nodes(op="get_attr"):
         if not node.users:
             module.graph.erase_node(node)
@@ -93,7 +127,9 @@ def _plain(tree: Any) -> Any:
         return [_plain(t) for t in tree]
     if isinstance(tree, tuple):
         return tuple(_plain(t) for t in tree)
-    return {k: _plain(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {k: _plain(t) for k, t in tree.items()} if isinstance(tree, dict) else tree
+    )
 
 
 def unfold(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -109,7 +145,11 @@ def unfold(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 module.register_module(f"graph_{n}_{k}", graph)
                 held[id(graph)] = module.graph.get_attr(f"graph_{n}_{k}")
         args, kwargs = _filled(node.target.template, node.args)
-        node.target, node.args, node.kwargs = node.target.op, _swapped(args, held), _swapped(kwargs, held)
+        node.target, node.args, node.kwargs = (
+            node.target.op,
+            _swapped(args, held),
+            _swapped(kwargs, held),
+        )
     module.recompile()
     return module
 
@@ -119,4 +159,8 @@ def _swapped(tree: Any, held: dict[int, torch.fx.Node]) -> Any:
         return held[id(tree)]
     if isinstance(tree, (list, tuple)):
         return type(tree)([_swapped(t, held) for t in tree])
-    return {k: _swapped(t, held) for k, t in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {k: _swapped(t, held) for k, t in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )

@@ -1,4 +1,6 @@
-"""Loops and branches as ops of a graph: a node whose target is one of these runs graphs of its own on its tensors."""
+"""Loops and branches as ops of a graph: a node whose target is one of these runs graphs of its
+own on its tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import attrs
 import torch
 
 Tensors = list[torch.Tensor]
-Driver = Generator[tuple[int, Tensors], Tensors, Tensors]  # yields (which graph, its inputs), is sent its outputs
+Driver = Generator[
+    tuple[int, Tensors], Tensors, Tensors
+]  # yields (which graph, its inputs), is sent its outputs
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -17,7 +21,8 @@ class Loop:
     """What `Scan`, `While` and `Branch` share.
 
     Args:
-        graphs: what is run; the same tensors that come first among the arguments come first in each.
+        graphs: what is run; the same tensors that come first among the arguments come first in
+            each.
         consts: how many of the arguments are the same for every run of a graph.
     """
 
@@ -29,8 +34,13 @@ class Loop:
         raise NotImplementedError
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        modules = [torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs]
-        return apart(driven(self, tensors, lambda which, inputs: modules[which](*inputs)), tensors)
+        modules = [
+            torch.fx.GraphModule(torch.nn.Module(), graph) for graph in self.graphs
+        ]
+        return apart(
+            driven(self, tensors, lambda which, inputs: modules[which](*inputs)),
+            tensors,
+        )
 
     def __repr__(self) -> str:
         return type(self).__name__.lower()
@@ -42,7 +52,8 @@ class Loop:
 
 @attrs.frozen(eq=False, repr=False)
 class Scan(Loop):
-    """One graph run over the rows of some tensors: (consts, carries, rows) -> (carries, rows of results).
+    """One graph run over the rows of some tensors: (consts, carries, rows) -> (carries, rows of
+    results).
 
     The results are the carries after the last row, then the stacked rows.
 
@@ -50,7 +61,8 @@ class Scan(Loop):
         carries: how many values each run hands to the next.
         length: how many runs.
         reverse: whether the last row comes first.
-        transposes: (consts, carries, rows) of the scan whose transpose this is; its rows here are those carries, then its own rows.
+        transposes: (consts, carries, rows) of the scan whose transpose this is; its rows here
+            are those carries, then its own rows.
     """
 
     carries: int
@@ -59,19 +71,31 @@ class Scan(Loop):
     transposes: tuple[int, int, int] | None = None
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
-        consts, carry = list(tensors[: self.consts]), list(tensors[self.consts : self.consts + self.carries])
+        consts, carry = (
+            list(tensors[: self.consts]),
+            list(tensors[self.consts : self.consts + self.carries]),
+        )
         columns, rows = tensors[self.consts + self.carries :], [None] * self.length
-        for i in reversed(range(self.length)) if self.reverse else range(self.length):
+        for i in (
+            reversed(range(self.length)) if self.reverse else range(self.length)
+        ):
             outs = yield 0, [*consts, *carry, *(x[i] for x in columns)]
             carry, rows[i] = list(outs[: self.carries]), list(outs[self.carries :])
         if not self.length:
-            return [*carry, *(_like(v, 0) for v in results(self.graphs[0])[self.carries :])]
-        return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
+            return [
+                *carry,
+                *(_like(v, 0) for v in results(self.graphs[0])[self.carries :]),
+            ]
+        return [
+            *carry,
+            *(torch.stack(column) for column in zip(*rows, strict=True)),
+        ]
 
 
 @attrs.frozen(eq=False, repr=False)
 class While(Loop):
-    """The second graph run on its own results, (consts, carries) -> carries, for as long as the first says so.
+    """The second graph run on its own results, (consts, carries) -> carries, for as long as the
+    first says so.
 
     Args:
         carries: how many values each run hands to the next.
@@ -100,7 +124,11 @@ class Branch(Loop):
         return "cond"
 
 
-def driven(loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Tensors], Tensors]) -> Tensors:
+def driven(
+    loop: Loop,
+    tensors: Sequence[torch.Tensor],
+    call: Callable[[int, Tensors], Tensors],
+) -> Tensors:
     """Run a loop, each graph by a function."""
     driver, outs = loop.drive(tensors), None
     while True:
@@ -112,7 +140,9 @@ def driven(loop: Loop, tensors: Sequence[torch.Tensor], call: Callable[[int, Ten
 
 
 def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Results in memory of their own: those that lie in an argument's, or in one another's, are copied."""
+    """Results in memory of their own: those that lie in an argument's, or in one another's, are
+    copied.
+    """
     known = {x.untyped_storage().data_ptr() for x in tensors}
     own = []
     for x in outs:
@@ -141,11 +171,19 @@ def shapes_of(loop: Loop) -> list[torch.Tensor]:
     return [*carries, *(_like(x, loop.length) for x in values[loop.carries :])]
 
 
-def inner_nodes(graph: torch.fx.Graph, *, once: bool = False) -> Generator[torch.fx.Node]:
-    """Every node that runs, in order: those of a scan as often as it runs them, or once; of other loops once for each graph."""
+def inner_nodes(
+    graph: torch.fx.Graph, *, once: bool = False
+) -> Generator[torch.fx.Node]:
+    """Every node that runs, in order: those of a scan as often as it runs them, or once; of
+    other loops once for each graph.
+    """
     for node in graph.nodes:
         yield node
         if isinstance(node.target, Loop):
-            for _ in range(node.target.length if isinstance(node.target, Scan) and not once else 1):
+            for _ in range(
+                node.target.length
+                if isinstance(node.target, Scan) and not once
+                else 1
+            ):
                 for inner in node.target.graphs:
                     yield from inner_nodes(inner, once=once)

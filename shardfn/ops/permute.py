@@ -1,4 +1,5 @@
-"""permute: each rank of a mesh axis sends what it has to at most one other, and gets from at most one.
+"""permute: each rank of a mesh axis sends what it has to at most one other, and gets from at
+most one.
 
 Which rank this is is asked of the group when it runs, so all ranks run one text.
 """
@@ -14,7 +15,9 @@ from .. import _compat
 
 
 @torch.library.custom_op("shardfn::permute", mutates_args=())
-def permute(x: torch.Tensor, sources: Sequence[int], targets: Sequence[int], group: str) -> torch.Tensor:
+def permute(
+    x: torch.Tensor, sources: Sequence[int], targets: Sequence[int], group: str
+) -> torch.Tensor:
     """Start the exchange; `wait_tensor` ends it.
 
     Args:
@@ -35,7 +38,17 @@ def permute(x: torch.Tensor, sources: Sequence[int], targets: Sequence[int], gro
             sent[target] = x.numel()
         if target == rank:
             taken[source] = x.numel()
-    _compat.wait_later(out, dist.all_to_all_single(out[: sum(taken)], x[: sum(sent)], taken, sent, group=members, async_op=True))
+    _compat.wait_later(
+        out,
+        dist.all_to_all_single(
+            out[: sum(taken)],
+            x[: sum(sent)],
+            taken,
+            sent,
+            group=members,
+            async_op=True,
+        ),
+    )
     return out
 
 

@@ -1,6 +1,7 @@
 """The prims: identities in value that carry placements through Dynamo and every transform.
 
-Each is a custom op, so that it shows in the graph, inside an autograd.Function with rules for backward, jvp and vmap.
+Each is a custom op, so that it shows in the graph, inside an autograd.Function with rules for
+backward, jvp and vmap.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def prim_redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
 
 @torch.library.custom_op("shardfn::prim_align", mutates_args=())
 def prim_align(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
-    """Place x as `like` is placed; `wish` says how its reduction may travel (`buckets.Wish`), or nothing."""
+    """Place x as `like` is placed; `wish` says how its reduction may travel (`buckets.Wish`),
+    or nothing.
+    """
     return x.clone()
 
 
@@ -35,13 +38,22 @@ def prim_name(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 prim_name.register_fake(lambda x, name: torch.empty_like(x))
-NAME, ALIGN = torch.ops.shardfn.prim_name.default, torch.ops.shardfn.prim_align.default
+NAME, ALIGN = (
+    torch.ops.shardfn.prim_name.default,
+    torch.ops.shardfn.prim_align.default,
+)
 REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
 
 _own = torch.library.Library("shardfn", "FRAGMENT")
 _own.define("after(Tensor(a) x, Tensor token) -> Tensor(a)")
-_own.impl("after", lambda x, token: torch.ops.aten.alias.default(x), "CompositeExplicitAutograd")
-AFTER = torch.ops.shardfn.after.default  # x itself, but not before the token is there
+_own.impl(
+    "after",
+    lambda x, token: torch.ops.aten.alias.default(x),
+    "CompositeExplicitAutograd",
+)
+AFTER = (
+    torch.ops.shardfn.after.default
+)  # x itself, but not before the token is there
 
 
 class _Redistribute(torch.autograd.Function):
@@ -67,7 +79,9 @@ class _Redistribute(torch.autograd.Function):
 
 
 class _Align(torch.autograd.Function):
-    """Derivatives of a gradient are placed as it is; only the gradient itself travels in a bucket."""
+    """Derivatives of a gradient are placed as it is; only the gradient itself travels in a
+    bucket.
+    """
 
     @staticmethod
     def forward(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
@@ -87,7 +101,9 @@ class _Align(torch.autograd.Function):
         return _Align.apply(tangent, ctx.saved_tensors[0], "")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, x: torch.Tensor, like: torch.Tensor, wish: str
+    ) -> Any:
         x_dim, like_dim, _ = in_dims
         like = like.unsqueeze(0) if like_dim is None else like.movedim(like_dim, 0)
         if x_dim is None:
@@ -128,9 +144,16 @@ def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
     return _Redistribute.apply(x, placements)
 
 
-def align(xs: list[torch.Tensor], likes: list[torch.Tensor], wishes: list[str]) -> list[torch.Tensor]:
-    """`prim_align` for each of several tensors, right under every transform; one call is one step for Dynamo."""
-    return [_Align.apply(x, like, wish) for x, like, wish in zip(xs, likes, wishes, strict=True)]
+def align(
+    xs: list[torch.Tensor], likes: list[torch.Tensor], wishes: list[str]
+) -> list[torch.Tensor]:
+    """`prim_align` for each of several tensors, right under every transform; one call is one
+    step for Dynamo.
+    """
+    return [
+        _Align.apply(x, like, wish)
+        for x, like, wish in zip(xs, likes, wishes, strict=True)
+    ]
 
 
 def install() -> None:

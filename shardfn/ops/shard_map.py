@@ -1,8 +1,10 @@
-"""The prims of per-rank code: into a shard_map and out of it, and the collectives inside, right under every transform.
+"""The prims of per-rank code: into a shard_map and out of it, and the collectives inside, right
+under every transform.
 
-A value inside is the same on all ranks of an axis (invariant) or each rank's own (varying); `varying.py` finds out which.
-All of these but `extremum` are linear, so each has a transpose in the table below, and none of them is its own guess:
-what a rank uses of an invariant value passes `vary`, whose transpose is the sum; the transpose of a sum sends nothing.
+A value inside is the same on all ranks of an axis (invariant) or each rank's own (varying);
+`varying.py` finds out which. All of these but `extremum` are linear, so each has a transpose in
+the table below, and none of them is its own guess: what a rank uses of an invariant value
+passes `vary`, whose transpose is the sum; the transpose of a sum sends nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +23,39 @@ Cut = tuple[str, int, int | None]  # mesh axis, its size, the dim that it cuts
 
 def parsed(text: str) -> list[Cut]:
     """`dp:2=0,tp:4=` as [("dp", 2, 0), ("tp", 4, None)]."""
-    rows = [entry.replace(":", "=").split("=") for entry in text.split(",") if entry]
+    rows = [
+        entry.replace(":", "=").split("=") for entry in text.split(",") if entry
+    ]
     return [(name, int(n), int(dim) if dim else None) for name, n, dim in rows]
 
 
 def written(cuts: Sequence[Cut]) -> str:
     """The text of what `parsed` returns."""
-    return ",".join(f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in cuts)
+    return ",".join(
+        f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in cuts
+    )
 
 
 def _deeper(text: str) -> str:
     """The same cuts of a value with one more dim in front."""
-    return written([(name, n, None if dim is None else dim + 1) for name, n, dim in parsed(text)])
+    return written(
+        [
+            (name, n, None if dim is None else dim + 1)
+            for name, n, dim in parsed(text)
+        ]
+    )
 
 
 def _uncaptured(*_: Any) -> torch.Tensor:
     fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
-    raise CaptureError(problem("shard_map", "it is called inside a transform of torch.func itself", fix=fix), fix=fix)
+    raise CaptureError(
+        problem(
+            "shard_map",
+            "it is called inside a transform of torch.func itself",
+            fix=fix,
+        ),
+        fix=fix,
+    )
 
 
 def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
@@ -93,14 +111,20 @@ def prim_own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor
 
 
 @torch.library.custom_op("shardfn::all_to_all", mutates_args=())
-def prim_all_to_all(x: torch.Tensor, axis: str, n: int, split: int, concat: int) -> torch.Tensor:
-    """Each rank's piece along `split` of what all ranks have, one after the other along `concat`."""
+def prim_all_to_all(
+    x: torch.Tensor, axis: str, n: int, split: int, concat: int
+) -> torch.Tensor:
+    """Each rank's piece along `split` of what all ranks have, one after the other along
+    `concat`.
+    """
     return _uncaptured()
 
 
 @torch.library.custom_op("shardfn::ppermute", mutates_args=())
 def prim_ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1, and 1 to 0."""
+    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1,
+    and 1 to 0.
+    """
     return _uncaptured()
 
 
@@ -131,18 +155,27 @@ prim_from_local.register_fake(_whole)
 prim_vary.register_fake(lambda x, axes: torch.empty_like(x))
 prim_psum.register_fake(lambda x, axes, pending: torch.empty_like(x))
 prim_extremum.register_fake(lambda x, axes, kind: torch.empty_like(x))
-prim_all_gather.register_fake(lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] * n}))
-prim_own_piece.register_fake(lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] // n}))
-prim_all_to_all.register_fake(lambda x, axis, n, s, c: _sized(x, {s: x.shape[s] // n, c: x.shape[c] * n}))
+prim_all_gather.register_fake(
+    lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] * n})
+)
+prim_own_piece.register_fake(
+    lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] // n})
+)
+prim_all_to_all.register_fake(
+    lambda x, axis, n, s, c: _sized(x, {s: x.shape[s] // n, c: x.shape[c] * n})
+)
 prim_ppermute.register_fake(lambda x, axis, perm: torch.empty_like(x))
-prim_axis_index.register_fake(lambda axis, device: torch.empty((), dtype=torch.int64, device=device))
+prim_axis_index.register_fake(
+    lambda axis, device: torch.empty((), dtype=torch.int64, device=device)
+)
 
 
 @attrs.frozen
 class Linear:
     """A linear prim of one tensor and some constants.
 
-    `transpose` takes the cotangent and the constants; `deeper` gives the constants for a value with one more dim in front.
+    `transpose` takes the cotangent and the constants; `deeper` gives the constants for a value
+    with one more dim in front.
     """
 
     op: Callable[..., torch.Tensor]
@@ -152,24 +185,50 @@ class Linear:
 
 def _back(perm: str) -> str:
     """The way back."""
-    return ",".join(">".join(reversed(pair.split(">"))) for pair in perm.split(",") if pair)
+    return ",".join(
+        ">".join(reversed(pair.split(">"))) for pair in perm.split(",") if pair
+    )
 
 
 TABLE: dict[str, Linear] = {
-    "to_local": Linear(prim_to_local, lambda x, text: run("from_local", x, text), lambda text: (_deeper(text),)),
-    "from_local": Linear(prim_from_local, lambda x, text: run("to_local", x, text), lambda text: (_deeper(text),)),
-    "vary": Linear(prim_vary, lambda x, axes: run("psum", x, axes, True), lambda axes: (axes,)),
-    "psum": Linear(prim_psum, lambda x, axes, _: run("vary", x, axes), lambda axes, pending: (axes, pending)),
+    "to_local": Linear(
+        prim_to_local,
+        lambda x, text: run("from_local", x, text),
+        lambda text: (_deeper(text),),
+    ),
+    "from_local": Linear(
+        prim_from_local,
+        lambda x, text: run("to_local", x, text),
+        lambda text: (_deeper(text),),
+    ),
+    "vary": Linear(
+        prim_vary, lambda x, axes: run("psum", x, axes, True), lambda axes: (axes,)
+    ),
+    "psum": Linear(
+        prim_psum,
+        lambda x, axes, _: run("vary", x, axes),
+        lambda axes, pending: (axes, pending),
+    ),
     "all_gather": Linear(
-        prim_all_gather, lambda x, axis, n, dim: run("own_piece", x, axis, n, dim), lambda axis, n, dim: (axis, n, dim + 1)
+        prim_all_gather,
+        lambda x, axis, n, dim: run("own_piece", x, axis, n, dim),
+        lambda axis, n, dim: (axis, n, dim + 1),
     ),
     "own_piece": Linear(
-        prim_own_piece, lambda x, axis, n, dim: run("all_gather", x, axis, n, dim), lambda axis, n, dim: (axis, n, dim + 1)
+        prim_own_piece,
+        lambda x, axis, n, dim: run("all_gather", x, axis, n, dim),
+        lambda axis, n, dim: (axis, n, dim + 1),
     ),
     "all_to_all": Linear(
-        prim_all_to_all, lambda x, axis, n, s, c: run("all_to_all", x, axis, n, c, s), lambda axis, n, s, c: (axis, n, s + 1, c + 1)
+        prim_all_to_all,
+        lambda x, axis, n, s, c: run("all_to_all", x, axis, n, c, s),
+        lambda axis, n, s, c: (axis, n, s + 1, c + 1),
     ),
-    "ppermute": Linear(prim_ppermute, lambda x, axis, perm: run("ppermute", x, axis, _back(perm)), lambda axis, perm: (axis, perm)),
+    "ppermute": Linear(
+        prim_ppermute,
+        lambda x, axis, perm: run("ppermute", x, axis, _back(perm)),
+        lambda axis, perm: (axis, perm),
+    ),
 }
 
 
@@ -185,19 +244,29 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         name, *constants = ctx.call
-        return (TABLE[name].transpose(cotangent, *constants), None, *[None] * len(constants))
+        return (
+            TABLE[name].transpose(cotangent, *constants),
+            None,
+            *[None] * len(constants),
+        )
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
         return _Linear.apply(tangent, *ctx.call)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, name: str, *constants: Any) -> Any:
-        return _Linear.apply(x.movedim(in_dims[0], 0), name, *TABLE[name].deeper(*constants)), 0
+    def vmap(
+        info: Any, in_dims: Any, x: torch.Tensor, name: str, *constants: Any
+    ) -> Any:
+        return _Linear.apply(
+            x.movedim(in_dims[0], 0), name, *TABLE[name].deeper(*constants)
+        ), 0
 
 
 class _Extremum(torch.autograd.Function):
-    """Its derivative goes to the ranks that hold the extremum, in equal shares, as torch.amax does it."""
+    """Its derivative goes to the ranks that hold the extremum, in equal shares, as torch.amax
+    does it.
+    """
 
     @staticmethod
     def forward(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
@@ -229,7 +298,9 @@ class _Extremum(torch.autograd.Function):
 
 
 class _MappedGather(torch.autograd.Function):
-    """What all samples of one vmap have, stacked in front; `index`, which only that vmap maps, says which one."""
+    """What all samples of one vmap have, stacked in front; `index`, which only that vmap maps,
+    says which one.
+    """
 
     @staticmethod
     def forward(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -243,7 +314,9 @@ class _MappedGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
         (index,) = ctx.saved_tensors
-        return _MappedGather.apply(cotangent, index).sum(0).index_select(0, index.reshape(1)).squeeze(0), None
+        return _MappedGather.apply(cotangent, index).sum(0).index_select(
+            0, index.reshape(1)
+        ).squeeze(0), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
@@ -254,7 +327,11 @@ class _MappedGather(torch.autograd.Function):
         x_dim, index_dim = in_dims
         if index_dim is None:  # another vmap than the one that the name is bound to
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
-        every = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+        every = (
+            x.expand(info.batch_size, *x.shape)
+            if x_dim is None
+            else x.movedim(x_dim, 0)
+        )
         return every.clone(), None  # it may be written to, and x is not meant then
 
 
@@ -298,7 +375,9 @@ def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
     return run("own_piece", x, axis, n, dim)
 
 
-def all_to_all(x: torch.Tensor, axis: str, n: int, split: int, concat: int) -> torch.Tensor:
+def all_to_all(
+    x: torch.Tensor, axis: str, n: int, split: int, concat: int
+) -> torch.Tensor:
     """Pieces along one dim exchanged for pieces along another."""
     return run("all_to_all", x, axis, n, split, concat)
 
@@ -323,7 +402,18 @@ def mapped_gather(x: torch.Tensor, n: int, level: int) -> torch.Tensor:
     return _MappedGather.apply(x, _compat.mapped_index(n, level, str(x.device)))
 
 
-PRIMS = (to_local, from_local, vary, psum, extremum, all_gather, own_piece, all_to_all, ppermute, axis_index)
+PRIMS = (
+    to_local,
+    from_local,
+    vary,
+    psum,
+    extremum,
+    all_gather,
+    own_piece,
+    all_to_all,
+    ppermute,
+    axis_index,
+)
 
 
 def install() -> None:

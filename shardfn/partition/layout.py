@@ -1,7 +1,7 @@
 """How marks cut a tensor: local sizes, offsets, strides, and when two marks are the same cut.
 
-Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two axes on one dim cut in
-mesh order: the first axis cuts the dim, the next cuts each piece.
+Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two
+axes on one dim cut in mesh order: the first axis cuts the dim, the next cuts each piece.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def without_halo(mark: Mark) -> Mark:
 
 def halo_share(shape: Sequence[int], mark: Mark) -> float:
     """The elements that a mark holds of the neighbours, for each element of its dim."""
-    return sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
+    return (
+        sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
+    )
 
 
 def scaled(mark: Mark, unit: int) -> Mark:
@@ -65,8 +67,12 @@ def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
     return start, min(full, size - start)
 
 
-def grain(size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]) -> tuple[int, bool]:
-    """What every chunk of a dim is a multiple of, after these axes have cut it, and whether all chunks are that size."""
+def grain(
+    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
+) -> tuple[int, bool]:
+    """What every chunk of a dim is a multiple of, after these axes have cut it, and whether all
+    chunks are that size.
+    """
     length, even = size, True
     for mark, n in zip(marks, sizes, strict=False):
         cut = split(mark)
@@ -79,8 +85,11 @@ def grain(size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]) -> t
     return length, even
 
 
-def canonical(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]) -> Marks | None:
-    """The same cut with the plainest marks, or None where a unit does not fit the chunks that it cuts.
+def canonical(
+    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
+) -> Marks | None:
+    """The same cut with the plainest marks, or None where a unit does not fit the chunks that
+    it cuts.
 
     A halo must fit into the chunks that it is taken from, and no other axis may cut its dim.
     """
@@ -92,7 +101,9 @@ def canonical(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int])
             length, even = grain(shape[dim], dim, out, sizes)
             if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
                 return None
-            if any(any(halo(m)) for m in (*out, mark)) and any(split(m) is not None and cut_of(m)[0] == dim for m in out):
+            if any(any(halo(m)) for m in (*out, mark)) and any(
+                split(m) is not None and cut_of(m)[0] == dim for m in out
+            ):
                 return None
             if even and (length // unit) % n == 0:
                 unit = 1
@@ -101,34 +112,59 @@ def canonical(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int])
     return tuple(out)
 
 
-def local_shape(shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int], coordinates: Sequence[int]) -> tuple[int, ...]:
+def local_shape(
+    shape: Sequence[int],
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    coordinates: Sequence[int],
+) -> tuple[int, ...]:
     """The shape of one rank's piece."""
     out = list(shape)
     for mark, n, c in zip(marks, sizes, coordinates, strict=True):
         cut = split(mark)
         if cut is not None:
             mine = chunk(out[cut[0]], cut[1], n, c)[1]
-            out[cut[0]] = mine + sum(halo(mark)) if mine else 0  # an empty chunk has no neighbours
+            out[cut[0]] = (
+                mine + sum(halo(mark)) if mine else 0
+            )  # an empty chunk has no neighbours
     return tuple(out)
 
 
 def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a tensor from the slowest to the fastest in memory; expanded dims, which have no place there, first."""
-    return tuple(sorted(range(len(shape)), key=lambda d: (stride[d] != 0, -stride[d], d)))
+    """The dims of a tensor from the slowest to the fastest in memory; expanded dims, which have
+    no place there, first.
+    """
+    return tuple(
+        sorted(range(len(shape)), key=lambda d: (stride[d] != 0, -stride[d], d))
+    )
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the strides cover memory without gaps or overlaps."""
-    return all(n == 1 or s == t for n, s, t in zip(shape, stride, dense_strides(shape, stride_order(shape, stride)), strict=True))
+    return all(
+        n == 1 or s == t
+        for n, s, t in zip(
+            shape,
+            stride,
+            dense_strides(shape, stride_order(shape, stride)),
+            strict=True,
+        )
+    )
 
 
-def can_view(shape: Sequence[int], stride: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether memory laid out like this can be read as another shape of as many elements: none of its dims crosses a gap."""
+def can_view(
+    shape: Sequence[int], stride: Sequence[int], new: Sequence[int]
+) -> bool:
+    """Whether memory laid out like this can be read as another shape of as many elements: none
+    of its dims crosses a gap.
+    """
     if 0 in shape:
         return True
     runs: list[int] = []  # the sizes of the runs without a gap, the outermost first
     step = None
-    for n, s in reversed([(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]):
+    for n, s in reversed(
+        [(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]
+    ):
         runs = [n * runs[0], *runs[1:]] if s == step else [n, *runs]
         step = n * s
     for n in reversed([n for n in new if n != 1]):

@@ -94,7 +94,9 @@ class Fill:
 
 @attrs.frozen(eq=False)
 class Relabel:
-    """Call what a rank holds something else: the whole of which it is a piece, or its own piece, or a term of a sum."""
+    """Call what a rank holds something else: the whole of which it is a piece, or its own
+    piece, or a term of a sum.
+    """
 
     node: torch.fx.Node
     source: Slot
@@ -150,11 +152,15 @@ class Plan:
     ins: tuple[Slot, ...]
     outs: tuple[Slot, ...]
     gradients: tuple[Gradient, ...] = ()
-    unreduced: tuple[tuple[Slot, torch.fx.Node], ...] = ()  # outs that are gradients which somebody else is to reduce
+    unreduced: tuple[
+        tuple[Slot, torch.fx.Node], ...
+    ] = ()  # outs that are gradients which somebody else is to reduce
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
-    """The steps that some result depends on, and those that only check; the same on every rank, so that all drop the same collectives."""
+    """The steps that some result depends on, and those that only check; the same on every rank,
+    so that all drop the same collectives.
+    """
     live, kept = {slot.number for slot in outs}, []
     for step in reversed(planned):
         if not step.made or any(slot.number in live for slot in step.made):

@@ -1,7 +1,8 @@
 """The cheapest way from one placement to another, as steps on one mesh axis each.
 
-Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut goes innermost. Within that
-rule the steps are found by Dijkstra's algorithm over placements, so no case is written by hand.
+Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut
+goes innermost. Within that rule the steps are found by Dijkstra's algorithm over placements, so
+no case is written by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo; or ppermute, which is no redistribution.
+    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo; or ppermute, which is
+    no redistribution.
     """
 
     kind: str
@@ -35,24 +37,39 @@ class Move:
 
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
-    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a halo."""
+    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a
+    halo.
+    """
     if n == 1:
         return 0.0
-    share = (n - 1) / n  # of the ranks, where it is a halo: those at the ends have one neighbour
+    share = (
+        n - 1
+    ) / n  # of the ranks, where it is a halo: those at the ends have one neighbour
     factor = {
-        "gather": share, "reduce": 2 * share, "reduce_scatter": share, "all_to_all": share / n, "halo": share, "slice": SLICE_FACTOR / n,
-    }  # fmt: skip
-    return factor[kind] * nbytes * (1 if kind == "slice" else cost.byte) + (0 if kind == "slice" else cost.start)
+        "gather": share,
+        "reduce": 2 * share,
+        "reduce_scatter": share,
+        "all_to_all": share / n,
+        "halo": share,
+        "slice": SLICE_FACTOR / n,
+    }
+    return factor[kind] * nbytes * (1 if kind == "slice" else cost.byte) + (
+        0 if kind == "slice" else cost.start
+    )
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
     """The step from one mark to another on one axis, None where there is none."""
-    if src == dst or any(layout.halo(src)):  # nothing is made of a halo: the value is there without it
+    if src == dst or any(
+        layout.halo(src)
+    ):  # nothing is made of a halo: the value is there without it
         return None
     if any(layout.halo(dst)):
         return "halo" if src == layout.without_halo(dst) else None
     if src in PENDING:
-        return "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
+        return (
+            "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
+        )
     if dst in PENDING:
         return None
     if src == "R":
@@ -62,7 +79,14 @@ def kind_of(src: Mark, dst: Mark) -> str | None:
     return "all_to_all"
 
 
-def mark_price(src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int], cost: Cost = EVEN) -> float:
+def mark_price(
+    src: Mark,
+    dst: Mark,
+    nbytes: float,
+    n: int,
+    shape: Sequence[int],
+    cost: Cost = EVEN,
+) -> float:
     """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
         return 0.0
@@ -70,18 +94,28 @@ def mark_price(src: Mark, dst: Mark, nbytes: float, n: int, shape: Sequence[int]
         return float("inf")
     if any(layout.halo(dst)):
         plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
-        return plain + price("halo", nbytes * layout.halo_share(shape, dst), n, cost)
-    if not isinstance(src, str) and not isinstance(dst, str) and layout.cut_of(src)[0] == layout.cut_of(dst)[0]:
+        return plain + price(
+            "halo", nbytes * layout.halo_share(shape, dst), n, cost
+        )
+    if (
+        not isinstance(src, str)
+        and not isinstance(dst, str)
+        and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
+    ):
         return price("gather", nbytes, n, cost) + price("slice", nbytes, n, cost)
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
     # what these two save is spent again where the next op wants the value as it was
     spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
-    return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (kind in spent)
+    return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (
+        kind in spent
+    )
 
 
-def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int) -> float:
+def local_bytes(
+    nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int
+) -> float:
     """The bytes of a rank's piece if the axis `without` did not cut it."""
     for k, (mark, n) in enumerate(zip(marks, sizes, strict=True)):
         if k != without and not isinstance(mark, str):
@@ -89,14 +123,23 @@ def local_bytes(nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], with
     return nbytes
 
 
-def route(shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes) -> tuple[float, tuple[Move, ...]] | None:
-    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are none."""
+def route(
+    shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes
+) -> tuple[float, tuple[Move, ...]] | None:
+    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
+    none.
+    """
     return _route(shape, itemsize, src, dst, axes, axes.costs)
 
 
 @functools.lru_cache(maxsize=65536)
 def _route(
-    shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes, costs: tuple[Cost, ...]
+    shape: tuple[int, ...],
+    itemsize: int,
+    src: Marks,
+    dst: Marks,
+    axes: MeshAxes,
+    costs: tuple[Cost, ...],
 ) -> tuple[float, tuple[Move, ...]] | None:
     nbytes = float(itemsize)
     for n in shape:
@@ -112,19 +155,39 @@ def _route(
             continue
         seen.add(marks)
         for move in _moves(shape, marks, dst, axes):
-            share = layout.halo_share(shape, move.after[move.axis]) if move.kind == "halo" else 1.0
-            step = price(move.kind, share * local_bytes(nbytes, marks, axes.sizes, move.axis), axes.sizes[move.axis], axes.cost(move.axis))
-            heapq.heappush(queue, (cost + step, next(ticket), move.after, (*moves, move)))
+            share = (
+                layout.halo_share(shape, move.after[move.axis])
+                if move.kind == "halo"
+                else 1.0
+            )
+            step = price(
+                move.kind,
+                share * local_bytes(nbytes, marks, axes.sizes, move.axis),
+                axes.sizes[move.axis],
+                axes.cost(move.axis),
+            )
+            heapq.heappush(
+                queue, (cost + step, next(ticket), move.after, (*moves, move))
+            )
     return None
 
 
-def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> Iterator[Move]:
+def _moves(
+    shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes
+) -> Iterator[Move]:
     for k, mark in enumerate(marks):
         if not _innermost(marks, k, mark):
             continue
-        for wanted in ("R",) if dst[k] == "R" or dst[k] in PENDING else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k])):
+        for wanted in (
+            ("R",)
+            if dst[k] == "R" or dst[k] in PENDING
+            else dict.fromkeys(("R", layout.without_halo(dst[k]), dst[k]))
+        ):
             kind = kind_of(mark, wanted)
-            if kind is None or (kind == "all_to_all" and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]):
+            if kind is None or (
+                kind == "all_to_all"
+                and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
+            ):
                 continue
             after = (*marks[:k], wanted, *marks[k + 1 :])
             if _innermost(after, k, wanted) and _fits(shape, after, axes):
@@ -133,7 +196,10 @@ def _moves(shape: tuple[int, ...], marks: Marks, dst: Marks, axes: MeshAxes) -> 
 
 def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
     cut = layout.split(mark)
-    return cut is None or all(layout.split(m) is None or layout.split(m)[0] != cut[0] for m in marks[k + 1 :])
+    return cut is None or all(
+        layout.split(m) is None or layout.split(m)[0] != cut[0]
+        for m in marks[k + 1 :]
+    )
 
 
 def _fits(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> bool:

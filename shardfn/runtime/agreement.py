@@ -27,7 +27,11 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     Raises:
         DivergenceError: with the first line that differs.
     """
-    lines = [*_lines(plan), *str(agenda.plan).splitlines(), f"the order of collectives {agenda.starts}"]
+    lines = [
+        *_lines(plan),
+        *str(agenda.plan).splitlines(),
+        f"the order of collectives {agenda.starts}",
+    ]
     mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, mine)
@@ -39,11 +43,23 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
     a, b = next((a, b) for a, b in pairs if a != b)
     fix = "make shapes, placements and branches the same on every rank"
-    raise DivergenceError(problem(name, "ranks hold different programs", f"rank 0: {a}", f"rank {other}: {b}", fix=fix), fix=fix)
+    raise DivergenceError(
+        problem(
+            name,
+            "ranks hold different programs",
+            f"rank 0: {a}",
+            f"rank {other}: {b}",
+            fix=fix,
+        ),
+        fix=fix,
+    )
 
 
 def _lines(plan: Plan) -> list[str]:
-    ins = [f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}" for slot in plan.ins]
+    ins = [
+        f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}"
+        for slot in plan.ins
+    ]
     steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
     return [str(plan.axes), *ins, *steps]
 
@@ -52,17 +68,32 @@ def _inside(step: Any) -> list[str]:
     if not isinstance(step, Nested):
         return []
     loop = step.node.target
-    settings = [x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))]
-    return [f"{loop} of {settings}", *(line for plan in step.plans for line in _lines(plan))]
+    settings = [
+        x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))
+    ]
+    return [
+        f"{loop} of {settings}",
+        *(line for plan in step.plans for line in _lines(plan)),
+    ]
 
 
 def _line(step: Any) -> str:
     where = f"%{step.node.name} at {step.node.meta.get('source')}"
     if isinstance(step, Redistribute):
-        return f"{where}: {' '.join(m.kind for m in step.moves)} {step.source.marks} -> {step.target.marks}"
+        return (
+            f"{where}: {' '.join(m.kind for m in step.moves)} {step.source.marks} -> "
+            f"{step.target.marks}"
+        )
     made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
-    constants = [x for x in (*step.node.args, *step.node.kwargs.items()) if not isinstance(x, torch.fx.Node)]
-    return f"{where}: {getattr(step.node.target, '__name__', step.node.target)} {constants} -> {made}"
+    constants = [
+        x
+        for x in (*step.node.args, *step.node.kwargs.items())
+        if not isinstance(x, torch.fx.Node)
+    ]
+    return (
+        f"{where}: {getattr(step.node.target, '__name__', step.node.target)} {constants} -> "
+        f"{made}"
+    )
 
 
 def checked(
@@ -81,7 +112,11 @@ def checked(
 
 def _has_others(placed: Placed) -> bool:
     """Whether other processes take part in a call; without a mesh it is this rank's alone."""
-    return placed.world.kind == "real" and placed.world.size > 1 and placed.mesh is not None
+    return (
+        placed.world.kind == "real"
+        and placed.world.size > 1
+        and placed.mesh is not None
+    )
 
 
 def compare_ranks(
@@ -107,12 +142,20 @@ def compare_ranks(
     if not _has_others(placed):
         return
     rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
-    rows += [(f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)]
-    mine = [((what, tuple(x.shape), str(x.dtype)), _digest(x)) for what, x in rows if _is_plain(x)]
+    rows += [
+        (f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)
+    ]
+    mine = [
+        ((what, tuple(x.shape), str(x.dtype)), _digest(x))
+        for what, x in rows
+        if _is_plain(x)
+    ]
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (staging, mine))
     kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
-    if all(is_staging for is_staging, _ in everyone) and any(other != kinds[0] for other in kinds):
+    if all(is_staging for is_staging, _ in everyone) and any(
+        other != kinds[0] for other in kinds
+    ):
         return  # the ranks' programs differ, which `agree` tells line by line
     for rank, (_, theirs) in enumerate(everyone):
         for first, other in itertools.zip_longest(everyone[0][1], theirs):
@@ -127,7 +170,9 @@ def _differing(request: Request, what: str, rank: int) -> DivergenceError:
     got = f"a plain tensor that differs between rank 0 and rank {rank}"
     needed = "a global value, the same on every rank"
     text = problem(where, got, needed=needed, fix=fix, source=source)
-    return DivergenceError(text, arg_path=what.removeprefix("argument "), source=source, fix=fix)
+    return DivergenceError(
+        text, arg_path=what.removeprefix("argument "), source=source, fix=fix
+    )
 
 
 def _is_plain(x: Any) -> bool:

@@ -1,4 +1,5 @@
-"""What was captured and compiled for which call, and how often; rules of users are in partition/rule_api/registry.py.
+"""What was captured and compiled for which call, and how often; rules of users are in
+partition/rule_api/registry.py.
 
 A function carries the record of what was made from it, so the two are forgotten together.
 """
@@ -20,18 +21,26 @@ from ..capture import constant_key
 from ..mesh import is_over
 from .options import Request
 
-counts: collections.Counter[str] = collections.Counter()  # captures, partitions, compilations
+counts: collections.Counter[str] = (
+    collections.Counter()
+)  # captures, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its record
 PROGRAMS = 64  # how many of one function are kept; the oldest are forgotten first
-ALIVE = 128  # how many callables that cannot carry a record are kept alive with theirs; the oldest are forgotten first
+# how many callables that cannot carry a record are kept alive with theirs; the oldest are
+# forgotten first
+ALIVE = 128
 
 
 @attrs.frozen(eq=False)
 class Kept:
     """What was asked of one function, and the programs that were captured from it."""
 
-    owner: Callable[[], Any]  # whose: a copy of the function finds this record too, and is to make its own
-    requests: list[tuple[Any, Any, Request]] = attrs.field(factory=list)  # and transform, options
+    owner: Callable[
+        [], Any
+    ]  # whose: a copy of the function finds this record too, and is to make its own
+    requests: list[tuple[Any, Any, Request]] = attrs.field(
+        factory=list
+    )  # and transform, options
     programs: list[Any] = attrs.field(factory=list)
 
     def __reduce__(self) -> Any:
@@ -41,7 +50,9 @@ class Kept:
         return Kept(_nobody)
 
 
-_writing = threading.RLock()  # any thread may ask for a request; what is captured, the one that stages
+_writing = (
+    threading.RLock()
+)  # any thread may ask for a request; what is captured, the one that stages
 _taken: set[int] = set()  # donated arguments of the calls at work, by id
 _alive: collections.OrderedDict[int, Kept] = collections.OrderedDict()
 _all_kept: weakref.WeakSet[Kept] = weakref.WeakSet()
@@ -49,9 +60,15 @@ _all_requests: weakref.WeakSet[Request] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Request:
-    """One request for one transform of one function with equal options, however often the transform is written out."""
-    key = constant_key(options)  # meshes by identity: equal ones may be of another world, or have other links
+def request(
+    kind: Any, fn: Any, options: Any, make: Callable[[], Request]
+) -> Request:
+    """One request for one transform of one function with equal options, however often the
+    transform is written out.
+    """
+    key = constant_key(
+        options
+    )  # meshes by identity: equal ones may be of another world, or have other links
     with _writing:
         known = _kept(fn).requests
         known[:] = [row for row in known if not is_over(row[2].mesh)]
@@ -65,7 +82,9 @@ def request(kind: Any, fn: Any, options: Any, make: Callable[[], Request]) -> Re
 
 
 def programs(request: Request) -> list[Any]:
-    """What was captured of one function: it depends on no placement, and on a mesh only where it says so."""
+    """What was captured of one function: it depends on no placement, and on a mesh only where
+    it says so.
+    """
     if not isinstance(request.fn, types.FunctionType):
         return request.programs
     with _writing:
@@ -82,7 +101,9 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
-    """Tensors that a call takes away while it runs; False if another thread's call is taking one."""
+    """Tensors that a call takes away while it runs; False if another thread's call is taking
+    one.
+    """
     mine = {id(x) for x in tensors}
     with _writing:
         free = not mine & _taken

@@ -18,7 +18,9 @@ from .options import Request
 OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
 
 
-def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: Placed) -> str:
+def restaged(
+    request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
+) -> str:
     """Why no ready call would do; warns, once for each argument, of a constant that changes.
 
     Args:
@@ -33,7 +35,9 @@ def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: P
     last = entries[0]
     if last.treedef != placed.treedef:
         return "another tree"
-    changed = [i for i, (a, b) in enumerate(zip(key, last.key, strict=True)) if a != b]
+    changed = [
+        i for i, (a, b) in enumerate(zip(key, last.key, strict=True)) if a != b
+    ]
     if changed:
         _note_arguments(request, entries, key, placed)
         return f"another signature of {', '.join(placed.paths[i] for i in changed[:4])}"
@@ -43,9 +47,16 @@ def restaged(request: Request, entries: Sequence[Any], key: list[Any], placed: P
     if last.reads is not None and not last.reads.same():
         reads = last.reads.changed()
         for path, old, new in reads:
-            _note(request, f"{name_of(path)}, which it closes over", name_of(path), old, new)
+            _note(
+                request,
+                f"{name_of(path)}, which it closes over",
+                name_of(path),
+                old,
+                new,
+            )
         return (
-            f"it closes over something else: {', '.join(name_of(path) for path, _, _ in reads[:4])}"
+            "it closes over something else: "
+            f"{', '.join(name_of(path) for path, _, _ in reads[:4])}"
         )
     return "another mesh, world or rule"
 
@@ -58,12 +69,23 @@ def _note_arguments(
     for entry in entries:
         if entry.treedef != placed.treedef or entry.state != placed.state:
             continue
-        changed = [i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b]
-        if all(i in given and _kind(given[i]) and key[i][0] == entry.key[i][0] for i in changed):
+        changed = [
+            i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b
+        ]
+        if all(
+            i in given and _kind(given[i]) and key[i][0] == entry.key[i][0]
+            for i in changed
+        ):
             for i in changed:
                 if i not in placed.static:
                     path = placed.paths[i]
-                    _note(request, f"argument {path}", path, _before(entry.key[i]), given[i])
+                    _note(
+                        request,
+                        f"argument {path}",
+                        path,
+                        _before(entry.key[i]),
+                        given[i],
+                    )
             return
 
 
@@ -89,7 +111,9 @@ def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
         return
     count = request.changes[where] = request.changes.get(where, 0) + 1
     if count == OFTEN[kind]:
-        warnings.warn(_text(request, where, path, old, new), stacklevel=_users_level())
+        warnings.warn(
+            _text(request, where, path, old, new), stacklevel=_users_level()
+        )
 
 
 def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:

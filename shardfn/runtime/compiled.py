@@ -1,4 +1,6 @@
-"""Stage 4's result, ready for stage 5: how arguments become local tensors, how they run, and how results are wrapped."""
+"""Stage 4's result, ready for stage 5: how arguments become local tensors, how they run, and
+how results are wrapped.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,19 @@ class Compiled:
     partition: Plan
     programs: dict[tuple[int, ...], LocalProgram]
     backend: str
-    runner: Runner | None  # None where nothing compiled runs: in simulated and fake worlds
+    runner: (
+        Runner | None
+    )  # None where nothing compiled runs: in simulated and fake worlds
     donation: Donation | None = attrs.field(init=False)  # takes arguments away
-    execute: Callable[[list[Any]], list[Any]] = attrs.field(init=False)  # all leaves -> local results
-    wrap: Callable[[list[Any]], Any] = attrs.field(init=False)  # local results -> the result tree
-    compared: list[bool] = attrs.field(factory=list, init=False)  # whether ranks have compared arguments
+    execute: Callable[[list[Any]], list[Any]] = attrs.field(
+        init=False
+    )  # all leaves -> local results
+    wrap: Callable[[list[Any]], Any] = attrs.field(
+        init=False
+    )  # local results -> the result tree
+    compared: list[bool] = attrs.field(
+        factory=list, init=False
+    )  # whether ranks have compared arguments
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -75,15 +85,22 @@ class Compiled:
         _refuse_transforms(self, leaves)
         if not self.compared or os.environ.get("SHARDFN_CHECK") == "1":
             self.compared.append(True)
-            compare_ranks(self.request, self.placed, leaves, self.captured.closed_over)
+            compare_ranks(
+                self.request, self.placed, leaves, self.captured.closed_over
+            )
         tensors = [leaves[i] for i in self.placed.tensors]
         kinds = tuple(isinstance(x, DTensor) for x in tensors)
         pairs = zip(self.placed.avals, tensors, strict=True)
-        avals = tuple(attrs.evolve(aval, stride=tuple(x.stride())) for aval, x in pairs)
+        avals = tuple(
+            attrs.evolve(aval, stride=tuple(x.stride())) for aval, x in pairs
+        )
         if kinds == self.placed.dtensors and avals == self.placed.avals:
             return self.run(leaves)
-        # global tensors and DTensors with the same placement are the same values, in whatever layout
-        return attrs.evolve(self, placed=attrs.evolve(self.placed, dtensors=kinds, avals=avals)).run(leaves)
+        # global tensors and DTensors with the same placement are the same values, in whatever
+        # layout
+        return attrs.evolve(
+            self, placed=attrs.evolve(self.placed, dtensors=kinds, avals=avals)
+        ).run(leaves)
 
     @property
     def program(self) -> LocalProgram:
@@ -97,53 +114,101 @@ class Compiled:
 
     @property
     def code(self) -> str:
-        """The Python text that is run: Inductor's, or the graph's own; without one nothing compiled runs here."""
+        """The Python text that is run: Inductor's, or the graph's own; without one nothing
+        compiled runs here.
+        """
         generated = _compat.generated_code(self.runner)
-        return generated or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code
+        return (
+            generated
+            or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code
+        )
 
     def text(self) -> str:
         """The whole program."""
         return self.program.show(self.program, full=True)
 
 
-def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any) -> None:
+def _refuse_other_signature(
+    compiled: Compiled, leaves: list[Any], treedef: Any
+) -> None:
     placed, wrong = compiled.placed, []
     if treedef != placed.treedef:
-        wrong = [f"the arguments are {treedef}, the program is for {placed.treedef}"]
+        wrong = [
+            f"the arguments are {treedef}, the program is for {placed.treedef}"
+        ]
     else:
-        for i, marks, aval in zip(placed.tensors, placed.marks, placed.avals, strict=True):
+        for i, marks, aval in zip(
+            placed.tensors, placed.marks, placed.avals, strict=True
+        ):
             x = leaves[i]
-            if not isinstance(x, torch.Tensor) or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
-                wrong.append(f"{placed.paths[i]}: {_said(x)}, the program is for {aval.shape} {aval.dtype}")
-            elif isinstance(x, DTensor) and marks_of(list(x.placements), x.shape, placed.axes) != marks:
-                wrong.append(f"{placed.paths[i]}: placed {x.placements}, the program is for {marks} on {placed.axes.names}")
+            if not isinstance(x, torch.Tensor) or (tuple(x.shape), x.dtype) != (
+                aval.shape,
+                aval.dtype,
+            ):
+                wrong.append(
+                    f"{placed.paths[i]}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
+                )
+            elif (
+                isinstance(x, DTensor)
+                and marks_of(list(x.placements), x.shape, placed.axes) != marks
+            ):
+                wrong.append(
+                    f"{placed.paths[i]}: placed {x.placements}, the program is for "
+                    f"{marks} on {placed.axes.names}"
+                )
         for i, key, old in placed.constants:
             if constant_key(leaves[i]) != key:
-                wrong.append(f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}")
+                wrong.append(
+                    f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
+                )
     wrong += _other_settings(compiled)
     if wrong:
-        fix, source = "call the transformed function itself, which stages each signature anew", call_site()
-        text = problem(f"compiled {compiled.request.name}", "other arguments", *wrong, fix=fix, source=source)
+        fix, source = (
+            "call the transformed function itself, which stages each signature anew",
+            call_site(),
+        )
+        text = problem(
+            f"compiled {compiled.request.name}",
+            "other arguments",
+            *wrong,
+            fix=fix,
+            source=source,
+        )
         raise TreeError(text, source=source, fix=fix)
 
 
 def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
-    """Refuse what no compiled program is seen by: autograd, and transforms of torch.func around it."""
+    """Refuse what no compiled program is seen by: autograd, and transforms of torch.func around
+    it.
+    """
     name, placed = f"compiled {compiled.request.name}", compiled.placed
     if _compat.inside_transform():
-        fix, source = "the transformed function itself, which the transform reads", call_site()
+        fix, source = (
+            "the transformed function itself, which the transform reads",
+            call_site(),
+        )
         got = "a transform of torch.func is at work around it"
-        raise ShardError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+        raise ShardError(
+            problem(name, got, fix=fix, source=source), source=source, fix=fix
+        )
     for i in placed.tensors:
-        refuse_lost_gradient(f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i])
+        refuse_lost_gradient(
+            f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i]
+        )
 
 
 def _other_settings(compiled: Compiled) -> list[str]:
     """What the function reads beside its arguments and is not as it was, as lines."""
     now, before = _compat.settings(), compiled.placed.state
     rows = zip(_compat.SETTINGS, now, before, strict=True)
-    wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
-    changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
+    wrong = [
+        f"{name}: {new}, the program is for {old}"
+        for name, new, old in rows
+        if new != old
+    ]
+    changed = (
+        [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
+    )
     for path, old, new in changed:
         where = f"{name_of(path)}, which it closes over"
         wrong.append(f"{where}: {_said(new)}, the program is for {_said(old)}")
@@ -162,17 +227,27 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         return _unread(compiled)
     run = compiled.runner
     assert run is not None
-    coords = [torch.tensor(c, device=placed.mesh.device_type) for c in placed.coordinate]
-    rows = readers(compiled.request.name, placed, compiled.captured, [compiled.program])
-    straight = len(rows) == placed.treedef.num_leaves and all(read is local_of for _, read in rows)
+    coords = [
+        torch.tensor(c, device=placed.mesh.device_type) for c in placed.coordinate
+    ]
+    rows = readers(
+        compiled.request.name, placed, compiled.captured, [compiled.program]
+    )
+    straight = len(rows) == placed.treedef.num_leaves and all(
+        read is local_of for _, read in rows
+    )
     if straight and not compiled.captured.closed_over and compiled.donation is None:
         return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
     rows = _owning(compiled, rows)
     closed_now = closed_over(compiled.captured, [compiled.program])
-    return lambda leaves: run([*coords, *[read(leaves[i]) for i, read in rows], *closed_now()[0]])
+    return lambda leaves: run(
+        [*coords, *[read(leaves[i]) for i, read in rows], *closed_now()[0]]
+    )
 
 
-def _owning(compiled: Compiled, rows: list[tuple[int, Reader]]) -> list[tuple[int, Reader]]:
+def _owning(
+    compiled: Compiled, rows: list[tuple[int, Reader]]
+) -> list[tuple[int, Reader]]:
     """The readers; of donated arguments they read memory that the results may take."""
     taken = compiled.donation.taken if compiled.donation is not None else ()
     return [(i, _owner(read) if i in taken else read) for i, read in rows]
@@ -192,16 +267,26 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     def execute(leaves: list[Any]) -> list[Any]:
         columns = [read(leaves[i]) for i, read in rows]
         closed = closed_now()
-        inputs = [[*(column[r] for column in columns), *closed[r]] for r in range(len(everyone))]
+        inputs = [
+            [*(column[r] for column in columns), *closed[r]]
+            for r in range(len(everyone))
+        ]
         known = {_compat.storage_of(x) for row in inputs for x in row}
-        results = [_apart(outs, known) for outs in simulate(programs, inputs, everyone)]
-        return [SimulatedTensor(shards, placed.world.rank) for shards in zip(*results, strict=True)]
+        results = [
+            _apart(outs, known) for outs in simulate(programs, inputs, everyone)
+        ]
+        return [
+            SimulatedTensor(shards, placed.world.rank)
+            for shards in zip(*results, strict=True)
+        ]
 
     return execute
 
 
 def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
-    """One rank's results, copied where they lie in memory that is known; all of it is known afterwards."""
+    """One rank's results, copied where they lie in memory that is known; all of it is known
+    afterwards.
+    """
     own = []
     for x in outs:
         copy = x.clone() if _compat.storage_of(x) in known else x
@@ -224,10 +309,18 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
         return lambda outs: _tree.unflatten(tree, _filled(constants, outs))
     (output,) = program.graph.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
-    specs = [spec_of(placed.mesh, slot.marks, v) for slot, v in zip(compiled.partition.outs, values, strict=True)]
-    leaving = {slot.number for slot, _ in compiled.partition.unreduced}  # gradients that know that they are unreduced
+    specs = [
+        spec_of(placed.mesh, slot.marks, v)
+        for slot, v in zip(compiled.partition.outs, values, strict=True)
+    ]
+    leaving = {
+        slot.number for slot, _ in compiled.partition.unreduced
+    }  # gradients that know that they are unreduced
     pairs = zip(specs, compiled.partition.outs, strict=True)
-    specs = [_compat.unreduced_spec(spec) if slot.number in leaving else spec for spec, slot in pairs]
+    specs = [
+        _compat.unreduced_spec(spec) if slot.number in leaving else spec
+        for spec, slot in pairs
+    ]
     make, unflatten = _compat.dtensors, _tree.unflatten
     if all(c is TENSOR for c in constants):
         return lambda outs: unflatten(tree, make(outs, specs))
@@ -244,4 +337,10 @@ def _donation(compiled: Compiled) -> Donation | None:
     if not taken:
         return None
     others = tuple(i for i in placed.tensors if i not in taken)
-    return Donation(compiled.request.name, taken, others, placed.paths, compiled.captured.closed_over)
+    return Donation(
+        compiled.request.name,
+        taken,
+        others,
+        placed.paths,
+        compiled.captured.closed_over,
+    )

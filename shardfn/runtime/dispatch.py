@@ -1,4 +1,6 @@
-"""Stage 5: the call path. Between two calls of one signature it is a look-up, a run, and a wrapping of results."""
+"""Stage 5: the call path. Between two calls of one signature it is a look-up, a run, and a
+wrapping of results.
+"""
 
 from __future__ import annotations
 
@@ -34,37 +36,63 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # of a tensor that has no strides
-        refuse_unstrided(request.name, leaves, _tree.argument_paths(request.signature_of, args, kwargs))
+        refuse_unstrided(
+            request.name,
+            leaves,
+            _tree.argument_paths(request.signature_of, args, kwargs),
+        )
         raise
-    world, mesh, rules = current_world(), request.mesh or current_mesh(), registry.active()
+    world, mesh, rules = (
+        current_world(),
+        request.mesh or current_mesh(),
+        registry.active(),
+    )
     state = _compat.settings()
     for entry in request.entries:
         if entry.fits(key, treedef, world, mesh, rules, state):
-            if torch.is_grad_enabled() and any(map(REQUIRES_GRAD, entry.watched(leaves))):
+            if torch.is_grad_enabled() and any(
+                map(REQUIRES_GRAD, entry.watched(leaves))
+            ):
                 break
             if _compat.in_dual_level():
                 break
-            entry.key[:] = key  # equal specs become the same ones, which compare at once the next time
+            entry.key[:] = (
+                key  # equal specs become the same ones, which compare at once the next time
+            )
             if entry is not request.entries[0]:
-                request.entries[:] = [entry, *(e for e in request.entries if e is not entry)]
+                request.entries[:] = [
+                    entry,
+                    *(e for e in request.entries if e is not entry),
+                ]
             return entry.run(leaves)
     with _compat.staging():
-        ready = _staged_meanwhile(request, leaves, key, treedef, world, mesh, rules, state)
+        ready = _staged_meanwhile(
+            request, leaves, key, treedef, world, mesh, rules, state
+        )
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
-    if ready is None and any(isinstance(x, torch.Tensor) and _compat.is_fake(x) for x in _tree.leaves(out)):
+    if ready is None and any(
+        isinstance(x, torch.Tensor) and _compat.is_fake(x)
+        for x in _tree.leaves(out)
+    ):
         raise leaked(f"{request.name}, its result")
     return out
 
 
-def _staged_meanwhile(request: Request, leaves: list[Any], *signature: Any) -> Entry | None:
+def _staged_meanwhile(
+    request: Request, leaves: list[Any], *signature: Any
+) -> Entry | None:
     """What another thread has staged for this signature while this one waited for its turn."""
     if _compat.in_dual_level():
         return None
     follows = torch.is_grad_enabled()
     for entry in list(request.entries):
         if entry.fits(*signature):
-            return None if follows and any(map(REQUIRES_GRAD, entry.watched(leaves))) else entry
+            return (
+                None
+                if follows and any(map(REQUIRES_GRAD, entry.watched(leaves)))
+                else entry
+            )
     return None
 
 
@@ -78,16 +106,26 @@ def _signature(x: Any) -> Any:
 
 
 def _stage(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any], mesh: Any
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    key: list[Any],
+    mesh: Any,
 ) -> Entry:
     traced = trace(request, args, kwargs)
     placed, entries = traced.placed, request.entries
     if entries:
-        log.info("%s: staged anew: %s", request.name, restaged(request, entries, key, placed))
+        log.info(
+            "%s: staged anew: %s",
+            request.name,
+            restaged(request, entries, key, placed),
+        )
     leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
     compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
-    some = None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
+    some = (
+        None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
+    )
     entry = Entry(
         key=key,
         treedef=placed.treedef,
@@ -101,7 +139,10 @@ def _stage(
         run=checked(compiled.run, request, placed),
     )
     alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
-    entries[:] = [entry, *alive[: KEPT_SIGNATURES - 1]]  # at once: other threads read it
+    entries[:] = [
+        entry,
+        *alive[: KEPT_SIGNATURES - 1],
+    ]  # at once: other threads read it
     return entry
 
 
@@ -120,7 +161,9 @@ class Entry:
     suspects: list[torch.Tensor]  # closed over, and not to require grad
     run: Callable[[list[Any]], Any]
 
-    def fits(self, key: Any, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any) -> bool:
+    def fits(
+        self, key: Any, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any
+    ) -> bool:
         """Whether this is the call of a signature, made where and as it was staged."""
         return (
             self.key == key
@@ -133,6 +176,10 @@ class Entry:
         )
 
     def watched(self, leaves: list[Any]) -> list[Any]:
-        """The tensors whose gradients would be lost: arguments, and what the function closes over."""
-        tensors = leaves if self.tensors is None else [leaves[i] for i in self.tensors]
+        """The tensors whose gradients would be lost: arguments, and what the function closes
+        over.
+        """
+        tensors = (
+            leaves if self.tensors is None else [leaves[i] for i in self.tensors]
+        )
         return tensors + self.suspects if self.suspects else tensors

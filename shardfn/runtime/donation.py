@@ -1,4 +1,6 @@
-"""Donated arguments: refused before anything runs if they cannot be given away, taken away after the run."""
+"""Donated arguments: refused before anything runs if they cannot be given away, taken away
+after the run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..errors import ShardError, call_site, problem
 from . import cache
-from .simulated_tensor import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+from .simulated_tensor import (
+    DonatedTensor,
+    SimulatedTensor,
+    UnreadTensor,
+    used_after_donation,
+)
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +40,9 @@ class Donation:
     paths: tuple[str, ...]
     closed_over: tuple[torch.Tensor, ...]
 
-    def run(self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]) -> list[Any]:
+    def run(
+        self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]
+    ) -> list[Any]:
         """Check, run, and take the donated arguments away; no other thread may take one meanwhile.
 
         Raises:
@@ -51,7 +60,8 @@ class Donation:
         """Refuse what cannot be given away: nothing has run yet, and every argument is as it was.
 
         Raises:
-            ShardError: a donated tensor that the call gets twice, or that the function closes over; one that something else holds.
+            ShardError: a donated tensor that the call gets twice, or that the function closes
+                over; one that something else holds.
         """
         seen: dict[int, str] = {}
         for x in self.closed_over:
@@ -61,25 +71,55 @@ class Donation:
                 seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"
         for i in self.taken:
             mine = {_compat.storage_of(local) for local in _locals(leaves[i])}
-            twice = next((seen[storage] for storage in mine if storage in seen), None)
+            twice = next(
+                (seen[storage] for storage in mine if storage in seen), None
+            )
             if twice is not None:
-                fix = f"{self.paths[i]}.clone() in one of the two places, or leave it out of donate_argnums"
-                raise self.refused(i, f"it is donated, and shares memory with {twice}", "memory that the call gets once", fix)
+                fix = (
+                    f"{self.paths[i]}.clone() in one of the two places, or leave it out of "
+                    "donate_argnums"
+                )
+                raise self.refused(
+                    i,
+                    f"it is donated, and shares memory with {twice}",
+                    "memory that the call gets once",
+                    fix,
+                )
             seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
-            if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(leaves[i]):
-                got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
-                raise self.refused(i, got, "a tensor that only the caller holds", f"{self.paths[i]}.detach(), donated instead")
+            if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(
+                leaves[i]
+            ):
+                got = (
+                    "it is donated, and something else refers to it: a weak reference, or an "
+                    "autograd graph"
+                )
+                raise self.refused(
+                    i,
+                    got,
+                    "a tensor that only the caller holds",
+                    f"{self.paths[i]}.detach(), donated instead",
+                )
 
     def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
         """The error of a leaf that cannot be donated."""
         path, source = self.paths[leaf], call_site()
-        text = problem(f"{self.name}, argument {path}", got, needed=needed, fix=fix, source=source)
+        text = problem(
+            f"{self.name}, argument {path}",
+            got,
+            needed=needed,
+            fix=fix,
+            source=source,
+        )
         return ShardError(text, arg_path=path, source=source, fix=fix)
 
     def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
-        """Take donated arguments away: whoever uses one afterwards learns which call took it. Returns the results."""
+        """Take donated arguments away: whoever uses one afterwards learns which call took it.
+        Returns the results.
+        """
         mine = {id(leaves[i]) for i in self.taken}
-        outs = [_free(x) if id(x) in mine or id(x._base) in mine else x for x in outs]
+        outs = [
+            _free(x) if id(x) in mine or id(x._base) in mine else x for x in outs
+        ]
         for i in self.taken:
             x = leaves[i]
             if isinstance(x, DTensor):
@@ -96,7 +136,9 @@ def _donated_to(x: Any) -> str | None:
 
 
 def _locals(x: Any) -> Sequence[torch.Tensor]:
-    """The tensors of this process that an argument lies in; none where it has no values, or no elements."""
+    """The tensors of this process that an argument lies in; none where it has no values, or no
+    elements.
+    """
     local = x._local_tensor if isinstance(x, DTensor) else x
     if isinstance(local, SimulatedTensor):
         return [shard for shard in local.shards if shard.numel()]
@@ -106,9 +148,17 @@ def _locals(x: Any) -> Sequence[torch.Tensor]:
 def _free(x: torch.Tensor) -> torch.Tensor:
     """A result in a donated tensor's memory, without a reference to that tensor."""
     memory = x.untyped_storage()
-    return torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, x.storage_offset(), x.shape, x.stride())
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+        memory, x.storage_offset(), x.shape, x.stride()
+    )
 
 
 def own(x: torch.Tensor) -> torch.Tensor:
     """A donated tensor's memory if nobody else can see it, else a copy, which results may take."""
-    return x if _compat.is_sole_owner(x) else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return (
+        x
+        if _compat.is_sole_owner(x)
+        else torch.empty_strided(
+            x.shape, x.stride(), dtype=x.dtype, device=x.device
+        ).copy_(x)
+    )

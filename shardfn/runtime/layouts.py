@@ -1,4 +1,6 @@
-"""How arguments reach a program: in the memory layout that it was lowered for, copied where theirs is another."""
+"""How arguments reach a program: in the memory layout that it was lowered for, copied where
+theirs is another.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..partition import layout
 from ..types import LocalProgram
 from .arguments import Placed, reader
 
-Reader = Callable[[Any], Any]  # an argument -> its local tensor, or a list of all ranks'
+Reader = Callable[
+    [Any], Any
+]  # an argument -> its local tensor, or a list of all ranks'
 
 
 def readers(
@@ -30,38 +34,61 @@ def readers(
     wanted, traced = _strides(programs), _values(captured.program.graph.graph)
     simulated = placed.world.kind == "simulated" and placed.mesh is not None
     out = []
-    rows = zip(placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True)
+    rows = zip(
+        placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True
+    )
     for k, (i, is_dtensor, marks, aval) in enumerate(rows):
         read = reader(is_dtensor, marks, placed)
-        if aval.stride != traced[k].stride() or _is_odd(aval.shape, aval.stride, aval.dtype):
-            read = _all_laid_out(read, wanted[k]) if simulated else _laid_out(read, wanted[k][0])
+        if aval.stride != traced[k].stride() or _is_odd(
+            aval.shape, aval.stride, aval.dtype
+        ):
+            read = (
+                _all_laid_out(read, wanted[k])
+                if simulated
+                else _laid_out(read, wanted[k][0])
+            )
         if k in captured.strided:
-            read = _from_the_start(read, captured.strided[k] and not is_dtensor, name, placed.paths[i])
+            read = _from_the_start(
+                read, captured.strided[k] and not is_dtensor, name, placed.paths[i]
+            )
         out.append((i, read))
     return out
 
 
-def closed_over(captured: Captured, programs: Sequence[LocalProgram]) -> Callable[[], list[list[torch.Tensor]]]:
+def closed_over(
+    captured: Captured, programs: Sequence[LocalProgram]
+) -> Callable[[], list[list[torch.Tensor]]]:
     """How closed-over tensors are read at each call: a list for each program."""
     closed = list(captured.closed_over)
     if not any(_is_odd(x.shape, x.stride(), x.dtype) for x in closed):
         return lambda: [closed] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
-    return lambda: [[laid_out(x, stride) for x, stride in zip(closed, row, strict=True)] for row in rows]
+    return lambda: [
+        [laid_out(x, stride) for x, stride in zip(closed, row, strict=True)]
+        for row in rows
+    ]
 
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The tensor with these strides, its own memory where it fits; neither negated nor conjugated by a mark on it."""
+    """The tensor with these strides, its own memory where it fits; neither negated nor
+    conjugated by a mark on it.
+    """
     if x.stride() == stride and not x.is_neg() and not x.is_conj():
         return x
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    return torch.empty_strided(
+        x.shape, stride, dtype=x.dtype, device=x.device
+    ).copy_(x)
 
 
-def _is_odd(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> bool:
-    """Whether a tensor like this may lie otherwise than a program takes it: with gaps, overlaps, or a sign only noted on it.
+def _is_odd(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> bool:
+    """Whether a tensor like this may lie otherwise than a program takes it: with gaps,
+    overlaps, or a sign only noted on it.
 
-    torch notes a sign on the imaginary part of a conjugate, whose strides have gaps if it has two elements.
+    torch notes a sign on the imaginary part of a conjugate, whose strides have gaps if it has
+    two elements.
     """
     dense = layout.dense_strides(shape, layout.stride_order(shape, stride))
     return tuple(stride) != dense or dtype.is_complex or all(n == 1 for n in shape)
@@ -72,9 +99,13 @@ def _values(graph: torch.fx.Graph) -> list[torch.Tensor]:
 
 
 def _strides(programs: Sequence[LocalProgram]) -> list[tuple[tuple[int, ...], ...]]:
-    """For each input of the programs, its strides in each; coordinates, which come first, left out."""
+    """For each input of the programs, its strides in each; coordinates, which come first, left
+    out.
+    """
     skip = len(programs[0].axes.names)
-    rows = [[x.stride() for x in _values(program.graph)[skip:]] for program in programs]
+    rows = [
+        [x.stride() for x in _values(program.graph)[skip:]] for program in programs
+    ]
     return list(zip(*rows, strict=True))
 
 
@@ -83,11 +114,16 @@ def _laid_out(read: Reader, stride: Sequence[int]) -> Reader:
 
 
 def _all_laid_out(read: Reader, strides: Sequence[Sequence[int]]) -> Reader:
-    return lambda x: [laid_out(local, stride) for local, stride in zip(read(x), strides, strict=True)]
+    return lambda x: [
+        laid_out(local, stride)
+        for local, stride in zip(read(x), strides, strict=True)
+    ]
 
 
 def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Reader:
-    """A reader of local tensors that start their memory, for as_strided; a view is copied, or refused."""
+    """A reader of local tensors that start their memory, for as_strided; a view is copied, or
+    refused.
+    """
 
     def start(x: torch.Tensor) -> torch.Tensor:
         return x.clone() if x.storage_offset() else x
@@ -96,6 +132,10 @@ def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Rea
         if is_refused:
             refuse_view(name, x, path)
         local = read(x)
-        return [start(shard) for shard in local] if isinstance(local, list) else start(local)
+        return (
+            [start(shard) for shard in local]
+            if isinstance(local, list)
+            else start(local)
+        )
 
     return own

@@ -16,7 +16,13 @@ IMPLICIT = ("allow", "warn", "error")
 def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
     def check(request: Any, attribute: Any, value: str) -> None:
         if value not in known:
-            raise ShardError(problem(request.name, f"{kind} is {value!r}", needed=f"one of {', '.join(known)}"))
+            raise ShardError(
+                problem(
+                    request.name,
+                    f"{kind} is {value!r}",
+                    needed=f"one of {', '.join(known)}",
+                )
+            )
 
     return check
 
@@ -32,10 +38,20 @@ class Request:
     needs_mesh: bool = False
     in_placements: Any = None
     out_placements: Any = None
-    implicit_comm: str = attrs.field(default="allow", validator=_known("implicit_comm", IMPLICIT))
+    implicit_comm: str = attrs.field(
+        default="allow", validator=_known("implicit_comm", IMPLICIT)
+    )
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()
-    backend: str = attrs.field(default="aten", validator=_known("backend", tuple(BACKENDS)))
-    entries: list[Any] = attrs.field(factory=list, init=False)  # the ready calls, the last used first
-    programs: list[Any] = attrs.field(factory=list, init=False)  # captured from it, where its function cannot carry them
-    changes: dict[str, int] = attrs.field(factory=dict, init=False)  # of constants, by path
+    backend: str = attrs.field(
+        default="aten", validator=_known("backend", tuple(BACKENDS))
+    )
+    entries: list[Any] = attrs.field(
+        factory=list, init=False
+    )  # the ready calls, the last used first
+    programs: list[Any] = attrs.field(
+        factory=list, init=False
+    )  # captured from it, where its function cannot carry them
+    changes: dict[str, int] = attrs.field(
+        factory=dict, init=False
+    )  # of constants, by path

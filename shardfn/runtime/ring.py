@@ -1,4 +1,6 @@
-"""Reduce as Gloo's ring does, chunk by chunk in its order, so that simulated sums equal real ones to the last bit."""
+"""Reduce as Gloo's ring does, chunk by chunk in its order, so that simulated sums equal real
+ones to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
     """The reduction of one value per rank.
 
-    Chunk c starts with rank c - 1 and goes round backwards; a chunk is a whole number of segments, two or more a rank.
+    Chunk c starts with rank c - 1 and goes round backwards; a chunk is a whole number of
+    segments, two or more a rank.
 
     Args:
         values: one tensor per rank, of one shape and dtype, contiguous.
@@ -23,7 +26,8 @@ def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
     Returns:
         What every rank of a Gloo all-reduce gets.
 
-    Source: the ring of Gloo's allreduce.cc; orders measured on 2 to 4 processes, sizes 1 to 300,000.
+    Source: the ring of Gloo's allreduce.cc; orders measured on 2 to 4 processes, sizes 1 to
+    300,000.
 
     Example:
         >>> ring_reduce([torch.tensor([1, 2]), torch.tensor([3, 4])], torch.add)

@@ -11,7 +11,11 @@ from .. import _tree
 from ..errors import DivergenceError, FakeValueError, ShardError, problem
 
 aten = torch.ops.aten
-READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
+READS = (
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -25,34 +29,61 @@ class SimulatedTensor(torch.Tensor):
     shards: list[torch.Tensor]
 
     @staticmethod
-    def __new__(cls, shards: Sequence[torch.Tensor], shown: int = 0) -> SimulatedTensor:
+    def __new__(
+        cls, shards: Sequence[torch.Tensor], shown: int = 0
+    ) -> SimulatedTensor:
         x = shards[shown]
-        return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
+        )
 
     def __init__(self, shards: Sequence[torch.Tensor], shown: int = 0) -> None:
         self.shards = list(shards)
         self.shown = shown
 
     def __repr__(self, **_: Any) -> str:
-        return f"SimulatedTensor({len(self.shards)} ranks, rank {self.shown}: {self.shards[self.shown]!r})"
+        return (
+            f"SimulatedTensor({len(self.shards)} ranks, rank {self.shown}: "
+            f"{self.shards[self.shown]!r})"
+        )
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs or {}))
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if "c10d" in str(func):
             fix = "use shard's out_placements, or sf.full to read a value"
-            raise ShardError(problem(f"{func}", "an eager collective on a simulated tensor", fix=fix), fix=fix)
-        if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):  # `to_local` looks at itself
+            raise ShardError(
+                problem(
+                    f"{func}", "an eager collective on a simulated tensor", fix=fix
+                ),
+                fix=fix,
+            )
+        if func is aten.view.default and tuple(args[1]) == tuple(
+            args[0].shape
+        ):  # `to_local` looks at itself
             return SimulatedTensor(args[0].shards, args[0].shown)
-        results = [func(*a, **k) for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))]
+        results = [
+            func(*a, **k)
+            for a, k in (
+                _of_rank(leaves, treedef, r) for r in range(len(mine[0].shards))
+            )
+        ]
         columns = [_tree.flatten(r) for r in results]
-        stacked = [_gathered(func, values, mine[0].shown) for values in zip(*(c[0] for c in columns), strict=True)]
+        stacked = [
+            _gathered(func, values, mine[0].shown)
+            for values in zip(*(c[0] for c in columns), strict=True)
+        ]
         return _tree.unflatten(columns[0][1], stacked)
 
 
 def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
-    return _tree.unflatten(treedef, [x.shards[rank] if isinstance(x, SimulatedTensor) else x for x in leaves])
+    return _tree.unflatten(
+        treedef,
+        [x.shards[rank] if isinstance(x, SimulatedTensor) else x for x in leaves],
+    )
 
 
 def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
@@ -60,7 +91,11 @@ def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
     if isinstance(values[0], torch.Tensor):
         return SimulatedTensor(values, shown)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
-        text = problem(str(func), f"ranks hold different values: {[*values[:8]]}", fix="read the whole value with sf.full(x)")
+        text = problem(
+            str(func),
+            f"ranks hold different values: {[*values[:8]]}",
+            fix="read the whole value with sf.full(x)",
+        )
         raise DivergenceError(text, fix="sf.full(x)")
     return values[0]
 
@@ -69,11 +104,17 @@ class UnreadTensor(torch.Tensor):
     """A local tensor without values: shapes and dtypes only, in `fake_world(n, numerics=False)`."""
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, device: torch.device | None = None) -> UnreadTensor:
+    def __new__(
+        cls, like: torch.Tensor, device: torch.device | None = None
+    ) -> UnreadTensor:
         device = device or like.device
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+        )
 
-    def __init__(self, like: torch.Tensor, device: torch.device | None = None) -> None:
+    def __init__(
+        self, like: torch.Tensor, device: torch.device | None = None
+    ) -> None:
         self.like = like.to("meta")
 
     def __repr__(self, **_: Any) -> str:
@@ -86,13 +127,17 @@ class UnreadTensor(torch.Tensor):
         raise _unread("numpy")
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in READS:
             raise _unread(func)
         kwargs = dict(kwargs or {})
         asked = kwargs.pop("device", None)
         leaves = _tree.leaves((args, kwargs))
-        device = asked or next(x.device for x in leaves if isinstance(x, UnreadTensor))
+        device = asked or next(
+            x.device for x in leaves if isinstance(x, UnreadTensor)
+        )
         args, kwargs = _tree.tree_map(_to_meta, (args, kwargs))
         try:
             out = func(*args, **kwargs)
@@ -100,7 +145,10 @@ class UnreadTensor(torch.Tensor):
             if "meta tensor" in str(error):
                 raise _unread(func) from error
             raise
-        return _tree.tree_map(lambda x: UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x, out)
+        return _tree.tree_map(
+            lambda x: UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x,
+            out,
+        )
 
 
 def _to_meta(x: Any) -> Any:
@@ -111,7 +159,14 @@ def _to_meta(x: Any) -> Any:
 
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
-    return FakeValueError(problem(str(what), "a value is read in a world with numerics=False, which computes none", fix=fix), fix=fix)
+    return FakeValueError(
+        problem(
+            str(what),
+            "a value is read in a world with numerics=False, which computes none",
+            fix=fix,
+        ),
+        fix=fix,
+    )
 
 
 class DonatedTensor(torch.Tensor):
@@ -119,7 +174,13 @@ class DonatedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, call: str) -> DonatedTensor:
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride(),
+            dtype=like.dtype,
+            device=like.device,
+        )
 
     def __init__(self, like: torch.Tensor, call: str) -> None:
         self.call = call
@@ -128,11 +189,26 @@ class DonatedTensor(torch.Tensor):
         return f"DonatedTensor(to {self.call})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise used_after_donation(next(x for x in _tree.leaves((args, kwargs or {})) if isinstance(x, DonatedTensor)).call)
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        raise used_after_donation(
+            next(
+                x
+                for x in _tree.leaves((args, kwargs or {}))
+                if isinstance(x, DonatedTensor)
+            ).call
+        )
 
 
 def used_after_donation(call: str) -> ShardError:
     """The error of a donated argument that is used again."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
-    return ShardError(problem(call, "this tensor was donated to that call and its memory is gone", fix=fix), fix=fix)
+    return ShardError(
+        problem(
+            call,
+            "this tensor was donated to that call and its memory is gone",
+            fix=fix,
+        ),
+        fix=fix,
+    )

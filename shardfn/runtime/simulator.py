@@ -1,7 +1,7 @@
 """The simulator: all ranks of a world in lockstep, in one process, and a deadlock detector.
 
-Each rank is a generator that yields at each collective. When every rank of a group has arrived with the same request,
-the values are combined as Gloo combines them and the group goes on.
+Each rank is a generator that yields at each collective. When every rank of a group has arrived
+with the same request, the values are combined as Gloo combines them and the group goes on.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ class Request:
     """What a rank asks for when it stops: a collective over one axis."""
 
     record: Collective
-    what: tuple[Any, ...]  # op and its arguments but the tensor: equal on all ranks of the group
+    what: tuple[
+        Any, ...
+    ]  # op and its arguments but the tensor: equal on all ranks of the group
     value: torch.Tensor
 
 
 @attrs.frozen(eq=False)
 class _Step:
-    """One node of a local graph, ready to run: arguments by register, registers to free after it."""
+    """One node of a local graph, ready to run: arguments by register, registers to free after
+    it.
+    """
 
     run: Callable[..., Any]
     call: tuple[Any, Any]  # args and kwargs, with registers for values
@@ -46,7 +50,11 @@ class _Step:
     record: Collective | None
 
 
-def simulate(programs: Sequence[LocalProgram], inputs: Sequence[Sequence[torch.Tensor]], coordinates: Sequence[Sequence[int]]) -> list[Any]:
+def simulate(
+    programs: Sequence[LocalProgram],
+    inputs: Sequence[Sequence[torch.Tensor]],
+    coordinates: Sequence[Sequence[int]],
+) -> list[Any]:
     """Run one program per rank.
 
     Args:
@@ -58,15 +66,23 @@ def simulate(programs: Sequence[LocalProgram], inputs: Sequence[Sequence[torch.T
         The list of results of each rank.
 
     Raises:
-        DivergenceError: ranks that ask for different collectives, or wait for one that nobody will answer.
+        DivergenceError: ranks that ask for different collectives, or wait for one that nobody
+            will answer.
     """
     axes = programs[0].axes
     with torch.no_grad():
-        ranks = [_rank(p.graph, (*map(torch.tensor, c), *xs)) for p, xs, c in zip(programs, inputs, coordinates, strict=True)]
+        ranks = [
+            _rank(p.graph, (*map(torch.tensor, c), *xs))
+            for p, xs, c in zip(programs, inputs, coordinates, strict=True)
+        ]
         return _lockstep(ranks, [tuple(c) for c in coordinates], axes)
 
 
-def _lockstep(ranks: list[Generator[Request, torch.Tensor, Any]], coordinates: list[tuple[int, ...]], axes: MeshAxes) -> list[Any]:
+def _lockstep(
+    ranks: list[Generator[Request, torch.Tensor, Any]],
+    coordinates: list[tuple[int, ...]],
+    axes: MeshAxes,
+) -> list[Any]:
     results: list[Any] = [None] * len(ranks)
     asked: dict[int, Request] = {}
     ready: dict[int, Any] = dict.fromkeys(range(len(ranks)))
@@ -79,13 +95,17 @@ def _lockstep(ranks: list[Generator[Request, torch.Tensor, Any]], coordinates: l
                 results[i] = stop.value
         ready = {}
         for group in _groups(asked, coordinates, at, axes):
-            ready.update(zip(group, combine([asked.pop(i) for i in group]), strict=True))
+            ready.update(
+                zip(group, combine([asked.pop(i) for i in group]), strict=True)
+            )
         if asked and not ready:
             raise _deadlock(asked)
     return results
 
 
-def _groups(asked: dict[int, Request], coordinates: Any, at: Any, axes: MeshAxes) -> Iterator[list[int]]:
+def _groups(
+    asked: dict[int, Request], coordinates: Any, at: Any, axes: MeshAxes
+) -> Iterator[list[int]]:
     """The groups whose ranks have all arrived."""
     done: set[int] = set()
     for i in list(asked):
@@ -94,7 +114,10 @@ def _groups(asked: dict[int, Request], coordinates: Any, at: Any, axes: MeshAxes
         k = axes.names.index(asked[i].record.axis)
         c = coordinates[i]
         group = [at[(*c[:k], j, *c[k + 1 :])] for j in range(axes.sizes[k])]
-        if all(j in asked and asked[j].record.axis == asked[i].record.axis for j in group):
+        if all(
+            j in asked and asked[j].record.axis == asked[i].record.axis
+            for j in group
+        ):
             _same_request(group, asked)
             done.update(group)
             yield group
@@ -104,14 +127,30 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
     first = asked[group[0]]
     for j in group[1:]:
         other = asked[j]
-        if (other.what, other.value.shape, other.value.dtype) != (first.what, first.value.shape, first.value.dtype):
+        if (other.what, other.value.shape, other.value.dtype) != (
+            first.what,
+            first.value.shape,
+            first.value.dtype,
+        ):
             said = [_said(group[0], first), _said(j, other)]
-            raise DivergenceError(problem(f"axis {first.record.axis}", "ranks ask for different collectives", *said))
+            raise DivergenceError(
+                problem(
+                    f"axis {first.record.axis}",
+                    "ranks ask for different collectives",
+                    *said,
+                )
+            )
 
 
 def _deadlock(asked: dict[int, Request]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
-    return DivergenceError(problem("simulator", "these ranks wait for an answer that nobody will give", *said))
+    return DivergenceError(
+        problem(
+            "simulator",
+            "these ranks wait for an answer that nobody will give",
+            *said,
+        )
+    )
 
 
 def _said(rank: int, request: Request) -> str:
@@ -149,7 +188,9 @@ def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _halo(group: list[Request]) -> list[torch.Tensor]:
-    """What the rank before sends to the one after it, and the other way round; nobody is beyond the ends."""
+    """What the rank before sends to the one after it, and the other way round; nobody is beyond
+    the ends.
+    """
     before, ends = group[0].what[1], torch.zeros_like(group[0].value)
     sent = [r.value for r in group]
     after = ends.numel() - before
@@ -176,14 +217,20 @@ COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
 }
 
 
-def _rank(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+def _rank(
+    graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]
+) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
     """One rank: runs its graph, and yields at each collective."""
     steps, registers, output = cache.prepared(graph, _prepare)
     values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
     for step in steps:
-        args, kwargs = torch.fx.node.map_aggregate(step.call, lambda a: values[a.index] if isinstance(a, _Register) else a)
+        args, kwargs = torch.fx.node.map_aggregate(
+            step.call, lambda a: values[a.index] if isinstance(a, _Register) else a
+        )
         if step.record is not None:
-            values[step.out] = yield Request(step.record, (step.run, *args[1:]), args[0])
+            values[step.out] = yield Request(
+                step.record, (step.run, *args[1:]), args[0]
+            )
         elif isinstance(step.run, Loop):
             values[step.out] = yield from _looping(step.run, args)
         else:
@@ -193,7 +240,9 @@ def _rank(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> Generator[Re
     return [values[r.index] for r in output]
 
 
-def _looping(loop: Loop, tensors: Sequence[torch.Tensor]) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
+def _looping(
+    loop: Loop, tensors: Sequence[torch.Tensor]
+) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
     """One rank's runs of what a loop holds."""
     driver, outs = loop.drive(tensors), None
     while True:
@@ -210,7 +259,10 @@ class _Register:
 
 
 def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
-    number = {node: _Register(i) for i, node in enumerate(n for n in graph.nodes if n.op != "output")}
+    number = {
+        node: _Register(i)
+        for i, node in enumerate(n for n in graph.nodes if n.op != "output")
+    }
     last = {read: node for node in graph.nodes for read in node.all_input_nodes}
     steps, output = [], []
     for node in graph.nodes:
@@ -218,9 +270,15 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
         if node.op == "output":
             output = list(call[0][0])
         elif node.op == "call_function":
-            free = tuple(number[r].index for r in node.all_input_nodes if last[r] is node)
+            free = tuple(
+                number[r].index for r in node.all_input_nodes if last[r] is node
+            )
             run = _identity if node.target is WAIT else node.target
-            steps.append(_Step(run, call, number[node].index, free, node.meta.get("collective")))
+            steps.append(
+                _Step(
+                    run, call, number[node].index, free, node.meta.get("collective")
+                )
+            )
     return steps, len(number), output
 
 

@@ -1,4 +1,6 @@
-"""The inspectable stages of a transformed function: Traced and Lowered; compiled.py has the third."""
+"""The inspectable stages of a transformed function: Traced and Lowered; compiled.py has the
+third.
+"""
 
 from __future__ import annotations
 
@@ -43,32 +45,54 @@ from .options import Request
 log = logging.getLogger("shardfn")
 
 
-def trace(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+def trace(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced:
     """Stage 1 for one call's arguments; one thread at a time."""
     with _compat.staging():
         return _traced(request, args, kwargs)
 
 
-def _traced(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
+def _traced(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced:
     placed = look(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    whole = decompositions.table().keys() & registry.ops()  # composite ops that are not taken apart: they have a rule
+    whole = (
+        decompositions.table().keys() & registry.ops()
+    )  # composite ops that are not taken apart: they have a rule
     is_tensor = [isinstance(x, (torch.Tensor, ShapeDtype)) for x in leaves]
     rows = zip(leaves, is_tensor, strict=True)
-    avals = [aval_of(x, placed.mesh) if tensor else constant_key(x) for x, tensor in rows]
+    avals = [
+        aval_of(x, placed.mesh) if tensor else constant_key(x) for x, tensor in rows
+    ]
     signature = (treedef, avals, whole, placed.state)
     known = cache.programs(request)
-    captured = next((made.captured for made in known if _is_for(made, signature, placed)), None)
+    captured = next(
+        (made.captured for made in known if _is_for(made, signature, placed)), None
+    )
     if captured is None:
         cache.counts["captures"] += 1
         device = placed.mesh.device_type if placed.mesh is not None else "cpu"
         paths = list(placed.paths)
-        captured = capture(request.fn, request.name, args, kwargs, paths, request.signature_of, device, frozenset(whole), placed.mesh)
+        captured = capture(
+            request.fn,
+            request.name,
+            args,
+            kwargs,
+            paths,
+            request.signature_of,
+            device,
+            frozenset(whole),
+            placed.mesh,
+        )
         known[:] = [made for made in known if not made.captured.reads.is_lost()]
         del known[: max(0, len(known) - cache.PROGRAMS + 1)]
         known.append(Made(signature, placed.world, placed.mesh, captured))
     captured.outside.refuse_lost(request.name)
-    if placed.mesh is None and captured.mesh is not None:  # a shard_map inside has brought it along
+    if (
+        placed.mesh is None and captured.mesh is not None
+    ):  # a shard_map inside has brought it along
         placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
 
@@ -86,11 +110,15 @@ class Made:
 def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
     """Whether what was captured for one call holds for another.
 
-    With a shard_map inside it depends on names and sizes of the mesh. Where it asks for the world or
-    the mesh, it depends on those.
+    With a shard_map inside it depends on names and sizes of the mesh. Where it asks for the
+    world or the mesh, it depends on those.
     """
     captured = made.captured
-    if made.signature != signature or not captured.reads.same() or not captured.outside.is_known():
+    if (
+        made.signature != signature
+        or not captured.reads.same()
+        or not captured.outside.is_known()
+    ):
         return False
     elsewhere = made.world is not placed.world or made.mesh is not placed.mesh
     if captured.reads.asks_world and elsewhere:
@@ -108,7 +136,11 @@ class Traced:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> print(sf.value_and_grad(lambda w: (w * w).sum()).trace(torch.ones(3)).program.name)
+        >>> print(
+        ...     sf.value_and_grad(lambda w: (w * w).sum())
+        ...     .trace(torch.ones(3))
+        ...     .program.name
+        ... )
         value_and_grad(<lambda>)
     """
 
@@ -130,14 +162,25 @@ class Traced:
         return self.program.show(self.program, full=True)
 
     def placements(self) -> tuple[Any, ...]:
-        """What partition is to keep to: the mesh, the placements of inputs and results, and which inputs are unreduced."""
+        """What partition is to keep to: the mesh, the placements of inputs and results, and
+        which inputs are unreduced.
+        """
         axes = self.placed.axes
         whole: Marks = ("R",) * len(axes.names)
         ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
-        return axes, ins, _out_marks(self.request, self.program, self.placed), self.placed.unreduced
+        return (
+            axes,
+            ins,
+            _out_marks(self.request, self.program, self.placed),
+            self.placed.unreduced,
+        )
 
     def lower(
-        self, *, cap: int | str | None = None, first_cap: int | str | None = None, plan: BucketPlan | None = None
+        self,
+        *,
+        cap: int | str | None = None,
+        first_cap: int | str | None = None,
+        plan: BucketPlan | None = None,
     ) -> Lowered:
         """Stages 2 and 3: one rank's program, scheduled.
 
@@ -154,20 +197,37 @@ class Traced:
             cache.counts["partitions"] += 1
             return self._lowered(cap, first_cap, plan)
 
-    def _lowered(self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None) -> Lowered:
+    def _lowered(
+        self,
+        cap: int | str | None,
+        first_cap: int | str | None,
+        plan: BucketPlan | None,
+    ) -> Lowered:
         wanted = self.placements()
         chosen = propagate(self.program, *wanted)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
-        report_implicit(self.request.name, self.request.implicit_comm, chosen, lambda: considered(self.program, *wanted))
+        report_implicit(
+            self.request.name,
+            self.request.implicit_comm,
+            chosen,
+            lambda: considered(self.program, *wanted),
+        )
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in _coordinates(self.placed)}
-        programs, agreed = dict.fromkeys(kinds.values()), passes.agenda(chosen, self.request.name)
+        programs, agreed = (
+            dict.fromkeys(kinds.values()),
+            passes.agenda(chosen, self.request.name),
+        )
         if agreed.plan.leaves:
             log.info("%s", agreed.plan)
             _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
         for coordinate, size in kinds.items():
-            programs[size] = programs[size] or _local(self, chosen, agreed, coordinate, names)
-        return Lowered(self, chosen, agreed, {c: programs[size] for c, size in kinds.items()})
+            programs[size] = programs[size] or _local(
+                self, chosen, agreed, coordinate, names
+            )
+        return Lowered(
+            self, chosen, agreed, {c: programs[size] for c, size in kinds.items()}
+        )
 
 
 def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
@@ -176,12 +236,22 @@ def _coordinates(placed: Placed) -> list[tuple[int, ...]]:
     return all_coordinates(placed.axes) if simulated else [placed.coordinate]
 
 
-def _local(traced: Traced, chosen: Plan, agreed: passes.Agenda, coordinate: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+def _local(
+    traced: Traced,
+    chosen: Plan,
+    agreed: passes.Agenda,
+    coordinate: tuple[int, ...],
+    names: tuple[str, ...],
+) -> LocalProgram:
     program, placed = traced.program, traced.placed
     device = placed.mesh.device_type if placed.mesh is not None else "cpu"
     graphs = passes.schedule(emit(chosen, coordinate, names, device), agreed)
     sizes = dict(zip(placed.axes.names, placed.axes.sizes, strict=True))
-    elided = [n.name for n in graphs[0].nodes if "collective" in n.meta and sizes[n.meta["collective"].axis] == 1]
+    elided = [
+        n.name
+        for n in graphs[0].nodes
+        if "collective" in n.meta and sizes[n.meta["collective"].axis] == 1
+    ]
     return LocalProgram(
         name=traced.request.name,
         axes=placed.axes,
@@ -196,25 +266,48 @@ def _local(traced: Traced, chosen: Plan, agreed: passes.Agenda, coordinate: tupl
     )
 
 
-def _out_marks(request: Request, program: Program, placed: Placed) -> list[Marks | None]:
+def _out_marks(
+    request: Request, program: Program, placed: Placed
+) -> list[Marks | None]:
     """What out_placements asks of each tensor of the result."""
-    values = [n.meta["val"] for n in program.graph.graph.find_nodes(op="output")[0].args[0]]
+    values = [
+        n.meta["val"]
+        for n in program.graph.graph.find_nodes(op="output")[0].args[0]
+    ]
     if request.out_placements is None:
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)
     try:
         specs = _tree.broadcast_prefix(request.out_placements, result, is_spec)
-        pairs = [spec for spec, leaf in zip(specs, program.out_leaves, strict=True) if leaf is TENSOR]
-        asked = [None if s is None else marks_of(s, v.shape, placed.axes) for s, v in zip(pairs, values, strict=True)]
+        pairs = [
+            spec
+            for spec, leaf in zip(specs, program.out_leaves, strict=True)
+            if leaf is TENSOR
+        ]
+        asked = [
+            None if s is None else marks_of(s, v.shape, placed.axes)
+            for s, v in zip(pairs, values, strict=True)
+        ]
         for marks, v in zip(asked, values, strict=True):
             check_pending(marks or (), v.dtype)
         return asked
     except ValueError as error:
-        kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
+        kind = (
+            TreeError
+            if len(error.args) > 1 or "placements" in str(error)
+            else PlacementError
+        )
         fix = "a prefix of the result's tree, with placements that fit each tensor"
         source = call_site()
-        text = problem(f"{request.name}, out_placements", *map(str, error.args), fix=fix, source=source)
-        raise kind(text, placements=request.out_placements, source=source, fix=fix) from None
+        text = problem(
+            f"{request.name}, out_placements",
+            *map(str, error.args),
+            fix=fix,
+            source=source,
+        )
+        raise kind(
+            text, placements=request.out_placements, source=source, fix=fix
+        ) from None
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -224,7 +317,9 @@ class Lowered:
     traced: Traced
     partition: Plan
     agenda: passes.Agenda
-    programs: dict[tuple[int, ...], LocalProgram]  # by coordinates; ranks share programs
+    programs: dict[
+        tuple[int, ...], LocalProgram
+    ]  # by coordinates; ranks share programs
 
     @property
     def program(self) -> LocalProgram:
@@ -243,16 +338,29 @@ class Lowered:
 
     def certify(self, hardware: Hardware) -> Certificate:
         """The certificate of the schedule under a model of the hardware."""
-        return certify(list(dict.fromkeys(self.programs.values())), self.program, self.agenda, hardware)
+        return certify(
+            list(dict.fromkeys(self.programs.values())),
+            self.program,
+            self.agenda,
+            hardware,
+        )
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective, in the order in which it starts; those of a scan as often as it runs them."""
-        return tuple(n.meta["collective"] for n in inner_nodes(self.program.graph) if "collective" in n.meta)
+        """Every collective, in the order in which it starts; those of a scan as often as it
+        runs them.
+        """
+        return tuple(
+            n.meta["collective"]
+            for n in inner_nodes(self.program.graph)
+            if "collective" in n.meta
+        )
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Every collective of the plan with who needs it and what else was weighed; priced anew each time it is asked for."""
+        """Every collective of the plan with who needs it and what else was weighed; priced anew
+        each time it is asked for.
+        """
         weighed = considered(self.traced.program, *self.traced.placements())
         return transfers(self.partition, self.traced.request.implicit_comm, weighed)
 
@@ -267,7 +375,9 @@ class Lowered:
         return fallbacks(self.transfers)
 
     def verbose(self, rank: int = 0) -> str:
-        """Every op and transfer with placements, and the local shapes of one rank of the mesh, counted in row-major order."""
+        """Every op and transfer with placements, and the local shapes of one rank of the mesh,
+        counted in row-major order.
+        """
         coordinates = all_coordinates(self.traced.placed.axes)[rank]
         return verbose_text(self.partition, self.traced.request.name, coordinates)
 
@@ -287,7 +397,15 @@ class Lowered:
         with _compat.staging():
             runner = _runner(self, backend)
         captured = self.traced.captured
-        return Compiled(request, placed, captured, self.partition, self.programs, backend, runner)
+        return Compiled(
+            request,
+            placed,
+            captured,
+            self.partition,
+            self.programs,
+            backend,
+            runner,
+        )
 
 
 def _runner(lowered: Lowered, backend: str) -> Runner | None:
@@ -295,12 +413,18 @@ def _runner(lowered: Lowered, backend: str) -> Runner | None:
     request, placed = lowered.traced.request, lowered.traced.placed
     if placed.world.kind == "simulated" and placed.mesh is not None:
         return None
-    if placed.world.kind == "real" and placed.world.size > 1 and placed.mesh is not None:
+    if (
+        placed.world.kind == "real"
+        and placed.world.size > 1
+        and placed.mesh is not None
+    ):
         agree(request.name, lowered.partition, lowered.agenda)
     if placed.mesh is not None:
         _bind_groups(placed)
     cache.counts["compilations"] += backend != "aten"
-    graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(lowered.program.graph))
+    graph = torch.fx.GraphModule(
+        torch.nn.Module(), passes.copied(lowered.program.graph)
+    )
     donated = _donated(lowered)
     if backend == "aten":
         return BACKENDS[backend](graph, donated)
@@ -320,13 +444,16 @@ def _donated(lowered: Lowered) -> list[int]:
     """Which placeholders are donated inputs."""
     placed = lowered.traced.placed
     skip = len(placed.axes.names)
-    return [skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated]
+    return [
+        skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
+    ]
 
 
 def _donations(lowered: Lowered, donated: Sequence[int]) -> dict[int, int]:
     """Output position -> placeholder position of a donated input with the same local layout.
 
-    An output that lies in an input's memory already is written nowhere: another output might be written over it first.
+    An output that lies in an input's memory already is written nowhere: another output might be
+    written over it first.
     """
     free, program = list(donated), lowered.program
     holders = program.graph.find_nodes(op="placeholder")
@@ -336,7 +463,11 @@ def _donations(lowered: Lowered, donated: Sequence[int]) -> dict[int, int]:
     pairs: dict[int, int] = {}
     for o, node in enumerate(results):
         match = next((i for i in free if _alike(holders[i], node)), None)
-        if match is not None and made_of[o] not in holders and made_of.index(made_of[o]) == o:
+        if (
+            match is not None
+            and made_of[o] not in holders
+            and made_of.index(made_of[o]) == o
+        ):
             pairs[o] = match
             free.remove(match)
     return pairs
@@ -344,4 +475,9 @@ def _donations(lowered: Lowered, donated: Sequence[int]) -> dict[int, int]:
 
 def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
     x, y = a.meta["val"], b.meta["val"]
-    return (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
+    return (x.shape, x.stride(), x.dtype, x.device) == (
+        y.shape,
+        y.stride(),
+        y.dtype,
+        y.device,
+    )

@@ -1,6 +1,8 @@
-"""Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which they run.
+"""Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which
+they run.
 
-What ranks must agree on is decided once, in the agenda; each pass carries out a part of it on one rank's graph.
+What ranks must agree on is decided once, in the agenda; each pass carries out a part of it on
+one rank's graph.
 """
 
 from __future__ import annotations
@@ -21,9 +23,27 @@ from .passes.merge_equal import merge_equal
 from .passes.overlap import overlap
 
 Pass = Callable[[torch.fx.Graph, Agenda], torch.fx.Graph]
-PIPELINE: tuple[Pass, ...] = (merge_equal, elide_size_one, bucket, drop_dead, overlap)
+PIPELINE: tuple[Pass, ...] = (
+    merge_equal,
+    elide_size_one,
+    bucket,
+    drop_dead,
+    overlap,
+)
 
-__all__ = ["PIPELINE", "Agenda", "agenda", "bucket", "check", "copied", "drop_dead", "elide_size_one", "merge_equal", "overlap", "schedule"]
+__all__ = [
+    "PIPELINE",
+    "Agenda",
+    "agenda",
+    "bucket",
+    "check",
+    "copied",
+    "drop_dead",
+    "elide_size_one",
+    "merge_equal",
+    "overlap",
+    "schedule",
+]
 
 
 def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:

@@ -1,6 +1,8 @@
-"""What all ranks agree on before any of them writes its graph: which collectives are joined, and in which order all runs.
+"""What all ranks agree on before any of them writes its graph: which collectives are joined,
+and in which order all runs.
 
-Each graph that a loop or a branch runs has an agenda of its own; the bucket plan tells of all of them.
+Each graph that a loop or a branch runs has an agenda of its own; the bucket plan tells of all
+of them.
 """
 
 from __future__ import annotations
@@ -37,8 +39,12 @@ class Agenda:
     plan: BucketPlan
     members: tuple[tuple[Any, ...], ...]  # of each batch: the keys of its transfers
     batch_of: dict[Any, int]  # a transfer's key -> its batch
-    dtypes: dict[int, torch.dtype]  # of the batches that are reduced in a dtype of their own
-    bucket_of: dict[int, int]  # the batches that are buckets, by their number in the plan
+    dtypes: dict[
+        int, torch.dtype
+    ]  # of the batches that are reduced in a dtype of their own
+    bucket_of: dict[
+        int, int
+    ]  # the batches that are buckets, by their number in the plan
     starts: tuple[int, ...]  # batches, in the order in which they start
     sequence: tuple[Item, ...]
     inside: dict[Plan, Agenda]  # of each graph that its loops and branches run
@@ -64,8 +70,15 @@ def agenda(plan: Plan, name: str) -> Agenda:
 
 
 def _regions(plan: Plan) -> dict[str, int]:
-    """The calls of bucketed_grad in a program, counted: first those outside of loops and branches."""
-    return {region: i for i, region in enumerate(dict.fromkeys(g.region for g in all_gradients(plan)))}
+    """The calls of bucketed_grad in a program, counted: first those outside of loops and
+    branches.
+    """
+    return {
+        region: i
+        for i, region in enumerate(
+            dict.fromkeys(g.region for g in all_gradients(plan))
+        )
+    }
 
 
 def all_gradients(plan: Plan) -> Iterator[Gradient]:
@@ -95,14 +108,21 @@ def _level(
         inside: the loop or branch that runs it.
         times: how often one call of the program runs it.
     """
-    steps = flow(attrs.evolve(plan, gradients=tuple(_own_rows(plan, regions))), outs)
+    steps = flow(
+        attrs.evolve(plan, gradients=tuple(_own_rows(plan, regions))), outs
+    )
     inner = []
     for step in plan.steps:
         if isinstance(step, Nested):
             loop = step.node.target
-            where = line_of(str(loop), step.node) + (f" in {inside}" if inside else "")
+            where = line_of(str(loop), step.node) + (
+                f" in {inside}" if inside else ""
+            )
             runs = times * (loop.length if isinstance(loop, Scan) else 1)
-            inner += [_level(p, name, regions, o, where, runs) for p, o in gradient_terms.inside(step, steps.served)]
+            inner += [
+                _level(p, name, regions, o, where, runs)
+                for p, o in gradient_terms.inside(step, steps.served)
+            ]
     return Level(plan, steps, assign(steps, name), inside, times, tuple(inner))
 
 
@@ -113,48 +133,72 @@ def _all(level: Level) -> Iterator[Level]:
         yield from _all(inner)
 
 
-def _settled(level: Level, told: BucketPlan, numbers: Mapping[tuple[Plan, int], int]) -> Agenda:
+def _settled(
+    level: Level, told: BucketPlan, numbers: Mapping[tuple[Plan, int], int]
+) -> Agenda:
     """The agenda of a graph and of those inside of it."""
     assignment = level.assignment
     starts, items = sequence(level.flow, assignment)
     batches = assignment.batches
     first = {b.index: b.members[0] for b in batches}
-    casts = {i: t.dtype for i, t in first.items() if t.wish is not None and t.wish.reduce_dtype}
+    casts = {
+        i: t.dtype
+        for i, t in first.items()
+        if t.wish is not None and t.wish.reduce_dtype
+    }
     return Agenda(
         axes=level.plan.axes,
         plan=told,
         members=tuple(tuple(t.key for t in b.members) for b in batches),
         batch_of={key: b.index for key, b in assignment.of.items()},
         dtypes={i: dtype for i, dtype in casts.items() if batches[i].reduces},
-        bucket_of={b.index: numbers[level.plan, b.index] for b in batches if b.bucketed},
+        bucket_of={
+            b.index: numbers[level.plan, b.index] for b in batches if b.bucketed
+        },
         starts=starts,
         sequence=items,
-        inside={inner.plan: _settled(inner, told, numbers) for inner in level.inner},
+        inside={
+            inner.plan: _settled(inner, told, numbers) for inner in level.inner
+        },
     )
 
 
-def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None) -> Plan:
-    """The plan of a partition with other caps, or other buckets, than those that bucketed_grad asked for."""
+def rewished(
+    plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None
+) -> Plan:
+    """The plan of a partition with other caps, or other buckets, than those that bucketed_grad
+    asked for.
+    """
     if cap is None and first_cap is None and wanted is None:
         return plan
     if wanted is not None and not isinstance(wanted, BucketPlan):
         fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
         got = f"a {type(wanted).__name__}"
-        raise TreeError(problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix), fix=fix)
+        raise TreeError(
+            problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix), fix=fix
+        )
     if wanted is not None and not (cap is None and first_cap is None):
         got = "lower is given caps and a plan"
-        raise TreeError(problem(f"{name}, plan", got, fix=CAP_OR_PLAN), fix=CAP_OR_PLAN)
+        raise TreeError(
+            problem(f"{name}, plan", got, fix=CAP_OR_PLAN), fix=CAP_OR_PLAN
+        )
     by_region: dict[str, list[Gradient]] = collections.defaultdict(list)
     for g in all_gradients(plan):
         by_region[g.region].append(g)
     wishes: dict[Gradient, Gradient] = {}
     for number, mine in enumerate(by_region.values()):
-        rows = None if wanted is None else wanted.rows(name, [g.wish.leaf for g in mine], number)
+        rows = (
+            None
+            if wanted is None
+            else wanted.rows(name, [g.wish.leaf for g in mine], number)
+        )
         for g in mine:
             of = g.wish.cap if cap is None else cap
             caps = checked_caps(name, (of, first_cap, g.wish.max_in_flight))
             following = None if rows is None else tuple(rows[g.wish.leaf])
-            wish = attrs.evolve(g.wish, cap=caps[0], first_cap=caps[1], rows=following)
+            wish = attrs.evolve(
+                g.wish, cap=caps[0], first_cap=caps[1], rows=following
+            )
             wishes[g] = attrs.evolve(g, wish=wish)
     return _with_wishes(plan, wishes)
 
@@ -162,16 +206,22 @@ def rewished(plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan
 def _with_wishes(plan: Plan, wishes: Mapping[Gradient, Gradient]) -> Plan:
     """The plan, and those inside of it, with other gradients in place of their own."""
     steps = tuple(
-        attrs.evolve(step, plans=tuple(_with_wishes(inner, wishes) for inner in step.plans))
+        attrs.evolve(
+            step, plans=tuple(_with_wishes(inner, wishes) for inner in step.plans)
+        )
         if isinstance(step, Nested)
         else step
         for step in plan.steps
     )
-    return attrs.evolve(plan, steps=steps, gradients=tuple(wishes[g] for g in plan.gradients))
+    return attrs.evolve(
+        plan, steps=steps, gradients=tuple(wishes[g] for g in plan.gradients)
+    )
 
 
 def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
-    """The gradients, each with what a given plan says of its own bucketed_grad; a plan of another program's has but one."""
+    """The gradients, each with what a given plan says of its own bucketed_grad; a plan of
+    another program's has but one.
+    """
     for g in plan.gradients:
         if not g.wish.rows:
             yield g
@@ -182,13 +232,27 @@ def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
         yield attrs.evolve(g, wish=attrs.evolve(g.wish, rows=rows))
 
 
-def _refuse_unused_rows(told: BucketPlan, levels: Sequence[Level], name: str) -> None:
+def _refuse_unused_rows(
+    told: BucketPlan, levels: Sequence[Level], name: str
+) -> None:
     """A given plan may hold nothing that the program does not send."""
-    found = collections.Counter((leaf, b.kind, b.axis, b.phase) for b in told.buckets for leaf in b.leaves)
+    found = collections.Counter(
+        (leaf, b.kind, b.axis, b.phase) for b in told.buckets for leaf in b.leaves
+    )
     gradients = [g for level in levels for g in level.flow.plan.gradients]
-    wanted = collections.Counter((g.wish.leaf, *row[1:4]) for g in gradients for row in g.wish.rows or ())
+    wanted = collections.Counter(
+        (g.wish.leaf, *row[1:4]) for g in gradients for row in g.wish.rows or ()
+    )
     extra = list((wanted - found).elements()) if wanted else []
     if extra:
-        lines = [f"the plan has {leaf} in an {kind} over {axis} in the {phase}" for leaf, kind, axis, phase in extra]
-        text = problem(f"{name}, plan", "it sends what this program does not send", *lines, fix=SAME_PROGRAM)
+        lines = [
+            f"the plan has {leaf} in an {kind} over {axis} in the {phase}"
+            for leaf, kind, axis, phase in extra
+        ]
+        text = problem(
+            f"{name}, plan",
+            "it sends what this program does not send",
+            *lines,
+            fix=SAME_PROGRAM,
+        )
         raise TreeError(text, arg_path=extra[0][0], fix=SAME_PROGRAM)

@@ -20,7 +20,8 @@ def sends(target: torch.library.OpOverload) -> bool:
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
-    """Check a local graph: values known, arguments before uses, one wait for each collective, only known axes.
+    """Check a local graph: values known, arguments before uses, one wait for each collective,
+    only known axes.
 
     Args:
         graph: the local graph.
@@ -36,8 +37,14 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
         assert "val" in node.meta, f"{node} has no value"
         record = node.meta.get("collective")
         started = isinstance(node.target, _compat.OpOverload) and sends(node.target)
-        assert started == isinstance(record, Collective), f"{node} is a collective without a record, or the other way round"
+        assert started == isinstance(record, Collective), (
+            f"{node} is a collective without a record, or the other way round"
+        )
         if record is not None:
-            assert record.axis in axes.names, f"{node} is over {record.axis}, which is no axis of {axes}"
+            assert record.axis in axes.names, (
+                f"{node} is over {record.axis}, which is no axis of {axes}"
+            )
             waits = [user for user in node.users if user.target is WAIT]
-            assert len(waits) == len(node.users) == 1, f"{node} must be read by one wait, and by nothing else"
+            assert len(waits) == len(node.users) == 1, (
+                f"{node} must be read by one wait, and by nothing else"
+            )

@@ -1,4 +1,6 @@
-"""What a plan's steps read and make, and every collective that they ask for; all of it the same on all ranks."""
+"""What a plan's steps read and make, and every collective that they ask for; all of it the same
+on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ class Transfer:
     """One collective that a step asks for, before it is joined with others."""
 
     key: Any  # as the nodes of the local graph carry it
-    kind: str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
+    kind: (
+        str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
+    )
     axis: str
     op: str | None
     dtype: torch.dtype  # as it is sent
     nbytes: int  # of a rank with full shards
     phase: str
     step: int
-    wish: Wish | None  # of the gradient that it reduces, or whose parameter it gathers
+    wish: (
+        Wish | None
+    )  # of the gradient that it reduces, or whose parameter it gathers
     region: str
 
     @property
@@ -52,23 +58,35 @@ class Flow:
 
     def sources(self, step: int) -> list[int]:
         """The steps that make what a step reads."""
-        return [self.made_by[s.number] for s in self.plan.steps[step].read if s.number in self.made_by]
+        return [
+            self.made_by[s.number]
+            for s in self.plan.steps[step].read
+            if s.number in self.made_by
+        ]
 
     def rearranges_input(self, step: int) -> bool:
         """Whether a step only turns an input around, as a parameter that is gathered transposed."""
-        return self.plan.steps[step].node.target in REARRANGES and all(self.rearranges_input(s) for s in self.sources(step))
+        return self.plan.steps[step].node.target in REARRANGES and all(
+            self.rearranges_input(s) for s in self.sources(step)
+        )
 
 
 KINDS = {
-    "reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "gather": "all_gather", "all_to_all": "all_to_all", "halo": "halo",
+    "reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "gather": "all_gather",
+    "all_to_all": "all_to_all",
+    "halo": "halo",
     "ppermute": "ppermute",
-}  # fmt: skip
+}
 
 
 def flow(plan: steps.Plan, outs: Outs) -> Flow:
     """Read a plan, whose results are terms of these gradients."""
     served = terms_of(plan, outs)
-    made_by = {slot.number: i for i, step in enumerate(plan.steps) for slot in step.made}
+    made_by = {
+        slot.number: i for i, step in enumerate(plan.steps) for slot in step.made
+    }
     readers: dict[int, list[int]] = {i: [] for i in range(len(plan.steps))}
     for i, step in enumerate(plan.steps):
         for slot in step.read:
@@ -79,10 +97,16 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
     transfers: dict[int, tuple[Transfer, ...]] = {}
     for i, step in enumerate(plan.steps):
         if isinstance(step, steps.Redistribute):
-            sent = tuple(_transfer(plan.axes, i, step, move, gradients, parameters) for move in step.moves if _is_sent(move, plan.axes))
+            sent = tuple(
+                _transfer(plan.axes, i, step, move, gradients, parameters)
+                for move in step.moves
+                if _is_sent(move, plan.axes)
+            )
             if sent:
                 transfers[i] = sent
-    returned = frozenset(made_by[slot.number] for slot in plan.outs if slot.number in made_by)
+    returned = frozenset(
+        made_by[slot.number] for slot in plan.outs if slot.number in made_by
+    )
     return Flow(plan, made_by, transfers, readers, returned, served)
 
 
@@ -90,7 +114,11 @@ def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
     """The steps that redistribute a term of one gradient of this plan."""
     own, found = set(plan.gradients), {}
     for i, step in enumerate(plan.steps):
-        mine = served.get(step.target.number) if isinstance(step, steps.Redistribute) else None
+        mine = (
+            served.get(step.target.number)
+            if isinstance(step, steps.Redistribute)
+            else None
+        )
         if mine and len(mine) == 1 and mine <= own:
             (found[i],) = mine
     return found
@@ -100,28 +128,53 @@ def _is_sent(move: Move, axes: MeshAxes) -> bool:
     return move.kind in KINDS and axes.sizes[move.axis] > 1
 
 
-def _reductions(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]]) -> dict[int, steps.Gradient]:
-    """The steps that bring gradients to their placement: on behalf of the gradient itself, or of what only it is made from.
+def _reductions(
+    plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]]
+) -> dict[int, steps.Gradient]:
+    """The steps that bring gradients to their placement: on behalf of the gradient itself, or
+    of what only it is made from.
 
-    A cast of the parameter, or a constraint on it, has its gradient reduced before the cast or the constraint is undone.
+    A cast of the parameter, or a constraint on it, has its gradient reduced before the cast or
+    the constraint is undone.
     """
-    found = {i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)}
+    found = {
+        i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)
+    }
     by_node = {g.node: g for g in plan.gradients}
-    leaving = {_as_sum(plan, made_by, slot).number: by_node[node] for slot, node in plan.unreduced if node in by_node}
+    leaving = {
+        _as_sum(plan, made_by, slot).number: by_node[node]
+        for slot, node in plan.unreduced
+        if node in by_node
+    }
     for i, step in enumerate(plan.steps):
-        if isinstance(step, steps.Redistribute) and (step.node in by_node or step.target.number in leaving):
-            found[i] = by_node[step.node] if step.node in by_node else leaving[step.target.number]
+        if isinstance(step, steps.Redistribute) and (
+            step.node in by_node or step.target.number in leaving
+        ):
+            found[i] = (
+                by_node[step.node]
+                if step.node in by_node
+                else leaving[step.target.number]
+            )
     return found
 
 
-def _as_sum(plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot) -> steps.Slot:
+def _as_sum(
+    plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot
+) -> steps.Slot:
     """A result before it is called a mean."""
     step = plan.steps[made_by[slot.number]] if slot.number in made_by else None
     return step.source if isinstance(step, steps.Rescale) else slot
 
 
-def _lineage(plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]], gradient: steps.Gradient) -> Iterator[int]:
-    """The redistributions on the way to a gradient, as long as each value on it is made from one other alone."""
+def _lineage(
+    plan: steps.Plan,
+    made_by: dict[int, int],
+    readers: dict[int, list[int]],
+    gradient: steps.Gradient,
+) -> Iterator[int]:
+    """The redistributions on the way to a gradient, as long as each value on it is made from
+    one other alone.
+    """
     slot, last = gradient.slot.number, None
     while slot in made_by:
         i = made_by[slot]
@@ -139,8 +192,15 @@ def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
     """The slots that hold a parameter of bucketed_grad, or a rearrangement of one."""
     found = {g.like.number: g for g in plan.gradients if g.like is not None}
     for step in plan.steps:
-        if isinstance(step, steps.Apply) and step.node.target in REARRANGES and step.ins and step.ins[0].number in found:
-            found.update((slot.number, found[step.ins[0].number]) for slot in step.outs)
+        if (
+            isinstance(step, steps.Apply)
+            and step.node.target in REARRANGES
+            and step.ins
+            and step.ins[0].number in found
+        ):
+            found.update(
+                (slot.number, found[step.ins[0].number]) for slot in step.outs
+            )
     return found
 
 
@@ -154,8 +214,15 @@ def _transfer(
 ) -> Transfer:
     kind = KINDS[move.kind]
     reduces = kind in ("all_reduce", "reduce_scatter")
-    # a reduction serves its gradient, a gather its parameter; anything else is somebody's activations
-    served = gradients.get(i) if reduces else parameters.get(step.source.number) if kind == "all_gather" else None
+    # a reduction serves its gradient, a gather its parameter; anything else is somebody's
+    # activations
+    served = (
+        gradients.get(i)
+        if reduces
+        else parameters.get(step.source.number)
+        if kind == "all_gather"
+        else None
+    )
     dtype = step.source.value.dtype
     if served is not None and reduces and served.wish.reduce_dtype is not None:
         dtype = getattr(torch, served.wish.reduce_dtype)
@@ -166,7 +233,9 @@ def _transfer(
         op=str(move.before[move.axis]) if reduces else None,
         dtype=dtype,
         nbytes=_elements(axes, step.source.value.shape, move) * dtype.itemsize,
-        phase="backward" if reduces and served is not None else step.node.meta.get("phase", "forward"),
+        phase="backward"
+        if reduces and served is not None
+        else step.node.meta.get("phase", "forward"),
         step=i,
         wish=None if served is None else served.wish,
         region="" if served is None else served.region,
@@ -175,13 +244,28 @@ def _transfer(
 
 def _elements(axes: MeshAxes, shape: Sequence[int], move: Move) -> int:
     """How many elements the whole payload has on a rank with full shards, padding included."""
-    local = list(layout.local_shape(tuple(shape), move.before, axes.sizes, (0,) * len(axes.sizes)))
-    mark = move.after[move.axis] if move.kind in ("reduce_scatter", "all_to_all") else move.before[move.axis]
+    local = list(
+        layout.local_shape(
+            tuple(shape), move.before, axes.sizes, (0,) * len(axes.sizes)
+        )
+    )
+    mark = (
+        move.after[move.axis]
+        if move.kind in ("reduce_scatter", "all_to_all")
+        else move.before[move.axis]
+    )
     if move.kind in ("gather", "reduce_scatter"):
         dim, unit = layout.cut_of(mark)
-        outer = tuple(m if k < move.axis else "R" for k, m in enumerate(move.before))
-        size = layout.local_shape(tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes))[dim]
-        local[dim] = layout.full_chunk(size, unit, axes.sizes[move.axis]) * axes.sizes[move.axis]
+        outer = tuple(
+            m if k < move.axis else "R" for k, m in enumerate(move.before)
+        )
+        size = layout.local_shape(
+            tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes)
+        )[dim]
+        local[dim] = (
+            layout.full_chunk(size, unit, axes.sizes[move.axis])
+            * axes.sizes[move.axis]
+        )
     if move.kind == "all_to_all":
         dim, unit = layout.cut_of(mark)
         n = axes.sizes[move.axis]

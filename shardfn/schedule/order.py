@@ -7,12 +7,16 @@ from collections.abc import Iterable
 import torch
 
 
-def ordered(graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> torch.fx.Graph:
-    """The graph with its nodes in this order; what a node reads and does not stand before it comes right before it.
+def ordered(
+    graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]
+) -> torch.fx.Graph:
+    """The graph with its nodes in this order; what a node reads and does not stand before it
+    comes right before it.
 
     Args:
         graph: may be out of order itself.
-        wanted: nodes, in the order asked for; placeholders come first and the output last whatever it says.
+        wanted: nodes, in the order asked for; placeholders come first and the output last
+            whatever it says.
     """
     fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
 

@@ -1,9 +1,10 @@
 """In which order a program runs: computation as it was written, collectives early, waits late.
 
-Everything is decided from the plan, so all ranks start the same collectives in the same order. A reduction starts right
-after the last step that it needs. Its wait stands before its first reader, and what reads the first bucket comes before
-what reads the second: the update of the first parameters runs while the last gradients are on their way. A gather of
-parameters starts while the one before is being used.
+Everything is decided from the plan, so all ranks start the same collectives in the same order.
+A reduction starts right after the last step that it needs. Its wait stands before its first
+reader, and what reads the first bucket comes before what reads the second: the update of the
+first parameters runs while the last gradients are on their way. A gather of parameters starts
+while the one before is being used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Item = tuple[str, int]  # ("run", step), ("start", batch) or ("wait", batch)
 DEFAULT_IN_FLIGHT = 2**30
 
 
-def sequence(flow: Flow, assignment: Assignment) -> tuple[tuple[int, ...], tuple[Item, ...]]:
+def sequence(
+    flow: Flow, assignment: Assignment
+) -> tuple[tuple[int, ...], tuple[Item, ...]]:
     """The order in which batches start, and the whole order of steps, starts and waits."""
     timing = _Timing(flow, assignment)
     items = tuple(_walk(timing, timing.starts()))
@@ -36,17 +39,29 @@ class _Timing:
 
     flow: Flow
     assignment: Assignment
-    run: list[int] = attrs.field(init=False)  # computing steps in their order; the others run when they are needed
+    run: list[int] = attrs.field(
+        init=False
+    )  # computing steps in their order; the others run when they are needed
     position: dict[int, int] = attrs.field(init=False)
-    ready: list[int] = attrs.field(init=False)  # of each batch: the position before which it can start
+    ready: list[int] = attrs.field(
+        init=False
+    )  # of each batch: the position before which it can start
     first_use: list[int] = attrs.field(init=False)
-    tails: list[int] = attrs.field(init=False)  # of each step: the last reduction bucket that it depends on, -1 for none
-    forced: dict[int, list[int]] = attrs.field(factory=dict)  # batch -> batches to wait for before it starts
+    tails: list[int] = attrs.field(
+        init=False
+    )  # of each step: the last reduction bucket that it depends on, -1 for none
+    forced: dict[int, list[int]] = attrs.field(
+        factory=dict
+    )  # batch -> batches to wait for before it starts
 
     def __attrs_post_init__(self) -> None:
         tails = self.tails = self.last_buckets()
         late = self.late_steps()
-        computing = [i for i in self.assignment.order if isinstance(self.flow.plan.steps[i], plan.Apply) and not late[i]]
+        computing = [
+            i
+            for i in self.assignment.order
+            if isinstance(self.flow.plan.steps[i], plan.Apply) and not late[i]
+        ]
         self.run = sorted(computing, key=lambda i: tails[i])
         self.position = {i: p for p, i in enumerate(self.run)}
         self.ready = self.ready_positions()
@@ -64,27 +79,43 @@ class _Timing:
         return tails
 
     def late_steps(self) -> list[bool]:
-        """Steps on inputs alone that only what follows the reductions reads, such as weight decay: they run when needed."""
+        """Steps on inputs alone that only what follows the reductions reads, such as weight
+        decay: they run when needed.
+        """
         flow, tails = self.flow, self.tails
         late, effective = [False] * len(tails), list(tails)
         for i in reversed(self.assignment.order):
             if i in flow.transfers:
                 effective[i] = -1  # what is sent is computed as it was written
             elif flow.readers[i] and i not in flow.returned:
-                effective[i] = max(tails[i], min(effective[r] for r in flow.readers[i]))
+                effective[i] = max(
+                    tails[i], min(effective[r] for r in flow.readers[i])
+                )
                 late[i] = effective[i] > tails[i]
         for i in self.assignment.order:
-            ready = all(late[s] or isinstance(flow.plan.steps[s], plan.Fill) for s in flow.sources(i))
+            ready = all(
+                late[s] or isinstance(flow.plan.steps[s], plan.Fill)
+                for s in flow.sources(i)
+            )
             late[i] = ready and (late[i] or flow.rearranges_input(i))
         return late
 
     def ready_positions(self) -> list[int]:
-        """One more than the position of the last step that a batch reads, by way of steps that run when needed."""
+        """One more than the position of the last step that a batch reads, by way of steps that
+        run when needed.
+        """
         after = [0] * len(self.flow.plan.steps)
         for i in self.assignment.order:
             sources = (after[s] for s in self.flow.sources(i))
-            after[i] = self.position[i] + 1 if i in self.position else max(sources, default=0)
-        return [max(self.source_position(t.step, after) for t in b.members) for b in self.assignment.batches]
+            after[i] = (
+                self.position[i] + 1
+                if i in self.position
+                else max(sources, default=0)
+            )
+        return [
+            max(self.source_position(t.step, after) for t in b.members)
+            for b in self.assignment.batches
+        ]
 
     def source_position(self, step: int, after: list[int]) -> int:
         return max((after[s] for s in self.flow.sources(step)), default=0)
@@ -100,29 +131,61 @@ class _Timing:
         for i, sent in self.flow.transfers.items():
             for t in sent:
                 batch = self.assignment.of[t.key].index
-                uses[batch] = min(uses[batch], *(used[r] for r in self.flow.readers[i]), end)
+                uses[batch] = min(
+                    uses[batch], *(used[r] for r in self.flow.readers[i]), end
+                )
         return uses
 
     def starts(self) -> list[tuple[int, Batch]]:
-        """Each batch with the position before which it starts, in the order in which they start on every rank."""
+        """Each batch with the position before which it starts, in the order in which they start
+        on every rank.
+        """
         batches = self.assignment.batches
-        early = sorted((b for b in batches if self.is_prefetched(b)), key=lambda b: (self.first_use[b.index], b.index))
-        issue = {b.index: min(self.ready[b.index], self.first_use[b.index]) for b in batches}
-        issue.update((b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early))
+        early = sorted(
+            (b for b in batches if self.is_prefetched(b)),
+            key=lambda b: (self.first_use[b.index], b.index),
+        )
+        issue = {
+            b.index: min(self.ready[b.index], self.first_use[b.index])
+            for b in batches
+        }
+        issue.update(
+            (b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early)
+        )
         for i, before in self.chained():
-            issue[i] = max(issue[i], min(self.first_use[i], max(issue[before], self.next_ready(batches[before]))))
-        keys = {b.index: (issue[b.index], self.first_use[b.index], b.index, 0) for b in batches}
+            issue[i] = max(
+                issue[i],
+                min(
+                    self.first_use[i],
+                    max(issue[before], self.next_ready(batches[before])),
+                ),
+            )
+        keys = {
+            b.index: (issue[b.index], self.first_use[b.index], b.index, 0)
+            for b in batches
+        }
         if self.assignment.after:
             self.hold_order(keys)
-        return self.bounded([(keys[b.index][0], b) for b in sorted(batches, key=lambda b: keys[b.index])])
+        return self.bounded(
+            [
+                (keys[b.index][0], b)
+                for b in sorted(batches, key=lambda b: keys[b.index])
+            ]
+        )
 
     def hold_order(self, keys: dict[int, tuple[int, int, int, int]]) -> None:
-        """Move what a given plan has later behind what it has earlier, and what depends on that behind it."""
+        """Move what a given plan has later behind what it has earlier, and what depends on that
+        behind it.
+        """
         queue, batches = list(keys), self.assignment.batches
         while queue:
             i = queue.pop()
             issue, use, number, turn = keys[i]
-            later = [b.index for b in batches if self.assignment.after.get(b.index) == i or b.depends >> i & 1]
+            later = [
+                b.index
+                for b in batches
+                if self.assignment.after.get(b.index) == i or b.depends >> i & 1
+            ]
             for k in later:
                 if keys[k] <= keys[i]:
                     keys[k] = issue, use, number, turn + 1
@@ -130,52 +193,94 @@ class _Timing:
 
     def is_prefetched(self, batch: Batch) -> bool:
         """A gather of what is there from the start."""
-        return batch.members[0].kind == "all_gather" and self.ready[batch.index] == 0 and not batch.depends
+        return (
+            batch.members[0].kind == "all_gather"
+            and self.ready[batch.index] == 0
+            and not batch.depends
+        )
 
     def chained(self) -> Iterator[tuple[int, int]]:
-        """(b, a) where batch b reads the result of a as it is, as the second axis of a reduction over two does; a's own pairs first."""
+        """(b, a) where batch b reads the result of a as it is, as the second axis of a
+        reduction over two does; a's own pairs first.
+        """
         flow, of = self.flow, self.assignment.of
         for i in self.assignment.order:
             sent = flow.transfers.get(i, ())
-            before = [flow.transfers[s][-1] for s in flow.sources(i) if s in flow.transfers] if sent else []
-            for first, second in [*((a, sent[0]) for a in before), *itertools.pairwise(sent)]:
+            before = (
+                [
+                    flow.transfers[s][-1]
+                    for s in flow.sources(i)
+                    if s in flow.transfers
+                ]
+                if sent
+                else []
+            )
+            for first, second in [
+                *((a, sent[0]) for a in before),
+                *itertools.pairwise(sent),
+            ]:
                 yield of[second.key].index, of[first.key].index
 
     def next_ready(self, batch: Batch) -> int:
         """Where the next reduction starts: by then this one has had time to finish."""
-        later = (self.ready[b.index] for b in self.assignment.batches[batch.index + 1 :] if b.members[0].kind == batch.members[0].kind)
+        later = (
+            self.ready[b.index]
+            for b in self.assignment.batches[batch.index + 1 :]
+            if b.members[0].kind == batch.members[0].kind
+        )
         return next(later, len(self.run))
 
     def depends(self, batch: Batch, on: Batch) -> bool:
         return reaches(self.assignment.batches, -1, batch.depends, on)
 
     def bounded(self, planned: list[tuple[int, Batch]]) -> list[tuple[int, Batch]]:
-        """Keep the bytes in flight under the limit: gathers start later, reductions wait for an older one first."""
-        limit = min((t.wish.max_in_flight for _, b in planned for t in b.members if t.wish is not None), default=DEFAULT_IN_FLIGHT)
+        """Keep the bytes in flight under the limit: gathers start later, reductions wait for an
+        older one first.
+        """
+        limit = min(
+            (
+                t.wish.max_in_flight
+                for _, b in planned
+                for t in b.members
+                if t.wish is not None
+            ),
+            default=DEFAULT_IN_FLIGHT,
+        )
         flying: list[tuple[int, int, Batch]] = []  # by first use
         total, reached, out = 0, 0, []
         for issue, batch in planned:
             reached, use = max(reached, issue), self.first_use[batch.index]
-            while flying and (flying[0][0] < reached or total + batch.nbytes + batch.riding > limit):
+            while flying and (
+                flying[0][0] < reached
+                or total + batch.nbytes + batch.riding > limit
+            ):
                 over, _, oldest = flying.pop(0)
                 total -= oldest.nbytes + oldest.riding
                 if over >= reached and self.is_prefetched(batch) and over < use:
                     reached = over + 1
                 elif over >= reached and not self.depends(oldest, batch):
                     self.forced.setdefault(batch.index, []).append(oldest.index)
-            bisect.insort(flying, (use, batch.index, batch), key=lambda entry: entry[:2])
+            bisect.insort(
+                flying, (use, batch.index, batch), key=lambda entry: entry[:2]
+            )
             total += batch.nbytes + batch.riding
             out.append((reached, batch))
         return out
 
 
 def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
-    """Steps in their order, each start before its position, and before each item what it needs: one order for all ranks."""
+    """Steps in their order, each start before its position, and before each item what it needs:
+    one order for all ranks.
+    """
     flow, done = timing.flow, set[Item]()
 
     def provider(step: int) -> Item:
         sent = flow.transfers.get(step)
-        return ("wait", timing.assignment.of[sent[-1].key].index) if sent else ("run", step)
+        return (
+            ("wait", timing.assignment.of[sent[-1].key].index)
+            if sent
+            else ("run", step)
+        )
 
     def needs(item: Item) -> list[Item]:
         kind, i = item
@@ -184,11 +289,15 @@ def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
         if kind == "wait":
             return [("start", i)]
         batch = timing.assignment.batches[i]
-        found: list[Item] = [("wait", forced) for forced in timing.forced.get(i, ())]
+        found: list[Item] = [
+            ("wait", forced) for forced in timing.forced.get(i, ())
+        ]
         if i in timing.assignment.after:
             found.append(("start", timing.assignment.after[i]))
         for t in batch.members:
-            found += _before(timing, t.step, t.key) or [provider(s) for s in flow.sources(t.step)]
+            found += _before(timing, t.step, t.key) or [
+                provider(s) for s in flow.sources(t.step)
+            ]
         return found
 
     def place(item: Item) -> Iterator[Item]:

@@ -16,7 +16,15 @@ from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .proofs._check import check
 from .proofs._rule import rule
-from .sharding._collectives import all_gather, axis_index, axis_size, pmax, pmean, pmin, psum
+from .sharding._collectives import (
+    all_gather,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    pmin,
+    psum,
+)
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._scatter import all_to_all, ppermute, psum_scatter

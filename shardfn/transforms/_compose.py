@@ -14,7 +14,9 @@ Transform = Callable[[Callable[..., Any]], Any]
 
 @attrs.define(repr=False, slots=False, hash=True)
 class Composed:
-    """Several transforms as one; it prints, compares and pickles as they do. Not frozen: Dynamo may read its constructor."""
+    """Several transforms as one; it prints, compares and pickles as they do. Not frozen: Dynamo
+    may read its constructor.
+    """
 
     transforms: tuple[Transform, ...]
 
@@ -24,7 +26,10 @@ class Composed:
         return fn
 
     def __repr__(self) -> str:
-        names = [repr(t) if isinstance(t, Composed) else name_of(t) for t in self.transforms]
+        names = [
+            repr(t) if isinstance(t, Composed) else name_of(t)
+            for t in self.transforms
+        ]
         return f"compose({', '.join(names)})"
 
 
@@ -32,7 +37,8 @@ def compose(*transforms: Transform) -> Composed:
     """One transform that applies several; the first is the outermost, as decorators are read.
 
     Args:
-        transforms: each takes a function and returns one; use functools.partial to give a transform its arguments.
+        transforms: each takes a function and returns one; use functools.partial to give a
+            transform its arguments.
 
     Returns:
         A transform: `compose(a, b)(fn)` is `a(b(fn))`.

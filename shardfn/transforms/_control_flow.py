@@ -1,4 +1,6 @@
-"""scan, map, cond and while_loop: loops and branches as one op, differentiable, with sharded carries."""
+"""scan, map, cond and while_loop: loops and branches as one op, differentiable, with sharded
+carries.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from .. import _compat, _tree
 from ..capture.control_flow import bodies, endings
 from ..capture.shard_map import axis_names
 from ..runtime import Request
-from ._control_flow_checks import branch_dtypes, check_after, check_branch_trees, check_carry, check_choice, check_step, rows_of
+from ._control_flow_checks import (
+    branch_dtypes,
+    check_after,
+    check_branch_trees,
+    check_carry,
+    check_choice,
+    check_step,
+    rows_of,
+)
 from ._options import check_flag
 from ._paired import NUMBERS, kind, kinds, scalar
 from ._transformed import Transformed, name_of
@@ -36,21 +46,32 @@ class Controlled(Transformed):
         return self.body(self.fn, self.settings, *args)
 
     def asked(self) -> Request:
-        return Request(self.__name__, self.inline, functools.partial(self.body, self.fn, self.settings))
+        return Request(
+            self.__name__,
+            self.inline,
+            functools.partial(self.body, self.fn, self.settings),
+        )
 
     def options(self) -> Any:
         return self.body, self.settings
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, reverse: bool = False
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Run a function over the rows of tensors, each run handing a carry to the next; one op, however long.
+    """Run a function over the rows of tensors, each run handing a carry to the next; one op,
+    however long.
 
     Args:
-        f: (carry, row) -> (carry, result). The carry keeps its tree, shapes and dtypes; what f closes over is the same in every run.
+        f: (carry, row) -> (carry, result). The carry keeps its tree, shapes and dtypes; what f
+            closes over is the same in every run.
         init: the carry that enters the first run, a tree of tensors.
-        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`. None where there are none.
+        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`. None
+            where there are none.
         length: how many runs; needed only without xs.
         reverse: whether the last row comes first; results stay where their row is.
 
@@ -60,13 +81,18 @@ def scan(
 
     Raises:
         TreeError: rows of different numbers; a carry that changes its tree, a shape or a dtype.
-        PlacementError: inside a sharded function, a carry that is constrained to another placement than it enters with.
+        PlacementError: inside a sharded function, a carry that is constrained to another
+            placement than it enters with.
 
     Source: jax.lax.scan.
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.scan(lambda total, x: (total + x, total * x), torch.tensor(0.0), torch.tensor([1.0, 2.0, 3.0]))
+        >>> sf.scan(
+        ...     lambda total, x: (total + x, total * x),
+        ...     torch.tensor(0.0),
+        ...     torch.tensor([1.0, 2.0, 3.0]),
+        ... )
         (tensor(6.), tensor([0., 2., 9.]))
     """
     if _compat.is_in_dynamo():
@@ -87,7 +113,9 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
 
     def run(*tensors: torch.Tensor) -> Any:
         carry = _tree.with_tensors(init, tensors[: len(carries)])
-        row = None if xs is None else _tree.with_tensors(xs, tensors[len(carries) :])
+        row = (
+            None if xs is None else _tree.with_tensors(xs, tensors[len(carries) :])
+        )
         kept, y = _step(name, f(carry, row), init)
         outs = bodies.leave([*kept, *_tree.tensors(y)])
         return outs[: len(carries)], _tree.with_tensors(y, outs[len(carries) :])
@@ -102,23 +130,37 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
 
 
 def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of the carry that a body returns, in the order of the first one, and its result as tensors."""
+    """The tensors of the carry that a body returns, in the order of the first one, and its
+    result as tensors.
+    """
     is_pair = isinstance(out, (tuple, list)) and len(out) == 2
     check_step(name, is_pair, type(out).__name__)
     after, y = out
     leaves = _tree.quick_leaves((y,))
-    filled = [scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x for x in leaves]
+    filled = [
+        scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
+        for x in leaves
+    ]
     return _carried(name, after, init), _tree.refill((y,), iter(filled))[0]
 
 
 def _carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
     """The tensors of a carry, in the order of the first one; a number takes that one's dtype."""
-    leaves, wrong = _tree.pair(after, init, ("the carries that leave", "the carries that enter"), "carry")
+    leaves, wrong = _tree.pair(
+        after, init, ("the carries that leave", "the carries that enter"), "carry"
+    )
     entered = _tree.quick_leaves((init,))
     paths = _tree.quick_paths(init, "carry")
     check_after(name, tuple(wrong), tuple(paths), kinds(entered), kinds(leaves))
-    pairs = [(x, c) for x, c in zip(leaves, entered, strict=True) if isinstance(c, torch.Tensor)]
-    return [x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype) for x, c in pairs]
+    pairs = [
+        (x, c)
+        for x, c in zip(leaves, entered, strict=True)
+        if isinstance(c, torch.Tensor)
+    ]
+    return [
+        x if isinstance(x, torch.Tensor) else scalar(x, c.device, c.dtype)
+        for x, c in pairs
+    ]
 
 
 def _leaves(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
@@ -128,8 +170,12 @@ def _leaves(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(_tree.quick_paths(tree, path)), kinds(_tree.quick_leaves((tree,)))
 
 
-def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool) -> Any:
-    """Where Dynamo does not read, under a torch.func transform or in a module that it leaves to run."""
+def _scan_eagerly(
+    f: Any, init: Any, xs: Any, length: int | None, reverse: bool
+) -> Any:
+    """Where Dynamo does not read, under a torch.func transform or in a module that it leaves to
+    run.
+    """
     name = f"scan({name_of(f)})"
     columns = [] if xs is None else _tree.tensors(xs)
     count = rows_of(name, *_leaves(xs, "xs"), length)
@@ -137,16 +183,27 @@ def _scan_eagerly(f: Any, init: Any, xs: Any, length: int | None, reverse: bool)
     carry, results = init, []
     order = reversed(range(count)) if reverse else range(count)
     for i in order:
-        row = None if xs is None else _tree.with_tensors(xs, [x[i] for x in columns])
+        row = (
+            None if xs is None else _tree.with_tensors(xs, [x[i] for x in columns])
+        )
         kept, y = _step(name, f(carry, row), init)
         carry = _tree.with_tensors(init, kept)
         results.append(y)
     if not results:
-        empty = None if xs is None else _tree.with_tensors(xs, [x.new_zeros(x.shape[1:]) for x in columns])
+        empty = (
+            None
+            if xs is None
+            else _tree.with_tensors(xs, [x.new_zeros(x.shape[1:]) for x in columns])
+        )
         y = _step(name, f(init, empty), init)[1]
-        return init, _tree.with_tensors(y, [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)])
+        return init, _tree.with_tensors(
+            y, [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)]
+        )
     ordered = list(reversed(results)) if reverse else results
-    stacked = [torch.stack(ys) for ys in zip(*[_tree.tensors(y) for y in ordered], strict=True)]
+    stacked = [
+        torch.stack(ys)
+        for ys in zip(*[_tree.tensors(y) for y in ordered], strict=True)
+    ]
     return carry, _tree.with_tensors(ordered[0], stacked)
 
 
@@ -181,8 +238,14 @@ def _map(f: Any, settings: tuple[Any, ...], xs: Any) -> Any:
     return _scan(lambda carry, x: (carry, f(x)), (None, False), (), xs)[1]
 
 
-def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
-    """One of two functions, chosen by a value when the program runs; only the chosen one is computed.
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """One of two functions, chosen by a value when the program runs; only the chosen one is
+    computed.
 
     Args:
         pred: a bool, or a tensor with one element. A Python bool chooses at once.
@@ -191,7 +254,8 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
         operands: trees of tensors; what the functions close over may be differentiated too.
 
     Returns:
-        What the chosen function returns, numbers as tensors. Under `vmap` with mapped choices both are computed.
+        What the chosen function returns, numbers as tensors. Under `vmap` with mapped choices
+        both are computed.
 
     Raises:
         TreeError: results of different trees, shapes or dtypes.
@@ -212,7 +276,9 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *
     return Controlled((true_fn,), _cond, (false_fn,))(pred, *operands)
 
 
-def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any) -> Any:
+def _cond(
+    true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any
+) -> Any:
     (false_fn,) = settings
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
@@ -220,10 +286,14 @@ def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands
     def run(fn: Any, like: Any, dtypes: Any) -> Any:
         """One branch; its leaves in the order of `like`, and numbers as tensors of these dtypes."""
         out = fn(*operands)
-        leaves = _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
+        leaves = (
+            _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
+        )
         if dtypes is not None:
             leaves = _as_tensors(leaves, dtypes)
-        left = bodies.leave([x for x in leaves if isinstance(x, torch.Tensor)] or [torch.zeros(())])
+        left = bodies.leave(
+            [x for x in leaves if isinstance(x, torch.Tensor)] or [torch.zeros(())]
+        )
         feed = iter(left)
         filled = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
         return _tree.refill((out if like is None else like,), iter(filled))[0]
@@ -238,12 +308,16 @@ def _cond(true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands
     first, second = _tree.tensors(yes), _tree.tensors(no)
     if not first:
         return yes
-    return _tree.with_tensors(yes, endings.cond(pred.reshape(()).to(torch.bool), first, second))
+    return _tree.with_tensors(
+        yes, endings.cond(pred.reshape(()).to(torch.bool), first, second)
+    )
 
 
 def _branch(name: str, out: Any, like: Any) -> list[Any]:
     """The leaves of what false_fn returns, in the order in which true_fn has them."""
-    leaves, wrong = _tree.pair(out, like, ("the results of false_fn", "the results of true_fn"), "result")
+    leaves, wrong = _tree.pair(
+        out, like, ("the results of false_fn", "the results of true_fn"), "result"
+    )
     check_branch_trees(name, tuple(wrong))
     return leaves
 
@@ -251,30 +325,51 @@ def _branch(name: str, out: Any, like: Any) -> list[Any]:
 def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
     """For each leaf of two branches the dtype of its numbers; None where there are none."""
     first, second = _tree.quick_leaves((yes,)), _tree.quick_leaves((no,))
-    constants = [tuple([None if isinstance(x, torch.Tensor) else x for x in side]) for side in (first, second)]
+    constants = [
+        tuple([None if isinstance(x, torch.Tensor) else x for x in side])
+        for side in (first, second)
+    ]
     paths = tuple(_tree.quick_paths(yes, "result"))
     return branch_dtypes(name, paths, kinds(first), kinds(second), *constants)
 
 
-def _as_tensors(leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]) -> list[Any]:
+def _as_tensors(
+    leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]
+) -> list[Any]:
     """Leaves with tensors for numbers, of these dtypes."""
     pairs = zip(leaves, dtypes, strict=True)
-    return [x if d is None or isinstance(x, torch.Tensor) else scalar(x, axis_names.device(), d) for x, d in pairs]
+    return [
+        x
+        if d is None or isinstance(x, torch.Tensor)
+        else scalar(x, axis_names.device(), d)
+        for x, d in pairs
+    ]
 
 
-def _cond_eagerly(true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any) -> Any:
+def _cond_eagerly(
+    true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any
+) -> Any:
     """Where Dynamo does not read: both branches, and one of them is chosen."""
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
     yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
     others = _branch(name, false_fn(*operands), yes)
     dtypes = _dtypes(name, yes, _tree.refill((yes,), iter(others))[0])
-    pairs = zip(_as_tensors(_tree.quick_leaves((yes,)), dtypes), _as_tensors(others, dtypes), strict=True)
-    chosen = [torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a for a, b in pairs]
+    pairs = zip(
+        _as_tensors(_tree.quick_leaves((yes,)), dtypes),
+        _as_tensors(others, dtypes),
+        strict=True,
+    )
+    chosen = [
+        torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a
+        for a, b in pairs
+    ]
     return _tree.refill((yes,), iter(chosen))[0]
 
 
-def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
+) -> Any:
     """Run a function on its own result for as long as another says so.
 
     Args:
@@ -310,12 +405,18 @@ def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
     check_carry(name, *_leaves(init, "init_val"), needs_one=True)
 
     def test(*tensors: torch.Tensor) -> Any:
-        return bodies.leave([_truth(name, cond_fun(_tree.with_tensors(init, tensors)))])
+        return bodies.leave(
+            [_truth(name, cond_fun(_tree.with_tensors(init, tensors)))]
+        )
 
     def run(*tensors: torch.Tensor) -> Any:
-        return bodies.leave(_carried(name, body_fun(_tree.with_tensors(init, tensors)), init))
+        return bodies.leave(
+            _carried(name, body_fun(_tree.with_tensors(init, tensors)), init)
+        )
 
-    outs = endings.while_loop(bodies.region(test, carries), bodies.region(run, carries), carries)
+    outs = endings.while_loop(
+        bodies.region(test, carries), bodies.region(run, carries), carries
+    )
     return _tree.with_tensors(init, outs)
 
 
@@ -332,4 +433,8 @@ def _while_eagerly(cond_fun: Any, body_fun: Any, init: Any) -> Any:
 def _truth(name: str, said: Any) -> torch.Tensor:
     """What cond_fun returns, as a tensor."""
     check_choice(f"{name}, the result of cond_fun", kind(said))
-    return said.reshape(()).to(torch.bool) if isinstance(said, torch.Tensor) else scalar(bool(said), axis_names.device())
+    return (
+        said.reshape(()).to(torch.bool)
+        if isinstance(said, torch.Tensor)
+        else scalar(bool(said), axis_names.device())
+    )

@@ -1,4 +1,6 @@
-"""What scan, cond and while_loop check of their functions; Dynamo calls these as they are, on constants."""
+"""What scan, cond and while_loop check of their functions; Dynamo calls these as they are, on
+constants.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ._paired import CONSTANTS, described
 
 
 @_compat.constant_in_graph
-def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None) -> int:
+def rows_of(
+    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None
+) -> int:
     """How many rows a scan has.
 
     Raises:
@@ -23,10 +27,20 @@ def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: 
         got, fix = f"length is {length!r}", "length=None where xs has rows"
         text = problem(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
         raise TreeError(text, fix=fix)
-    rows = [(p, leaf) for p, leaf in zip(paths, leaves, strict=True) if leaf != "NoneType"]
+    rows = [
+        (p, leaf)
+        for p, leaf in zip(paths, leaves, strict=True)
+        if leaf != "NoneType"
+    ]
     shapes = [(p, None if isinstance(leaf, str) else leaf[0]) for p, leaf in rows]
-    wrong = [f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}" for p, s in shapes if not s]
-    counts = {s[0] for _, s in shapes if s} | ({length} if length is not None else set())
+    wrong = [
+        f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}"
+        for p, s in shapes
+        if not s
+    ]
+    counts = {s[0] for _, s in shapes if s} | (
+        {length} if length is not None else set()
+    )
     if not wrong and len(counts) > 1:
         wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
         wrong += [] if length is None else [f"length is {length}"]
@@ -34,24 +48,40 @@ def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: 
         wrong = ["it has no rows, and length is not given"]
     if wrong:
         fix = "xs whose leaves have one first dim, or length"
-        raise TreeError(problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix)
+        raise TreeError(
+            problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix
+        )
     return counts.pop()
 
 
 @_compat.constant_in_graph
-def check_carry(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], needs_one: bool = False) -> None:
+def check_carry(
+    name: str,
+    paths: tuple[str, ...],
+    leaves: tuple[Any, ...],
+    needs_one: bool = False,
+) -> None:
     """Check that a carry is made of tensors and None.
 
     Raises:
         TreeError: naming the leaves that are neither; a carry without tensors where one is needed.
     """
     pairs = list(zip(paths, leaves, strict=True))
-    wrong = [f"{path} is a {leaf}, and not a tensor" for path, leaf in pairs if leaf != "NoneType" and isinstance(leaf, str)]
+    wrong = [
+        f"{path} is a {leaf}, and not a tensor"
+        for path, leaf in pairs
+        if leaf != "NoneType" and isinstance(leaf, str)
+    ]
     if needs_one and all(isinstance(leaf, str) for leaf in leaves) and not wrong:
         wrong = ["its carry holds no tensor, so it would never end"]
     if wrong:
-        fix = "torch.tensor(x) for what changes from run to run; the function may close over what does not"
-        raise TreeError(problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix)
+        fix = (
+            "torch.tensor(x) for what changes from run to run; the function may close over "
+            "what does not"
+        )
+        raise TreeError(
+            problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix
+        )
 
 
 @_compat.constant_in_graph
@@ -63,7 +93,15 @@ def check_step(name: str, is_pair: bool, got: str) -> None:
     """
     if not is_pair:
         fix = "return carry, result; None for a result that is not needed"
-        raise TreeError(problem(name, f"the function returns a {got}", needed="a pair (carry, result)", fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                name,
+                f"the function returns a {got}",
+                needed="a pair (carry, result)",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -81,7 +119,9 @@ def check_after(
     """
     if wrong:
         fix = "return a carry built as the one that came in"
-        raise TreeError(problem(name, *wrong, needed="the same tree", fix=fix), fix=fix)
+        raise TreeError(
+            problem(name, *wrong, needed="the same tree", fix=fix), fix=fix
+        )
     rows = zip(paths, entered, left, strict=True)
     changed = [
         f"{path} enters as {_described(before)} and leaves as {_described(after)}"
@@ -89,13 +129,18 @@ def check_after(
         if not _stays(before, after)
     ]
     if changed:
-        fix = "cast or reshape the carry before it is returned, or start with what the function returns"
+        fix = (
+            "cast or reshape the carry before it is returned, or start with what the "
+            "function returns"
+        )
         needed = "a carry of the same shapes and dtypes in every run"
         raise TreeError(problem(name, *changed, needed=needed, fix=fix), fix=fix)
 
 
 def _described(leaf: Any) -> str:
-    return f"a {leaf}, and not a tensor" if isinstance(leaf, str) else described(leaf)
+    return (
+        f"a {leaf}, and not a tensor" if isinstance(leaf, str) else described(leaf)
+    )
 
 
 def _stays(before: Any, after: Any) -> bool:
@@ -127,7 +172,12 @@ def check_choice(where: str, leaf: Any) -> None:
         return
     if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
         fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
-        text = problem(where, described(leaf), needed="a bool, or a tensor with one element", fix=fix)
+        text = problem(
+            where,
+            described(leaf),
+            needed="a bool, or a tensor with one element",
+            fix=fix,
+        )
         raise TreeError(text, fix=fix)
 
 
@@ -140,7 +190,10 @@ def check_branch_trees(name: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "return the same tree from both branches"
-        raise TreeError(problem(name, *wrong, needed="branches with the same results", fix=fix), fix=fix)
+        raise TreeError(
+            problem(name, *wrong, needed="branches with the same results", fix=fix),
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -163,7 +216,8 @@ def branch_dtypes(
         others: those of false_fn.
 
     Raises:
-        TreeError: results of different shapes, dtypes or types; other constants than numbers that differ.
+        TreeError: results of different shapes, dtypes or types; other constants than numbers
+            that differ.
     """
     rows = list(zip(paths, first, second, constants, others, strict=True))
     wrong = [
@@ -173,7 +227,10 @@ def branch_dtypes(
     ]
     if wrong:
         fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
-        raise TreeError(problem(name, *wrong, needed="branches with the same results", fix=fix), fix=fix)
+        raise TreeError(
+            problem(name, *wrong, needed="branches with the same results", fix=fix),
+            fix=fix,
+        )
     return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
 
 
@@ -182,7 +239,11 @@ def _joins(yes: Any, no: Any, a: Any, b: Any) -> bool:
         return yes == no and (yes in CONSTANTS["numbers"] or a == b)
     if isinstance(yes, str) or isinstance(no, str):
         tensor, number = (no, yes) if isinstance(yes, str) else (yes, no)
-        return tensor[0] == () and number in CONSTANTS["numbers"] and _holds(tensor[1], number)
+        return (
+            tensor[0] == ()
+            and number in CONSTANTS["numbers"]
+            and _holds(tensor[1], number)
+        )
     return yes == no
 
 
@@ -197,5 +258,10 @@ def _dtype(yes: Any, no: Any) -> torch.dtype | None:
     if tensors:
         return tensors[0]
     default = torch.get_default_dtype()
-    dtypes = {"bool": torch.bool, "int": torch.int64, "float": default, "complex": default.to_complex()}
+    dtypes = {
+        "bool": torch.bool,
+        "int": torch.int64,
+        "float": default,
+        "complex": default.to_complex(),
+    }
     return dtypes.get(yes)

@@ -27,7 +27,8 @@ class Flattened:
         has_aux: whether it returns (value, aux); the flat function then returns (tensors of the
             value, tensors of aux).
         moving: which leaves of those arguments are passed in.
-        where: set where every leaf of the value must have a derivative: how errors call the function.
+        where: set where every leaf of the value must have a derivative: how errors call the
+            function.
     """
 
     def __init__(
@@ -68,7 +69,13 @@ class Flattened:
             leaves = _tree.quick_leaves(value)
             if not all(map(_tree.is_floating, leaves)):
                 paths = _tree.quick_paths(value[0], "result")
-                check_leaves(self.where, "a result has no derivative", paths, kinds(leaves), "results")
+                check_leaves(
+                    self.where,
+                    "a result has no derivative",
+                    paths,
+                    kinds(leaves),
+                    "results",
+                )
         self.returned.append((value, aux))
         flat = tuple(_tree.tensors(value))
         return (flat, tuple(_tree.tensors(aux))) if self.has_aux else flat
@@ -93,7 +100,10 @@ class Flattened:
     def derivatives(self, leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
         """The chosen arguments with these for what is passed in, and None for every constant."""
         feed = iter(leaves)
-        filled = [next(feed) if self.moving(x) else None for x in _tree.quick_leaves(self.chosen)]
+        filled = [
+            next(feed) if self.moving(x) else None
+            for x in _tree.quick_leaves(self.chosen)
+        ]
         return _tree.refill(self.chosen, iter(filled))
 
 
@@ -110,7 +120,13 @@ def check_moving(where: str, flat: Flattened) -> None:
     roots = [names[n] if n < len(names) else f"args[{n}]" for n in flat.numbers]
     rows = zip(flat.chosen, roots, strict=True)
     paths = [path for x, root in rows for path in _tree.quick_paths(x, root)]
-    check_leaves(where, "an argument cannot be differentiated", paths, kinds(leaves), "floating")
+    check_leaves(
+        where,
+        "an argument cannot be differentiated",
+        paths,
+        kinds(leaves),
+        "floating",
+    )
 
 
 @_compat.constant_in_graph
@@ -122,5 +138,10 @@ def check_aux(name: str, is_pair: bool, got: str) -> None:
     """
     if not is_pair:
         fix = "return (value, aux), or has_aux=False"
-        text = problem(name, f"it returns a {got}", needed="a pair (value, aux): has_aux=True", fix=fix)
+        text = problem(
+            name,
+            f"it returns a {got}",
+            needed="a pair (value, aux): has_aux=True",
+            fix=fix,
+        )
         raise CaptureError(text, fix=fix)

@@ -22,16 +22,26 @@ from ._transformed import Transformed
 
 
 class Shown:
-    """The signature of a module's pure function: two dicts, then what the module's forward takes."""
+    """The signature of a module's pure function: two dicts, then what the module's forward
+    takes.
+    """
 
     def __get__(self, instance: Any, owner: Any = None) -> inspect.Signature:
         if instance is None:
-            raise AttributeError("__signature__")  # of the class it is that of its constructor
+            raise AttributeError(
+                "__signature__"
+            )  # of the class it is that of its constructor
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        mine = [inspect.Parameter(name, positional, annotation="dict[str, Tensor]") for name in instance.leading]
+        mine = [
+            inspect.Parameter(name, positional, annotation="dict[str, Tensor]")
+            for name in instance.leading
+        ]
         try:
             forward = inspect.signature(instance.fn.forward)
-            return forward.replace(parameters=[*mine, *forward.parameters.values()], return_annotation="tuple[Any, dict[str, Tensor]]")
+            return forward.replace(
+                parameters=[*mine, *forward.parameters.values()],
+                return_annotation="tuple[Any, dict[str, Tensor]]",
+            )
         except ValueError:  # a forward that names an argument so too
             return inspect.signature(instance.inline)
 
@@ -44,13 +54,21 @@ class Functional(Transformed):
     leading: ClassVar[tuple[str, ...]] = ("params", "buffers")
     held: tuple[torch.nn.Module]
     pure: PureModule
-    names: tuple[tuple[str, ...], tuple[str, ...]]  # of the parameters, of the buffers
+    names: tuple[
+        tuple[str, ...], tuple[str, ...]
+    ]  # of the parameters, of the buffers
 
     __signature__: ClassVar[Any] = Shown()
 
-    def inline(self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any) -> Any:
-        check_names(self.pure.name, "params", tuple(params), self.names[0], self.names[1])
-        check_names(self.pure.name, "buffers", tuple(buffers), self.names[1], self.names[0])
+    def inline(
+        self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        check_names(
+            self.pure.name, "params", tuple(params), self.names[0], self.names[1]
+        )
+        check_names(
+            self.pure.name, "buffers", tuple(buffers), self.names[1], self.names[0]
+        )
         if not _compat.is_tracing():
             return self.pure.run(params, buffers, args, kwargs)
         call = self.pure.number()
@@ -87,54 +105,87 @@ def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
 
 
 @_compat.constant_in_graph
-def check_names(name: str, what: str, got: tuple[str, ...], wanted: tuple[str, ...], others: tuple[str, ...]) -> None:
+def check_names(
+    name: str,
+    what: str,
+    got: tuple[str, ...],
+    wanted: tuple[str, ...],
+    others: tuple[str, ...],
+) -> None:
     """Check that there is a value for each parameter or buffer, and no other.
 
     Raises:
         TreeError: naming those that lack or are too many.
     """
-    missing, extra = [k for k in wanted if k not in got], [k for k in got if k not in wanted]
+    missing, extra = (
+        [k for k in wanted if k not in got],
+        [k for k in got if k not in wanted],
+    )
     if missing or extra:
-        lines = [f"{label} {', '.join(keys)}" for label, keys in (("it lacks", missing), ("it has also", extra)) if keys]
+        lines = [
+            f"{label} {', '.join(keys)}"
+            for label, keys in (("it lacks", missing), ("it has also", extra))
+            if keys
+        ]
         fix = f"the {what} that functionalize returned, or others under the same names"
         if any(k in others for k in extra):
             fix += "; parameters that were frozen (requires_grad=False) are among the buffers"
-        raise TreeError(problem(f"{name}, argument {what}", *lines, needed=f"the {what} of the module", fix=fix), arg_path=what, fix=fix)
+        raise TreeError(
+            problem(
+                f"{name}, argument {what}",
+                *lines,
+                needed=f"the {what} of the module",
+                fix=fix,
+            ),
+            arg_path=what,
+            fix=fix,
+        )
 
 
-def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A module as a pure function, with the values of its parameters and buffers: `fn, params, buffers = functionalize(module)`.
+def functionalize(
+    module: torch.nn.Module,
+) -> tuple[Functional, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A module as a pure function, with the values of its parameters and buffers: `fn, params,
+    buffers = functionalize(module)`.
 
-    `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments: buffers that the module writes to or
-    sets anew, such as BatchNorm's statistics, are returned. The function is the module as it was when it was made: its mode,
-    train or eval, its hooks on the forward and on the backward, its parametrizations, which of its parameters are frozen.
-    Later changes of the module do not reach it.
+    `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments:
+    buffers that the module writes to or sets anew, such as BatchNorm's statistics, are
+    returned. The function is the module as it was when it was made: its mode, train or eval,
+    its hooks on the forward and on the backward, its parametrizations, which of its parameters
+    are frozen. Later changes of the module do not reach it.
 
-    A frozen parameter (requires_grad=False) is among the buffers: no gradient of it is computed or sent, and none is
-    returned. A hook on a parameter (`p.register_hook`) sees the gradient, and may replace it: of one sample under
-    `vmap(grad(f))`, else the sum over all uses.
+    A frozen parameter (requires_grad=False) is among the buffers: no gradient of it is computed
+    or sent, and none is returned. A hook on a parameter (`p.register_hook`) sees the gradient,
+    and may replace it: of one sample under `vmap(grad(f))`, else the sum over all uses.
 
     Args:
-        module: any nn.Module whose forward is a function of trees of tensors and constants. A tied weight is one parameter, under
-            its first name, and its gradient is the sum. What the module holds beside parameters and buffers is constant.
+        module: any nn.Module whose forward is a function of trees of tensors and constants. A
+            tied weight is one parameter, under its first name, and its gradient is the sum.
+            What the module holds beside parameters and buffers is constant.
 
     Returns:
-        (fn, params, buffers): a function of `(params, buffers, *args, **kwargs)` that returns (what the module returns, the new
-        buffers), to be called alone or under any transform; and dicts by name of detached copies: of the parameters that
-        require grad, and of the buffers, frozen parameters and buffers that are not persistent among them. Batches
-        under `vmap` get buffers of their own where the module writes to them.
+        (fn, params, buffers): a function of `(params, buffers, *args, **kwargs)` that returns
+        (what the module returns, the new buffers), to be called alone or under any transform;
+        and dicts by name of detached copies: of the parameters that require grad, and of the
+        buffers, frozen parameters and buffers that are not persistent among them. Batches under
+        `vmap` get buffers of their own where the module writes to them.
 
     Raises:
         TreeError: no nn.Module; or one whose parameters have no values yet.
-        CaptureError: a parameter with a post-accumulate-grad hook, or a hook of several tensors; when called, a module
-            that keeps a value in what is no buffer, or that is not one pure graph.
+        CaptureError: a parameter with a post-accumulate-grad hook, or a hook of several
+            tensors; when called, a module that keeps a value in what is no buffer, or that is
+            not one pure graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 
     Example:
         >>> import torch, shardfn as sf
-        >>> fn, params, buffers = sf.functionalize(torch.nn.Linear(2, 1, bias=False))
-        >>> grads = sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())(params, torch.tensor([[1.0, 2.0]]))
+        >>> fn, params, buffers = sf.functionalize(
+        ...     torch.nn.Linear(2, 1, bias=False)
+        ... )
+        >>> grads = sf.grad(lambda p, x: fn(p, buffers, x)[0].sum())(
+        ...     params, torch.tensor([[1.0, 2.0]])
+        ... )
         >>> grads
         {'weight': tensor([[1., 2.]])}
     """
@@ -150,33 +201,69 @@ def functionalize(module: torch.nn.Module) -> tuple[Functional, dict[str, torch.
     params = {path: own[id(x)] for path, x in named.items() if path not in frozen}
     buffers = {path: own[id(x)] for path, x in shadow.named_buffers()}
     buffers |= {path: own[id(x)] for path, x in named.items() if path in frozen}
-    hooks = {path: found for path in params if (found := hooks_of(name, path, by_stand_in[id(named[path])]))}
+    hooks = {
+        path: found
+        for path in params
+        if (found := hooks_of(name, path, by_stand_in[id(named[path])]))
+    }
     pure = PureModule(name, shadow, hooks)
-    return Functional((shadow,), pure, (tuple(params), tuple(buffers))), params, buffers
+    return (
+        Functional((shadow,), pure, (tuple(params), tuple(buffers))),
+        params,
+        buffers,
+    )
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:
     """Something of the same shape without values."""
     made = torch.empty(x.shape, dtype=x.dtype, device="meta")
-    return torch.nn.Parameter(made, requires_grad=x.requires_grad) if isinstance(x, torch.nn.Parameter) else made
+    return (
+        torch.nn.Parameter(made, requires_grad=x.requires_grad)
+        if isinstance(x, torch.nn.Parameter)
+        else made
+    )
 
 
 def _refuse(module: Any) -> None:
     kind = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         fix = "functionalize(model); a function is one already"
-        raise TreeError(problem("functionalize", f"a {kind}", needed="an nn.Module", fix=fix), fix=fix)
+        raise TreeError(
+            problem("functionalize", f"a {kind}", needed="an nn.Module", fix=fix),
+            fix=fix,
+        )
     if isinstance(module, torch.jit.ScriptModule):
         fix = "the Python module that it was made from"
-        raise TreeError(problem(f"functionalize({kind})", "a TorchScript module", needed="a module in Python", fix=fix), fix=fix)
-    tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        raise TreeError(
+            problem(
+                f"functionalize({kind})",
+                "a TorchScript module",
+                needed="a module in Python",
+                fix=fix,
+            ),
+            fix=fix,
+        )
+    tensors = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     lazy = [name for name, x in tensors if torch.nn.parameter.is_lazy(x)]
     if lazy:
         fix = "call the module once on an example, which gives them shapes"
-        text = problem(f"functionalize({kind})", f"{', '.join(lazy)} has no shape yet", needed="parameters with values", fix=fix)
+        text = problem(
+            f"functionalize({kind})",
+            f"{', '.join(lazy)} has no shape yet",
+            needed="parameters with values",
+            fix=fix,
+        )
         raise TreeError(text, arg_path=lazy[0], fix=fix)
     placed = [name for name, x in tensors if isinstance(x, DTensor)]
     if placed:
         fix = "functionalize first, then sf.distribute(params, mesh, placements)"
-        text = problem(f"functionalize({kind})", f"{', '.join(placed)} is a DTensor", needed="whole tensors", fix=fix)
+        text = problem(
+            f"functionalize({kind})",
+            f"{', '.join(placed)} is a DTensor",
+            needed="whole tensors",
+            fix=fix,
+        )
         raise TreeError(text, arg_path=placed[0], fix=fix)

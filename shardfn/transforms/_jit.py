@@ -39,23 +39,28 @@ def jit(
 ) -> Any:
     """Compile a function whole, on one device; never another value than the function's.
 
-    DTensors among the arguments keep their placements: the program is then cut around them, over their mesh, and results are
-    DTensors where they fall. Inside another transform it is the function itself.
+    DTensors among the arguments keep their placements: the program is then cut around them,
+    over their mesh, and results are DTensors where they fall. Inside another transform it is
+    the function itself.
 
     Args:
-        fn: a pure function of pytrees. Without it, a decorator is returned. What it closes over is looked at in each call:
-            tensors by reference, everything else by value, and where a value is another one, fn is captured again.
-        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated world it changes nothing: the
-            simulator runs op by op, and nothing is compiled.
-        static_argnums: positional arguments that are constants, and may be any hashable object: for each that is not equal to
-            one before, or whose attributes are others, the function is captured again. A tensor there is an error.
-        donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
+        fn: a pure function of pytrees. Without it, a decorator is returned. What it closes over
+            is looked at in each call: tensors by reference, everything else by value, and where
+            a value is another one, fn is captured again.
+        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
+            world it changes nothing: the simulator runs op by op, and nothing is compiled.
+        static_argnums: positional arguments that are constants, and may be any hashable object:
+            for each that is not equal to one before, or whose attributes are others, the
+            function is captured again. A tensor there is an error.
+        donate_argnums: positional arguments whose memory the results may take; using one
+            afterwards is an error.
 
     Returns:
         A function of the same arguments, with `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and the argument.
+        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
+            the argument.
         ShardError: a backend that is none.
 
     Source: jax.jit; torch.compile(fullgraph=True).
@@ -66,12 +71,24 @@ def jit(
         >>> double(torch.ones(2)), double
         (tensor([2., 2.]), jit(<lambda>))
     """
-    options = {"backend": backend, "static_argnums": static_argnums, "donate_argnums": donate_argnums}
+    options = {
+        "backend": backend,
+        "static_argnums": static_argnums,
+        "donate_argnums": donate_argnums,
+    }
     if fn is None:
         return functools.partial(jit, **options)
     check_function("jit", fn)
     if _compat.is_tracing():  # inside another transform it is the function itself
         return Jitted((fn,), options)
-    made = Jitted((fn,), {**options, **argnums.of_signature(f"jit({name_of(fn)})", fn, static_argnums, donate_argnums)})
-    made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    made = Jitted(
+        (fn,),
+        {
+            **options,
+            **argnums.of_signature(
+                f"jit({name_of(fn)})", fn, static_argnums, donate_argnums
+            ),
+        },
+    )
+    made.request  # noqa: B018
     return made

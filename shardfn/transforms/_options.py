@@ -1,4 +1,6 @@
-"""Checks of what is passed to a transform beside its function; Dynamo runs them as they are, so that errors come out as they are."""
+"""Checks of what is passed to a transform beside its function; Dynamo runs them as they are, so
+that errors come out as they are.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,17 @@ def check_flag(where: str, option: str, x: Any) -> None:
     """
     if not isinstance(x, bool):
         fix = f"{option}=True or {option}=False"
-        raise ShardError(problem(f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix), fix=fix)
+        raise ShardError(
+            problem(
+                f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
+            ),
+            fix=fix,
+        )
 
 
 def check_function(verb: str, fn: Any, more: str = "") -> None:
-    """Check that what is transformed can be called; `more` is what the transform takes beside it, for the error.
+    """Check that what is transformed can be called; `more` is what the transform takes beside
+    it, for the error.
 
     Raises:
         TreeError: it cannot.
@@ -38,4 +46,6 @@ def refuse_function(verb: str, kind: str, more: str) -> None:
         TreeError: always.
     """
     fix = f"{verb}(fn{more})"
-    raise TreeError(problem(verb, f"a {kind}", needed="a function", fix=fix), fix=fix)
+    raise TreeError(
+        problem(verb, f"a {kind}", needed="a function", fix=fix), fix=fix
+    )

@@ -1,4 +1,6 @@
-"""Two trees that must agree, such as tangents and primals: paired by path, and checked leaf by leaf."""
+"""Two trees that must agree, such as tangents and primals: paired by path, and checked leaf by
+leaf.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ NUMBERS = (bool, int, float, complex)
 
 def kind(x: Any) -> Any:
     """A leaf as a constant: (shape, dtype) of a tensor, the name of its type of anything else."""
-    return (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x).__name__
+    return (
+        (tuple(x.shape), x.dtype)
+        if isinstance(x, torch.Tensor)
+        else type(x).__name__
+    )
 
 
 def kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -32,7 +38,8 @@ def paired(
     fix: str = "",
     is_zero: Callable[[Any], bool] | None = None,
 ) -> list[Any]:
-    """The leaves of a tree in the order of another, which it equals in structure, shapes and dtypes.
+    """The leaves of a tree in the order of another, which it equals in structure, shapes and
+    dtypes.
 
     Args:
         where: how errors call the function.
@@ -73,7 +80,8 @@ def check_alike(
         where: how errors call the function.
         names: what errors call the two.
         wrong: mismatches that pairing has seen.
-        rows: paths in the one tree, paths in the other, kinds of the leaves of the one and of the other.
+        rows: paths in the one tree, paths in the other, kinds of the leaves of the one and of
+            the other.
         has_zeros: whether None may stand for zeros.
         fix: what to try.
 
@@ -83,10 +91,18 @@ def check_alike(
     lines, (first, second) = list(wrong), names
     for path, other, mine, theirs in zip(*rows, strict=True) if not lines else ():
         if not (_fits(mine, theirs) or (has_zeros and mine == "NoneType")):
-            lines.append(f"{path} is {described(mine)}, {other} is {described(theirs)}")
+            lines.append(
+                f"{path} is {described(mine)}, {other} is {described(theirs)}"
+            )
     if lines:
-        fix = fix or f"make {first} with tree_map over {second}, such as sf.tree_map(torch.zeros_like, ...)"
-        got, needed = f"{first} do not match {second}", "one tree, shapes and dtypes"
+        fix = fix or (
+            f"make {first} with tree_map over {second}, such as "
+            "sf.tree_map(torch.zeros_like, ...)"
+        )
+        got, needed = (
+            f"{first} do not match {second}",
+            "one tree, shapes and dtypes",
+        )
         text = problem(where, got, *lines, needed=needed, fix=fix)
         raise TreeError(text, arg_path=rows[0][0] if rows[0] else None, fix=fix)
 
@@ -117,7 +133,9 @@ def scalar(x: Any, device: str, dtype: torch.dtype | None = None) -> torch.Tenso
 
 
 @_compat.constant_in_graph
-def check_leaves(where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str) -> None:
+def check_leaves(
+    where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str
+) -> None:
     """Check that leaves are of certain kinds.
 
     Args:
@@ -148,10 +166,16 @@ NEEDED = {
     ),
     "results": (
         "floating results, or None",
-        "x.float() of a result that is to be differentiated; has_aux=True for (result, aux) otherwise",
+        (
+            "x.float() of a result that is to be differentiated; has_aux=True for (result, "
+            "aux) otherwise"
+        ),
     ),
     "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
-    "numbers": ("tensors, numbers or None", "return what is not a tensor outside of the function"),
+    "numbers": (
+        "tensors, numbers or None",
+        "return what is not a tensor outside of the function",
+    ),
 }
 
 

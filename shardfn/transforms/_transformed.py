@@ -1,4 +1,6 @@
-"""What every transformed function is: callable, printable, inspectable in stages, inlined inside another."""
+"""What every transformed function is: callable, printable, inspectable in stages, inlined
+inside another.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
 class Transformed:
     """A function under a transform; subclasses are records of the transform's arguments.
 
-    They are not frozen: Dynamo reads their constructors, and cannot read attrs' way around a frozen class (torch 2.13).
+    They are not frozen: Dynamo reads their constructors, and cannot read attrs' way around a
+    frozen class (torch 2.13).
     """
 
     verb: ClassVar[str]
-    held: tuple[Callable[..., Any]]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
+    held: tuple[
+        Callable[..., Any]
+    ]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
 
     def __attrs_post_init__(self) -> None:
         if not _compat.is_tracing():  # who reads it in a trace asks for no names
@@ -35,14 +40,18 @@ class Transformed:
         raise NotImplementedError
 
     def options(self) -> Any:
-        """The transform's arguments but the function: equal options of one function share what was captured."""
+        """The transform's arguments but the function: equal options of one function share what
+        was captured.
+        """
         raise NotImplementedError
 
     @property
     def request(self) -> Request:
         """What the stages are asked; made once."""
         if "_request" not in self.__dict__:
-            self.__dict__["_request"] = cache.request(type(self), self.fn, self.options(), self.asked)
+            self.__dict__["_request"] = cache.request(
+                type(self), self.fn, self.options(), self.asked
+            )
         return self.__dict__["_request"]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,18 +89,26 @@ class Transformed:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        return functools.partial(self, instance) if _compat.is_tracing() else Bound(self, instance)
+        return (
+            functools.partial(self, instance)
+            if _compat.is_tracing()
+            else Bound(self, instance)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: not what is staged."""
         return {name: x for name, x in self.__dict__.items() if name != "_request"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A function that stands where its own name leads, as under a decorator, is pickled by that name, as functions are."""
+        """A function that stands where its own name leads, as under a decorator, is pickled by
+        that name, as functions are.
+        """
         found: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             found = getattr(found, part, None)
-        return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
+        return (
+            self.__qualname__ if found is self else super().__reduce_ex__(protocol)
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy over a copy of the function; the transform's arguments are values, and shared."""
@@ -125,7 +142,11 @@ def _named_as(fn: Any) -> dict[str, Any]:
     while isinstance(fn, functools.partial):
         fn = fn.func
     qualname = getattr(fn, "__qualname__", None) or type(fn).__qualname__
-    return {"__doc__": fn.__doc__, "__module__": getattr(fn, "__module__", None) or __name__, "__qualname__": qualname}
+    return {
+        "__doc__": fn.__doc__,
+        "__module__": getattr(fn, "__module__", None) or __name__,
+        "__qualname__": qualname,
+    }
 
 
 def name_of(fn: Any) -> str:

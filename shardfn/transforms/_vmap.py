@@ -34,25 +34,47 @@ class Vmap(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"vmap({name_of(self.fn)})"
-        mapped = Mapped(self.fn, args, tuple(range(len(args))), kwargs, False, _tree.is_tensor)
+        mapped = Mapped(
+            self.fn, args, tuple(range(len(args))), kwargs, False, _tree.is_tensor
+        )
         mapped.outs, mapped.name = self.out_axes, where
         axes = spread(where, "in_axes", self.in_axes, args, "args")
         leaves = _tree.quick_leaves(args)
-        size = batch_size(where, tuple(_tree.quick_paths(args, "args")), kinds(leaves), tuple(axes), self.axis_size)
-        pairs = [(x, d) for x, d in zip(leaves, axes, strict=True) if isinstance(x, torch.Tensor)]
+        size = batch_size(
+            where,
+            tuple(_tree.quick_paths(args, "args")),
+            kinds(leaves),
+            tuple(axes),
+            self.axis_size,
+        )
+        pairs = [
+            (x, d)
+            for x, d in zip(leaves, axes, strict=True)
+            if isinstance(x, torch.Tensor)
+        ]
         tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
         if self.spmd_axis is not None:
-            axis_names.check_placed(f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,))
-            tensors = [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
+            axis_names.check_placed(
+                f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,)
+            )
+            tensors = [
+                x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs
+            ]
         if self.axis_name is not None:
             numbers = torch.arange(size, device=axis_names.device())
             named_fn = _Naming(mapped, self.axis_name, size)
-            stacked, shared = torch.func.vmap(named_fn, in_dims=(0, *dims), out_dims=(0, None))(numbers, *tensors)
+            stacked, shared = torch.func.vmap(
+                named_fn, in_dims=(0, *dims), out_dims=(0, None)
+            )(numbers, *tensors)
         elif all(d is None for d in dims):
             stacked, shared = mapped(*tensors)
-            stacked = tuple([x.unsqueeze(0).expand(size, *x.shape) for x in stacked])
+            stacked = tuple(
+                [x.unsqueeze(0).expand(size, *x.shape) for x in stacked]
+            )
         else:
-            stacked, shared = torch.func.vmap(mapped, in_dims=tuple(dims), out_dims=(0, None))(*tensors)
+            stacked, shared = torch.func.vmap(
+                mapped, in_dims=tuple(dims), out_dims=(0, None)
+            )(*tensors)
         if self.spmd_axis is not None:
             stacked = tuple([cut(x, 0, self.spmd_axis) for x in stacked])
         return mapped.batched(size, iter(stacked), iter(shared))
@@ -61,11 +83,19 @@ class Vmap(Transformed):
         return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
-        return _key(self.in_axes), _key(self.out_axes), self.axis_size, self.axis_name, self.spmd_axis
+        return (
+            _key(self.in_axes),
+            _key(self.out_axes),
+            self.axis_size,
+            self.axis_name,
+            self.spmd_axis,
+        )
 
 
 class Mapped(Flattened):
-    """A flat function of one sample: it returns (tensors that get the mapped axis, those that all share)."""
+    """A flat function of one sample: it returns (tensors that get the mapped axis, those that
+    all share).
+    """
 
     outs: Any  # out_axes
     name: str
@@ -75,16 +105,36 @@ class Mapped(Flattened):
         value = self.returned[-1][0][0]
         self.axes = spread(self.name, "out_axes", self.outs, value, "result")
         leaves = _tree.quick_leaves((value,))
-        check_outs(self.name, tuple(_tree.quick_paths(value, "result")), kinds(leaves), tuple(self.axes))
-        pairs = [(x, d) for x, d in zip(leaves, self.axes, strict=True) if isinstance(x, torch.Tensor)]
-        return tuple([x for x, d in pairs if d is not None]), tuple([x for x, d in pairs if d is None])
+        check_outs(
+            self.name,
+            tuple(_tree.quick_paths(value, "result")),
+            kinds(leaves),
+            tuple(self.axes),
+        )
+        pairs = [
+            (x, d)
+            for x, d in zip(leaves, self.axes, strict=True)
+            if isinstance(x, torch.Tensor)
+        ]
+        return tuple([x for x, d in pairs if d is not None]), tuple(
+            [x for x, d in pairs if d is None]
+        )
 
-    def batched(self, size: int, stacked: Iterator[torch.Tensor], shared: Iterator[torch.Tensor]) -> Any:
-        """The result, with the mapped axis where `out_axes` says; a number that gets it becomes a tensor."""
+    def batched(
+        self,
+        size: int,
+        stacked: Iterator[torch.Tensor],
+        shared: Iterator[torch.Tensor],
+    ) -> Any:
+        """The result, with the mapped axis where `out_axes` says; a number that gets it becomes
+        a tensor.
+        """
         value, filled = self.returned[0][0][0], []
         for x, d in zip(_tree.quick_leaves((value,)), self.axes, strict=True):
             if isinstance(x, torch.Tensor):
-                filled.append(next(shared) if d is None else next(stacked).movedim(0, d))
+                filled.append(
+                    next(shared) if d is None else next(stacked).movedim(0, d)
+                )
             elif x is None or d is None:
                 filled.append(x)
             else:
@@ -93,7 +143,9 @@ class Mapped(Flattened):
 
 
 class _Naming:
-    """A flat function during which a name stands for the mapped axis; its first argument, the samples' numbers, has it mapped."""
+    """A flat function during which a name stands for the mapped axis; its first argument, the
+    samples' numbers, has it mapped.
+    """
 
     def __init__(self, flat: Flattened, name: str, size: int) -> None:
         self.flat, self.name, self.size = flat, name, size
@@ -109,7 +161,9 @@ def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
     """The tensor with a dim cut over mesh axes, other dims as they are."""
     said = axis if isinstance(axis, str) else ",".join(axis)
     dim = dim + x.dim() if dim < 0 else dim
-    return placement.redistribute(x, ";".join([said if d == dim else "*" for d in range(x.dim())]))
+    return placement.redistribute(
+        x, ";".join([said if d == dim else "*" for d in range(x.dim())])
+    )
 
 
 def _key(axes: Any) -> Any:
@@ -119,11 +173,21 @@ def _key(axes: Any) -> Any:
     return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
 
 
-def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int | None]:
+def spread(
+    where: str, what: str, prefix: Any, tree: Any, path: str
+) -> list[int | None]:
     """One axis for every leaf of a tree, from a prefix of it."""
-    prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
-    axes, wrong = _tree.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
-    strangers = [f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)]
+    prefix = (
+        tuple(prefix)
+        if isinstance(prefix, list) and isinstance(tree, tuple)
+        else prefix
+    )
+    axes, wrong = _tree.pair(
+        prefix, tree, ("the axes", "the leaves"), path, is_axis
+    )
+    strangers = [
+        f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)
+    ]
     check_prefix(f"{where}, {what}", str(prefix), tuple(wrong or strangers))
     return axes
 
@@ -142,12 +206,19 @@ def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "one int or None for all of it, or the same structure"
-        raise TreeError(problem(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix), fix=fix)
+        raise TreeError(
+            problem(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix),
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
 def batch_size(
-    name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes: tuple[int | None, ...], size: int | None
+    name: str,
+    paths: tuple[str, ...],
+    leaves: tuple[Any, ...],
+    axes: tuple[int | None, ...],
+    size: int | None,
 ) -> int:
     """How many samples there are: all mapped axes exist and are of one size.
 
@@ -173,12 +244,20 @@ def batch_size(
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
         fix = "in_axes with None for what all samples share, and axes of one size"
-        raise TreeError(problem(name, *wrong, needed="mapped axes of one size", fix=fix), fix=fix)
+        raise TreeError(
+            problem(name, *wrong, needed="mapped axes of one size", fix=fix),
+            fix=fix,
+        )
     return sizes.pop()
 
 
 @_compat.constant_in_graph
-def check_outs(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], axes: tuple[int | None, ...]) -> None:
+def check_outs(
+    name: str,
+    paths: tuple[str, ...],
+    leaves: tuple[Any, ...],
+    axes: tuple[int | None, ...],
+) -> None:
     """Check that each result can get the mapped axis where `out_axes` says.
 
     Raises:
@@ -206,10 +285,23 @@ def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
     if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
         fix = "axis_size=None where an argument is mapped"
         got = f"axis_size is {axis_size!r}"
-        raise TreeError(problem(f"vmap({name}), axis_size", got, needed="a positive int", fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
+            ),
+            fix=fix,
+        )
     if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
         fix = "axis_name='batch'"
-        raise TreeError(problem(f"vmap({name}), axis_name", f"axis_name is {axis_name!r}", needed="a name", fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                f"vmap({name}), axis_name",
+                f"axis_name is {axis_name!r}",
+                needed="a name",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
 def vmap(
@@ -224,25 +316,29 @@ def vmap(
 
     Args:
         fn: of one sample; returns a tensor or a tree of them.
-        in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the samples; None where all
-            samples share a leaf.
+        in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the
+            samples; None where all samples share a leaf.
         out_axes: a prefix tree over the result: where that axis goes; None for what is equal for
             all samples. A number that fn returns becomes a tensor, one element for each sample.
         axis_name: what `psum` and the other collectives in fn call the mapped axis.
         axis_size: how many samples; needed only if no argument is mapped.
-        spmd_axis: a mesh axis, or several, that cuts the mapped axis, of what comes in as of what goes out.
+        spmd_axis: a mesh axis, or several, that cuts the mapped axis, of what comes in as of
+            what goes out.
 
     Returns:
         A function of the same arguments with the axis added.
 
     Raises:
-        TreeError: when called, mapped axes of different sizes, each listed; axes that do not fit the arguments.
+        TreeError: when called, mapped axes of different sizes, each listed; axes that do not
+            fit the arguments.
 
     Source: jax.vmap.
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(torch.eye(2), torch.tensor([1.0, 2.0]))
+        >>> sf.vmap(lambda x, y: (x * y).sum(), in_axes=(0, None))(
+        ...     torch.eye(2), torch.tensor([1.0, 2.0])
+        ... )
         tensor([1., 2.])
     """
     check_function("vmap", fn)

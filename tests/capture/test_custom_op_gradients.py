@@ -1,4 +1,6 @@
-"""Custom ops pass through capture whole, and `register_autograd` is differentiated under our transforms."""
+"""Custom ops pass through capture whole, and `register_autograd` is differentiated under our
+transforms.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from shardfn import CaptureError
 
 
 @torch.library.custom_op("custom::power", mutates_args=())
-def power(x: torch.Tensor, c: torch.Tensor, k: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
+def power(
+    x: torch.Tensor, c: torch.Tensor, k: float = 2.0, *, shift: float = 0.0
+) -> torch.Tensor:
     return c * x**k + shift
 
 
@@ -52,7 +56,9 @@ C = torch.tensor([5.0, 7.0, 11.0], dtype=torch.float64)
 
 def test_the_op_stands_whole_in_the_program() -> None:
     program = sf.grad(lambda x: power(x, C, shift=1.5).sum()).trace(X).program
-    assert str(program).count("power(") == 2, "the op, and the one that its derivative calls"
+    assert str(program).count("power(") == 2, (
+        "the op, and the one that its derivative calls"
+    )
 
 
 def test_the_gradient_is_the_registered_one_with_defaults_and_keywords() -> None:
@@ -84,7 +90,9 @@ def test_torch_itself_is_as_before_once_the_function_is_captured() -> None:
 def test_vmap_of_the_op_inside_a_function_is_as_torch_has_it() -> None:
     fn = torch.vmap(lambda x: power(x, C))
     with sf.fake_world(2):
-        sharded = sf.shard(fn, sf.make_mesh((2,), ("dp",)), sf.P("dp"), backend="aten")
+        sharded = sf.shard(
+            fn, sf.make_mesh((2,), ("dp",)), sf.P("dp"), backend="aten"
+        )
         assert torch.equal(sf.full(sharded(X[None])), power(X, C)[None])
 
 
@@ -92,8 +100,14 @@ def test_an_op_without_a_derivative_is_refused_by_name() -> None:
     with pytest.raises(CaptureError) as error:
         sf.grad(lambda x: flat(x).sum())(X)
     first, *_, fix = str(error.value).splitlines()
-    assert first == "grad(<lambda>): it differentiates a custom op that has no derivative which can be used here"
-    assert fix == "  try: torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of them"
+    assert first == (
+        "grad(<lambda>): it differentiates a custom op that has no derivative which can "
+        "be used here"
+    )
+    assert fix == (
+        "  try: torch.library.custom_op with register_autograd, and arguments that are "
+        "tensors, not lists of them"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:custom..triple")
@@ -101,7 +115,13 @@ def test_an_op_whose_part_of_a_gradient_torch_would_leave_out_is_refused() -> No
     with pytest.raises(CaptureError) as error:
         sf.grad(lambda x: (torch.ops.custom.triple(x) * x).sum())(X)
     first, *_, fix = str(error.value).splitlines()
-    assert first == "op custom.triple.default: it has no derivative, and one is asked for"
-    assert fix == "  try: torch.library.custom_op with register_autograd, or x.detach()"
+    assert (
+        first
+        == "op custom.triple.default: it has no derivative, and one is asked for"
+    )
+    assert (
+        fix
+        == "  try: torch.library.custom_op with register_autograd, or x.detach()"
+    )
     found = sf.grad(lambda x: (torch.ops.custom.triple(x.detach()) * x).sum())(X)
     assert torch.equal(found, 3 * X)

@@ -1,4 +1,6 @@
-"""Functions whose shapes or steps depend on values: each refused by name, with what to write instead; and that works."""
+"""Functions whose shapes or steps depend on values: each refused by name, with what to write
+instead; and that works.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,14 @@ X = torch.linspace(-2, 3, 20, dtype=torch.float64).reshape(5, 4)
 I = torch.tensor([3, 0, 1, 1, 2])
 ROWS = P("a")
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
-SHAPE, READ = "the shape of {}'s result depends on values", "{} reads a tensor's value while the function is traced"
-BRANCH, NUMBER = "it branches on a tensor's value", "takes a tensor's value for a number: an index, a size or a count"
+SHAPE, READ = (
+    "the shape of {}'s result depends on values",
+    "{} reads a tensor's value while the function is traced",
+)
+BRANCH, NUMBER = (
+    "it branches on a tensor's value",
+    "takes a tensor's value for a number: an index, a size or a count",
+)
 COUNTED = "torch.zeros(n, dtype=x.dtype).scatter_add(0, x, torch.ones_like(x)) with n bins"
 SORTED = "s = torch.sort(x).values; s[1:] != s[:-1] marks where a new value begins"
 KEEP = "keep the value a tensor: no .item(), bool() or int()"
@@ -28,61 +36,139 @@ Call = Callable[[torch.Tensor, torch.Tensor], Any]
 # name: the function, what the error says of it, what it says to try
 REFUSED: dict[str, tuple[Call, str, str]] = {
     "nonzero": (lambda x, i: x.nonzero(), SHAPE.format("nonzero"), STATIC),
-    "nonzero as tuple": (lambda x, i: torch.nonzero(x, as_tuple=True)[0], SHAPE.format("nonzero"), STATIC),
+    "nonzero as tuple": (
+        lambda x, i: torch.nonzero(x, as_tuple=True)[0],
+        SHAPE.format("nonzero"),
+        STATIC,
+    ),
     "argwhere": (lambda x, i: torch.argwhere(x), SHAPE.format("argwhere"), STATIC),
-    "where": (lambda x, i: torch.where(x > 0)[0], SHAPE.format("torch.where(condition)"), f"torch.where(condition, a, b), or {STATIC}"),
-    "mask": (lambda x, i: x[x > 0], SHAPE.format("x[mask]"), f"torch.where(mask, x, 0), x * mask, or {STATIC}"),
-    "mask of rows": (lambda x, i: x[i > 0], SHAPE.format("x[mask]"), f"torch.where(mask, x, 0), x * mask, or {STATIC}"),
-    "masked_select": (lambda x, i: x.masked_select(x > 0), SHAPE.format("masked_select"), "torch.where(mask, x, 0), or x * mask"),
+    "where": (
+        lambda x, i: torch.where(x > 0)[0],
+        SHAPE.format("torch.where(condition)"),
+        f"torch.where(condition, a, b), or {STATIC}",
+    ),
+    "mask": (
+        lambda x, i: x[x > 0],
+        SHAPE.format("x[mask]"),
+        f"torch.where(mask, x, 0), x * mask, or {STATIC}",
+    ),
+    "mask of rows": (
+        lambda x, i: x[i > 0],
+        SHAPE.format("x[mask]"),
+        f"torch.where(mask, x, 0), x * mask, or {STATIC}",
+    ),
+    "masked_select": (
+        lambda x, i: x.masked_select(x > 0),
+        SHAPE.format("masked_select"),
+        "torch.where(mask, x, 0), or x * mask",
+    ),
     "unique": (lambda x, i: torch.unique(i), SHAPE.format("unique"), SORTED),
-    "unique counts": (lambda x, i: i.unique(return_counts=True)[1], SHAPE.format("unique"), SORTED),
-    "unique rows": (lambda x, i: torch.unique(x, dim=0), SHAPE.format("unique"), SORTED),
+    "unique counts": (
+        lambda x, i: i.unique(return_counts=True)[1],
+        SHAPE.format("unique"),
+        SORTED,
+    ),
+    "unique rows": (
+        lambda x, i: torch.unique(x, dim=0),
+        SHAPE.format("unique"),
+        SORTED,
+    ),
     "unique_consecutive": (
         lambda x, i: torch.unique_consecutive(i),
-        SHAPE.format("unique_consecutive"), "x[1:] != x[:-1], which marks where a new run begins",
+        SHAPE.format("unique_consecutive"),
+        "x[1:] != x[:-1], which marks where a new run begins",
     ),
     "bincount": (lambda x, i: torch.bincount(i), SHAPE.format("bincount"), COUNTED),
-    "bincount minlength": (lambda x, i: torch.bincount(i, minlength=5), SHAPE.format("bincount"), COUNTED),
+    "bincount minlength": (
+        lambda x, i: torch.bincount(i, minlength=5),
+        SHAPE.format("bincount"),
+        COUNTED,
+    ),
     "repeat_interleave": (
         lambda x, i: torch.repeat_interleave(x, i, dim=0),
-        SHAPE.format("repeat_interleave"), "repeat_interleave(x, repeats, dim, output_size=n)",
+        SHAPE.format("repeat_interleave"),
+        "repeat_interleave(x, repeats, dim, output_size=n)",
     ),
     "tensor_split": (
         lambda x, i: x.tensor_split(torch.tensor([1, 3]))[0],
-        SHAPE.format("tensor_split"), "sections, or a tuple of numbers, instead of a tensor of indices",
+        SHAPE.format("tensor_split"),
+        "sections, or a tuple of numbers, instead of a tensor of indices",
     ),
-    "one_hot": (lambda x, i: F.one_hot(i), SHAPE.format("one_hot"), "one_hot(x, num_classes=n)"),
+    "one_hot": (
+        lambda x, i: F.one_hot(i),
+        SHAPE.format("one_hot"),
+        "one_hot(x, num_classes=n)",
+    ),
     "item": (lambda x, i: x * x.sum().item(), READ.format(".item()"), KEEP),
     "int": (lambda x, i: x * int(i.sum()), READ.format(".item()"), KEEP),
-    "tolist": (lambda x, i: x.sum().tolist(), READ.format(".tolist()"), "keep the value a tensor, or pass the list as an argument"),
-    "equal": (lambda x, i: torch.equal(x, x + 1), READ.format("torch.equal"), "(a == b).all(), which stays a tensor"),
-    "allclose": (
-        lambda x, i: x if torch.allclose(x, x) else -x, READ.format("allclose"), "torch.isclose(a, b).all(), which stays a tensor",
+    "tolist": (
+        lambda x, i: x.sum().tolist(),
+        READ.format(".tolist()"),
+        "keep the value a tensor, or pass the list as an argument",
     ),
-    "bool": (lambda x, i: x if bool(x.sum()) else -x, BRANCH, "torch.where(condition, a, b)"),
-    "if": (lambda x, i: x if x.sum() > 0 else -x, BRANCH, "torch.where(condition, a, b)"),
-    "is_nonzero": (lambda x, i: x if torch.is_nonzero(x.sum()) else -x, BRANCH, "torch.where(condition, a, b)"),
+    "equal": (
+        lambda x, i: torch.equal(x, x + 1),
+        READ.format("torch.equal"),
+        "(a == b).all(), which stays a tensor",
+    ),
+    "allclose": (
+        lambda x, i: x if torch.allclose(x, x) else -x,
+        READ.format("allclose"),
+        "torch.isclose(a, b).all(), which stays a tensor",
+    ),
+    "bool": (
+        lambda x, i: x if bool(x.sum()) else -x,
+        BRANCH,
+        "torch.where(condition, a, b)",
+    ),
+    "if": (
+        lambda x, i: x if x.sum() > 0 else -x,
+        BRANCH,
+        "torch.where(condition, a, b)",
+    ),
+    "is_nonzero": (
+        lambda x, i: x if torch.is_nonzero(x.sum()) else -x,
+        BRANCH,
+        "torch.where(condition, a, b)",
+    ),
     "index without dims": (lambda x, i: x[i[1]], f"it {NUMBER}", INDEX),
-    "range": (lambda x, i: sum(x for _ in range(int(i.sum()))), f"it {NUMBER}", INDEX),
+    "range": (
+        lambda x, i: sum(x for _ in range(int(i.sum()))),
+        f"it {NUMBER}",
+        INDEX,
+    ),
     "size": (lambda x, i: torch.zeros(i.sum()), f"zeros {NUMBER}", INDEX),
     "count": (lambda x, i: x.topk(i[0])[0], f"topk {NUMBER}", INDEX),
-}  # fmt: skip
+}
 
 
 def run(fn: Callable[..., Any], n: int = 2, placed: Any = ROWS) -> Any:
     with sf.fake_world(n):
-        return sf.full(sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten")(X, I))
+        return sf.full(
+            sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten")(X, I)
+        )
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_a_function_that_needs_a_value_is_refused_with_what_to_write_instead(name: str) -> None:
+def test_a_function_that_needs_a_value_is_refused_with_what_to_write_instead(
+    name: str,
+) -> None:
     fn, said, fix = REFUSED[name]
     with pytest.raises(sf.CaptureError) as caught:
         run(fn)
-    error, text = caught.value, re.sub(re.escape(__file__) + r":\d+", "HERE", str(caught.value))
-    assert text == f"shard(<lambda>): {said}\n  at: HERE\n  needed: one pure graph of tensor ops\n  try: {fix}"
+    error, text = (
+        caught.value,
+        re.sub(re.escape(__file__) + r":\d+", "HERE", str(caught.value)),
+    )
+    assert text == (
+        f"shard(<lambda>): {said}\n  at: HERE\n  needed: one pure graph of tensor ops\n  "
+        f"try: {fix}"
+    )
     first = fn.__code__.co_firstlineno
-    assert error.fix == fix and first <= int(error.source.rsplit(":", 1)[1]) <= first + 2, "the line that calls it"
+    assert (
+        error.fix == fix
+        and first <= int(error.source.rsplit(":", 1)[1]) <= first + 2
+    ), "the line that calls it"
 
 
 @pytest.mark.parametrize("around", ["grad", "vmap"])
@@ -91,39 +177,87 @@ def test_they_are_refused_by_name_inside_other_transforms(around: str) -> None:
         "grad": lambda row: lambda x, i: sf.grad(lambda x: row(x).sum())(x),
         "vmap": lambda row: lambda x, i: torch.func.vmap(row)(x),
     }
-    for row, said in ((lambda x: x[x > 0], "x[mask]"), (lambda x: x * x.sum().item(), ".item()")):
+    for row, said in (
+        (lambda x: x[x > 0], "x[mask]"),
+        (lambda x: x * x.sum().item(), ".item()"),
+    ):
         with pytest.raises(sf.CaptureError, match=re.escape(said)):
             run(fns[around](row))
 
 
 def first_of_each(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     s = torch.sort(i).values
-    return torch.cat([torch.ones_like(s[:1], dtype=torch.bool), s[1:] != s[:-1]]).sum()
+    return torch.cat(
+        [torch.ones_like(s[:1], dtype=torch.bool), s[1:] != s[:-1]]
+    ).sum()
 
 
 # name: what the errors say to write, and what it stands for
 INSTEAD: dict[str, tuple[Call, Call]] = {
-    "nonzero": (lambda x, i: torch.nonzero_static(x > 1, size=8), lambda x, i: torch.nonzero(x > 1)),
-    "padded": (lambda x, i: torch.nonzero_static(x > 1, size=20, fill_value=-1)[-1], lambda x, i: torch.tensor([-1, -1])),
-    "mask": (lambda x, i: torch.where(x > 0, x, 0).sum(), lambda x, i: x[x > 0].sum()),
-    "product": (lambda x, i: (x * (x > 0)).sum(), lambda x, i: x.masked_select(x > 0).sum()),
-    "assignment": (lambda x, i: x.index_put((x > 0,), x.new_tensor(7)), lambda x, i: torch.where(x > 0, 7.0, x)),
+    "nonzero": (
+        lambda x, i: torch.nonzero_static(x > 1, size=8),
+        lambda x, i: torch.nonzero(x > 1),
+    ),
+    "padded": (
+        lambda x, i: torch.nonzero_static(x > 1, size=20, fill_value=-1)[-1],
+        lambda x, i: torch.tensor([-1, -1]),
+    ),
+    "mask": (
+        lambda x, i: torch.where(x > 0, x, 0).sum(),
+        lambda x, i: x[x > 0].sum(),
+    ),
+    "product": (
+        lambda x, i: (x * (x > 0)).sum(),
+        lambda x, i: x.masked_select(x > 0).sum(),
+    ),
+    "assignment": (
+        lambda x, i: x.index_put((x > 0,), x.new_tensor(7)),
+        lambda x, i: torch.where(x > 0, 7.0, x),
+    ),
     "unique": (first_of_each, lambda x, i: torch.tensor(len(i.unique()))),
-    "runs": (lambda x, i: (i[1:] != i[:-1]).sum() + 1, lambda x, i: torch.tensor(len(torch.unique_consecutive(i)))),
+    "runs": (
+        lambda x, i: (i[1:] != i[:-1]).sum() + 1,
+        lambda x, i: torch.tensor(len(torch.unique_consecutive(i))),
+    ),
     "bincount": (
-        lambda x, i: torch.zeros(6, dtype=i.dtype).scatter_add(0, i, torch.ones_like(i)), lambda x, i: torch.bincount(i, minlength=6),
+        lambda x, i: torch.zeros(6, dtype=i.dtype).scatter_add(
+            0, i, torch.ones_like(i)
+        ),
+        lambda x, i: torch.bincount(i, minlength=6),
     ),
-    "one_hot": (lambda x, i: F.one_hot(i, num_classes=6).sum(0), lambda x, i: torch.bincount(i, minlength=6)),
+    "one_hot": (
+        lambda x, i: F.one_hot(i, num_classes=6).sum(0),
+        lambda x, i: torch.bincount(i, minlength=6),
+    ),
     "repeat_interleave": (
-        lambda x, i: torch.repeat_interleave(x, i, dim=0, output_size=7), lambda x, i: torch.repeat_interleave(x, i, dim=0),
+        lambda x, i: torch.repeat_interleave(x, i, dim=0, output_size=7),
+        lambda x, i: torch.repeat_interleave(x, i, dim=0),
     ),
-    "tensor_split": (lambda x, i: x.tensor_split((1, 3))[1], lambda x, i: x.tensor_split(torch.tensor([1, 3]))[1]),
-    "equal": (lambda x, i: (x == x + 0).all(), lambda x, i: torch.tensor(torch.equal(x, x + 0))),
-    "allclose": (lambda x, i: torch.isclose(x, x + 1).all(), lambda x, i: torch.tensor(torch.allclose(x, x + 1))),
-    "branch": (lambda x, i: torch.where(x.sum() > 0, x, -x), lambda x, i: x if x.sum() > 0 else -x),
-    "index": (lambda x, i: x.index_select(0, i[1].reshape(1))[0], lambda x, i: x[i[1]]),
-    "count_nonzero": (lambda x, i: torch.count_nonzero(x > 0), lambda x, i: torch.tensor(len(x[x > 0]))),
-}  # fmt: skip
+    "tensor_split": (
+        lambda x, i: x.tensor_split((1, 3))[1],
+        lambda x, i: x.tensor_split(torch.tensor([1, 3]))[1],
+    ),
+    "equal": (
+        lambda x, i: (x == x + 0).all(),
+        lambda x, i: torch.tensor(torch.equal(x, x + 0)),
+    ),
+    "allclose": (
+        lambda x, i: torch.isclose(x, x + 1).all(),
+        lambda x, i: torch.tensor(torch.allclose(x, x + 1)),
+    ),
+    "branch": (
+        lambda x, i: torch.where(x.sum() > 0, x, -x),
+        lambda x, i: x if x.sum() > 0 else -x,
+    ),
+    "index": (
+        lambda x, i: x.index_select(0, i[1].reshape(1))[0],
+        lambda x, i: x[i[1]],
+    ),
+    "count_nonzero": (
+        lambda x, i: torch.count_nonzero(x > 0),
+        lambda x, i: torch.tensor(len(x[x > 0])),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", list(INSTEAD))

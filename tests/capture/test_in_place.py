@@ -1,4 +1,6 @@
-"""In-place ops, `out=`, views and aliases inside a function: values and gradients as plain torch has them, for every cut."""
+"""In-place ops, `out=`, views and aliases inside a function: values and gradients as plain
+torch has them, for every cut.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from shardfn import P
 from shardfn._tree import leaves
 
 DTYPE = torch.float64
-X, Y = (torch.randn(5, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
+X, Y = (
+    torch.randn(5, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(k))
+    for k in (1, 2)
+)
 PLACED = (
     ((2,), ("a",), (P("a"), P("a"))),
     ((3,), ("a",), (P(None, "a"), P("a"))),
@@ -32,7 +37,9 @@ def program(fn: Program) -> Program:
 
 
 def changed(name: str, *args: Any, **kwargs: Any) -> None:
-    """A program that calls one in-place method on a value of its own; arguments may be functions of y."""
+    """A program that calls one in-place method on a value of its own; arguments may be
+    functions of y.
+    """
 
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = x * 2
@@ -53,7 +60,9 @@ def assigned(name: str, index: Any, value: Callable[[torch.Tensor], Any]) -> Non
     PROGRAMS[name] = run
 
 
-def out(name: str, call: Callable[..., Any], *shape: int, dtype: torch.dtype = DTYPE) -> None:
+def out(
+    name: str, call: Callable[..., Any], *shape: int, dtype: torch.dtype = DTYPE
+) -> None:
     """A program that has an op write to a tensor of its own, and reads it there."""
 
     def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -82,7 +91,9 @@ changed("index_add_", 0, torch.tensor([0, 4, 0]), lambda y: y[:3])
 changed("index_copy_", 0, torch.tensor([0, 4]), lambda y: y[:2])
 changed("index_fill_", 0, torch.tensor([0, 4]), 3.0)
 changed("scatter_", 0, torch.tensor([[0, 1, 2, 4]]), lambda y: y[:1])
-changed("scatter_add_", 0, torch.tensor([[0, 1, 2, 4], [0, 0, 0, 0]]), lambda y: y[:2])
+changed(
+    "scatter_add_", 0, torch.tensor([[0, 1, 2, 4], [0, 0, 0, 0]]), lambda y: y[:2]
+)
 assigned("row", 1, lambda y: y[2])
 assigned("slices", (slice(1, 3), slice(None, None, 2)), lambda y: y[2:4, :2])
 assigned("indices", torch.tensor([0, 3]), lambda y: y[:2])
@@ -181,7 +192,15 @@ def shapes_changed(x: torch.Tensor, y: torch.Tensor) -> Any:
     v = (x + y).unsqueeze(1)
     v.squeeze_(1)
     r = (x * y).t_()
-    return z.reshape(z.shape), v.view(*v.shape), list(r)[-1] * len(r), r.stride(), tuple(z.shape), w.dim(), v.numel()
+    return (
+        z.reshape(z.shape),
+        v.view(*v.shape),
+        list(r)[-1] * len(r),
+        r.stride(),
+        tuple(z.shape),
+        w.dim(),
+        v.numel(),
+    )
 
 
 def both(fn: Program) -> Callable[..., Any]:
@@ -189,21 +208,30 @@ def both(fn: Program) -> Callable[..., Any]:
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found = fn(x, y)
-        return sum((k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(found)))
+        return sum(
+            (k + 1.3) * v.double().sin().sum()
+            for k, v in enumerate(floating(found))
+        )
 
     return lambda x, y: (fn(x, y), sf.grad(loss, argnums=(0, 1))(x, y))
 
 
 def floating(found: Any) -> list[torch.Tensor]:
     every = [found] if isinstance(found, torch.Tensor) else list(found)
-    return [v for v in every if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return [
+        v for v in every if isinstance(v, torch.Tensor) and v.is_floating_point()
+    ]
 
 
 def wanted_of(fn: Program) -> Any:
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
-    loss = sum((k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(fn(x, y))))
+    loss = sum(
+        (k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(fn(x, y)))
+    )
     grads = torch.autograd.grad(loss, (x, y), allow_unused=True)
-    return fn(X.clone(), Y.clone()), tuple(torch.zeros_like(X) if g is None else g for g in grads)
+    return fn(X.clone(), Y.clone()), tuple(
+        torch.zeros_like(X) if g is None else g for g in grads
+    )
 
 
 def assert_same(got: Any, wanted: Any) -> None:
@@ -216,24 +244,40 @@ def assert_same(got: Any, wanted: Any) -> None:
 
 
 def differentiable(name: str) -> bool:
-    """Autograd refuses out= of what requires grad, and writes to views of which one op makes several."""
+    """Autograd refuses out= of what requires grad, and writes to views of which one op makes
+    several.
+    """
     return not name.startswith("out_") and name != "through_chunks_and_rows"
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_s8_3_what_is_written_in_place_is_what_plain_torch_writes(name: str) -> None:
+def test_s8_3_what_is_written_in_place_is_what_plain_torch_writes(
+    name: str,
+) -> None:
     fn = PROGRAMS[name]
-    run, wanted = (both(fn), wanted_of(fn)) if differentiable(name) else (fn, fn(X.clone(), Y.clone()))
+    run, wanted = (
+        (both(fn), wanted_of(fn))
+        if differentiable(name)
+        else (fn, fn(X.clone(), Y.clone()))
+    )
     x, y = X.clone(), Y.clone()
     for shape, axes, placed in PLACED:
         with sf.fake_world(torch.Size(shape).numel()):
-            got = sf.full(sf.shard(run, sf.make_mesh(shape, axes), placed, backend="aten")(x, y))
+            got = sf.full(
+                sf.shard(run, sf.make_mesh(shape, axes), placed, backend="aten")(
+                    x, y
+                )
+            )
             assert_same(got, wanted)
-    assert torch.equal(x, X) and torch.equal(y, Y), "and the arguments are as they were"
+    assert torch.equal(x, X) and torch.equal(y, Y), (
+        "and the arguments are as they were"
+    )
 
 
 def test_s8_3_the_answer_never_depends_on_earlier_calls() -> None:
-    def product(x: torch.Tensor, y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def product(
+        x: torch.Tensor, y: torch.Tensor, like: torch.Tensor
+    ) -> torch.Tensor:
         c = torch.empty_like(like)
         torch.mm(x, y.t(), out=c)
         return c
@@ -241,14 +285,21 @@ def test_s8_3_the_answer_never_depends_on_earlier_calls() -> None:
     like, results = X @ Y.t(), []
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        cut, whole = (sf.shard(product, mesh, (P("a"), P(), out), backend="aten") for out in (P("a"), P()))
+        cut, whole = (
+            sf.shard(product, mesh, (P("a"), P(), out), backend="aten")
+            for out in (P("a"), P())
+        )
         for order in ((cut, whole), (whole, cut), (cut, cut, whole, whole)):
             sf.runtime.cache.clear()
             results.append({fn: fn(X, Y, like) for fn in order})
     for found in results:
-        assert {fn: r.placements for fn, r in found.items()} == {fn: r.placements for fn, r in results[0].items()}
+        assert {fn: r.placements for fn, r in found.items()} == {
+            fn: r.placements for fn, r in results[0].items()
+        }
         for r in found.values():
-            torch.testing.assert_close(sf.full(r), X @ Y.t(), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                sf.full(r), X @ Y.t(), rtol=1e-12, atol=1e-12
+            )
 
 
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -256,8 +307,12 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "assignment": lambda x: x.__setitem__(0, 1),
     "a view": lambda x: x.view(-1).mul_(2),
     "out=": lambda x: torch.add(x, x, out=x),
-    "several outs": lambda x: torch.sort(x * 2, dim=0, out=(x, torch.empty(5, 4, dtype=torch.int64))),
-    "a slice of what out= returned": lambda x: torch.mul(x, 2, out=torch.empty_like(x)).add_(x.relu_()),
+    "several outs": lambda x: torch.sort(
+        x * 2, dim=0, out=(x, torch.empty(5, 4, dtype=torch.int64))
+    ),
+    "a slice of what out= returned": lambda x: torch.mul(
+        x, 2, out=torch.empty_like(x)
+    ).add_(x.relu_()),
 }
 
 
@@ -270,15 +325,26 @@ def test_s8_3_writing_to_an_argument_is_refused_by_name(how: str) -> None:
     x = X.clone()
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
         sf.shard(writes, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(x)
-    assert str(caught.value).startswith("shard(writes), argument x: the function writes to it in place")
+    assert str(caught.value).startswith(
+        "shard(writes), argument x: the function writes to it in place"
+    )
     assert caught.value.arg_path == "x" and __file__ in caught.value.source
     assert torch.equal(x, X)
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "squeeze_ of an argument": (lambda x: x.squeeze_(0) + 1, "it changes the shape of an argument in place"),
-    "out= of another shape": (lambda x: torch.add(x, x, out=x.new_empty(0)), "out= has another shape than the result"),
-    "out= with gaps": (lambda x: torch.add(x, x, out=x.new_zeros(5, 8)[:, ::2]), "out= is a view with gaps"),
+    "squeeze_ of an argument": (
+        lambda x: x.squeeze_(0) + 1,
+        "it changes the shape of an argument in place",
+    ),
+    "out= of another shape": (
+        lambda x: torch.add(x, x, out=x.new_empty(0)),
+        "out= has another shape than the result",
+    ),
+    "out= with gaps": (
+        lambda x: torch.add(x, x, out=x.new_zeros(5, 8)[:, ::2]),
+        "out= is a view with gaps",
+    ),
     "resize_": (lambda x: (x * 2).resize_(4, 5), "it resizes a tensor in place"),
 }
 

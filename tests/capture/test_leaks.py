@@ -1,4 +1,6 @@
-"""What hooks store while a module is captured: once for each capture, and with a name at every later use."""
+"""What hooks store while a module is captured: once for each capture, and with a name at every
+later use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 
 import shardfn as sf
 
-X = torch.randn(4, 3, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+X = torch.randn(
+    4, 3, generator=torch.Generator().manual_seed(6), dtype=torch.float64
+)
 HERE = re.compile(re.escape(__file__) + r":\d+")
 
 
@@ -62,18 +66,43 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
     step = sf.grad(loss)
     for _ in range(2):
         step(params, X)
-    assert (len(saver.outs), len(fired), count) == (1, 1, 1)  # once for each capture
-    said = "a traced value that was stored, and stands for no value once the trace is over\n  needed: a tensor with a value"
+    assert (len(saver.outs), len(fired), count) == (
+        1,
+        1,
+        1,
+    )  # once for each capture
+    said = (
+        "a traced value that was stored, and stands for no value once the trace is over\n  "
+        "needed: a tensor with a value"
+    )
     fix = "return the value from the function that computes it"
     stored = saver.last, saver.outs[0][0], saver.by_name["out"], fired[0]
-    uses = [lambda x: x + 1, lambda x: x.sum(), lambda x: x.tolist(), bool, torch.func.grad(torch.sum)]
+    uses = [
+        lambda x: x + 1,
+        lambda x: x.sum(),
+        lambda x: x.tolist(),
+        bool,
+        torch.func.grad(torch.sum),
+    ]
     for x in stored:
-        assert repr(x) == "LeakedTensor(from functionalize(Linear))" and x.shape in ((4, 2),)
+        assert repr(
+            x
+        ) == "LeakedTensor(from functionalize(Linear))" and x.shape in ((4, 2),)
         for use in uses:
-            assert refusal(lambda x=x, use=use: use(x)) == f"functionalize(Linear): {said}\n  try: {fix}"
-        assert refusal(lambda x=x: sf.grad(torch.sum)(x)).splitlines()[0].endswith(f"argument args[0]: {said.splitlines()[0]}")
+            assert (
+                refusal(lambda x=x, use=use: use(x))
+                == f"functionalize(Linear): {said}\n  try: {fix}"
+            )
+        assert (
+            refusal(lambda x=x: sf.grad(torch.sum)(x))
+            .splitlines()[0]
+            .endswith(f"argument args[0]: {said.splitlines()[0]}")
+        )
         text = refusal(lambda x=x: sf.grad(lambda w: (w * x.sum()).sum())(X))
-        assert text.splitlines()[0] == "grad(<lambda>): it uses a traced value that an earlier call has stored"
+        assert (
+            text.splitlines()[0]
+            == "grad(<lambda>): it uses a traced value that an earlier call has stored"
+        )
 
 
 def test_a_capture_that_fails_leaves_nothing_behind() -> None:

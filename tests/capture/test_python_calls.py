@@ -1,4 +1,6 @@
-"""Functions that Dynamo cannot read, or reads wrongly, and their substitutes: equal in value and gradient, whole and cut."""
+"""Functions that Dynamo cannot read, or reads wrongly, and their substitutes: equal in value
+and gradient, whole and cut.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,78 @@ import shardfn as sf
 from shardfn import P
 
 G = torch.Generator().manual_seed(3)
-X, Y = torch.randn(5, 7, generator=G, dtype=torch.float64), torch.rand(5, 7, generator=G, dtype=torch.float64)
-COUNTS, WEIGHTS = torch.tensor([1, 2, 3, 1, 2, 1, 4]), torch.rand(7, generator=G, dtype=torch.float64)
+X, Y = (
+    torch.randn(5, 7, generator=G, dtype=torch.float64),
+    torch.rand(5, 7, generator=G, dtype=torch.float64),
+)
+COUNTS, WEIGHTS = (
+    torch.tensor([1, 2, 3, 1, 2, 1, 4]),
+    torch.rand(7, generator=G, dtype=torch.float64),
+)
 WINDOW = torch.hann_window(8, dtype=torch.float64)
-A, B = torch.randn(3, 5, 2, generator=G, dtype=torch.float64), torch.randn(3, 5, 1, generator=G, dtype=torch.float64)
+A, B = (
+    torch.randn(3, 5, 2, generator=G, dtype=torch.float64),
+    torch.randn(3, 5, 1, generator=G, dtype=torch.float64),
+)
 TARGETS = torch.randint(1, 5, (2, 3), generator=G)
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "cov": (torch.cov, X),
     "cov of a row": (lambda x: torch.cov(x[0]), X),
-    "cov weighted": (lambda x: torch.cov(x, correction=0, fweights=COUNTS, aweights=WEIGHTS), X),
+    "cov weighted": (
+        lambda x: torch.cov(x, correction=0, fweights=COUNTS, aweights=WEIGHTS),
+        X,
+    ),
     "corrcoef": (torch.corrcoef, X),
     "combinations": (lambda x: torch.combinations(x[0], 3), X),
-    "combinations with replacement": (lambda x: torch.combinations(x[0], 2, True), X),
-    "combinations of none": (lambda x: torch.combinations(x[0], 0).sum() + x.sum(), X),
-    "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True), X),
-    "gaussian_nll_loss, one variance a row": (lambda x: F.gaussian_nll_loss(x, Y, Y[:, 0], reduction="sum"), X),
-    "gaussian_nll_loss, held at eps": (lambda x: F.gaussian_nll_loss(Y, X, x * x * 1e-9, eps=1e-3, reduction="none"), X),
-    "istft": (lambda x: torch.istft(torch.stft(x, 8, 2, window=WINDOW, return_complex=True), 8, 2, window=WINDOW), X.repeat(1, 4)),
-    "istft, longer": (
-        lambda x: torch.istft(torch.stft(x, 8, 2, window=WINDOW, return_complex=True), 8, 2, window=WINDOW, length=26), X.repeat(1, 4),
+    "combinations with replacement": (
+        lambda x: torch.combinations(x[0], 2, True),
+        X,
     ),
-    "ctc_loss": (lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)), torch.randn(6, 2, 5, generator=G, dtype=torch.float64)),
+    "combinations of none": (
+        lambda x: torch.combinations(x[0], 0).sum() + x.sum(),
+        X,
+    ),
+    "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True), X),
+    "gaussian_nll_loss, one variance a row": (
+        lambda x: F.gaussian_nll_loss(x, Y, Y[:, 0], reduction="sum"),
+        X,
+    ),
+    "gaussian_nll_loss, held at eps": (
+        lambda x: F.gaussian_nll_loss(
+            Y, X, x * x * 1e-9, eps=1e-3, reduction="none"
+        ),
+        X,
+    ),
+    "istft": (
+        lambda x: torch.istft(
+            torch.stft(x, 8, 2, window=WINDOW, return_complex=True),
+            8,
+            2,
+            window=WINDOW,
+        ),
+        X.repeat(1, 4),
+    ),
+    "istft, longer": (
+        lambda x: torch.istft(
+            torch.stft(x, 8, 2, window=WINDOW, return_complex=True),
+            8,
+            2,
+            window=WINDOW,
+            length=26,
+        ),
+        X.repeat(1, 4),
+    ),
+    "ctc_loss": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)),
+        torch.randn(6, 2, 5, generator=G, dtype=torch.float64),
+    ),
     "lstsq": (lambda a: torch.linalg.lstsq(a, B).solution, A),
-    "lstsq by gels": (lambda a: torch.linalg.lstsq(a, B, driver="gels").residuals, A),
-}  # fmt: skip
+    "lstsq by gels": (
+        lambda a: torch.linalg.lstsq(a, B, driver="gels").residuals,
+        A,
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -48,14 +97,25 @@ def test_a_substitute_equals_the_function_in_value_and_gradient(case: str) -> No
     (wanted,) = torch.autograd.grad(loss(leaf), leaf)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        torch.testing.assert_close(sf.full(sf.shard(fn, mesh, P("a"), backend="aten")(x)), fn(x), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            sf.full(sf.shard(fn, mesh, P("a"), backend="aten")(x)),
+            fn(x),
+            rtol=1e-10,
+            atol=1e-10,
+        )
         got = sf.full(sf.shard(sf.grad(loss), mesh, P("a"), backend="aten")(x))
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
+@pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="not in this torch"
+)
 def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2) if hasattr(torch.nn, "LinearCrossEntropyOptions") else None
+    options = (
+        torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)
+        if hasattr(torch.nn, "LinearCrossEntropyOptions")
+        else None
+    )
     target = torch.tensor([0, 2, 1, 3, 0])
     loss = lambda w: F.linear_cross_entropy(X, w, target, options=options)
     w = torch.randn(4, 7, generator=G, dtype=torch.float64)

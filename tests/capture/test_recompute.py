@@ -1,4 +1,6 @@
-"""recompute: a joint graph before and after, in text; what is kept of it; and that nothing else changes."""
+"""recompute: a joint graph before and after, in text; what is kept of it; and that nothing else
+changes.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,47 @@ class Joint:
 
     def __init__(self) -> None:
         self.graph, self.number = torch.fx.Graph(), 0
-        self.x, self.g = (self.made(self.graph.placeholder(name), "forward") for name in "xg")
+        self.x, self.g = (
+            self.made(self.graph.placeholder(name), "forward") for name in "xg"
+        )
 
     def made(self, node: torch.fx.Node, phase: str, **noted: Any) -> torch.fx.Node:
-        node.meta = {"val": torch.empty(2, 2, device="meta"), "phase": phase, "source": None, "custom": {"phase": phase, **noted}}
+        node.meta = {
+            "val": torch.empty(2, 2, device="meta"),
+            "phase": phase,
+            "source": None,
+            "custom": {"phase": phase, **noted},
+        }
         return node
 
-    def forward(self, op: Any, *args: Any, regions: tuple[int, ...] = (), policy: str = "nothing_saveable") -> torch.fx.Node:
-        return self.made(self.graph.call_function(op, args), "forward", **{f"checkpoint={n}": policy for n in regions})
+    def forward(
+        self,
+        op: Any,
+        *args: Any,
+        regions: tuple[int, ...] = (),
+        policy: str = "nothing_saveable",
+    ) -> torch.fx.Node:
+        return self.made(
+            self.graph.call_function(op, args),
+            "forward",
+            **{f"checkpoint={n}": policy for n in regions},
+        )
 
-    def backward(self, op: Any, *args: Any, inside: tuple[int, ...] | None = None, **noted: Any) -> torch.fx.Node:
-        known = {} if inside is None else {"inside": tuple(f"checkpoint={n}" for n in inside)}
-        return self.made(self.graph.call_function(op, args), "backward", **known, **noted)
+    def backward(
+        self,
+        op: Any,
+        *args: Any,
+        inside: tuple[int, ...] | None = None,
+        **noted: Any,
+    ) -> torch.fx.Node:
+        known = (
+            {}
+            if inside is None
+            else {"inside": tuple(f"checkpoint={n}" for n in inside)}
+        )
+        return self.made(
+            self.graph.call_function(op, args), "backward", **known, **noted
+        )
 
     def out(self, *nodes: torch.fx.Node) -> torch.fx.Graph:
         self.graph.output(list(nodes))
@@ -46,7 +77,9 @@ def text(graph: torch.fx.Graph) -> str:
         if node.op == "call_function":
             name = getattr(node.target, "_opname", node.target.__name__)
             mark = "< " if node.meta["phase"] == "backward" else ""
-            lines.append(f"{mark}{node.name} = {name}({', '.join(map(str, node.args))})")
+            lines.append(
+                f"{mark}{node.name} = {name}({', '.join(map(str, node.args))})"
+            )
     return "\n".join(lines)
 
 
@@ -55,7 +88,9 @@ def same(graph: torch.fx.Graph, wanted: str) -> None:
 
 
 def chain(policy: str = "nothing_saveable") -> torch.fx.Graph:
-    """sin(exp(x)) in a checkpointed call, times g, and its backward; the call's results are read outside too."""
+    """sin(exp(x)) in a checkpointed call, times g, and its backward; the call's results are
+    read outside too.
+    """
     j = Joint()
     e = j.forward(aten.exp.default, j.x, regions=(1,), policy=policy)
     s = j.forward(aten.sin.default, e, regions=(1,), policy=policy)
@@ -66,7 +101,9 @@ def chain(policy: str = "nothing_saveable") -> torch.fx.Graph:
     return j.out(j.backward(aten.mul.Tensor, d, e, inside=(1,)))
 
 
-def test_what_is_lost_is_computed_before_its_first_reader_from_what_went_in() -> None:
+def test_what_is_lost_is_computed_before_its_first_reader_from_what_went_in() -> (
+    None
+):
     same(recompute(chain()), """
         exp_default = exp(x)
         sin_default = sin(exp_default)
@@ -98,9 +135,19 @@ def test_once_recomputed_a_graph_stays_as_it_is() -> None:
 
 def test_copies_know_their_value_phase_and_line() -> None:
     graph = chain()
-    next(n for n in graph.nodes if n.name == "exp_default").meta["source"] = "model.py:3"
+    next(n for n in graph.nodes if n.name == "exp_default").meta["source"] = (
+        "model.py:3"
+    )
     copy = next(n for n in recompute(graph).nodes if n.name == "exp_default_1")
-    assert (copy.meta["phase"], copy.meta["source"], tuple(copy.meta["val"].shape)) == ("backward", "model.py:3", (2, 2))
+    assert (
+        copy.meta["phase"],
+        copy.meta["source"],
+        tuple(copy.meta["val"].shape),
+    ) == (
+        "backward",
+        "model.py:3",
+        (2, 2),
+    )
     assert "checkpoint=1" not in copy.meta["custom"]
 
 
@@ -109,13 +156,16 @@ def test_kept_values_are_read_behind_the_barrier_too() -> None:
     m = j.forward(aten.mm.default, j.x, j.x, regions=(1,), policy="dots_saveable")
     t = j.forward(aten.tanh.default, m, regions=(1,), policy="dots_saveable")
     b = j.backward(aten.mul.Tensor, t, j.g, inside=(1,))
-    same(recompute(j.out(t, j.backward(aten.mul.Tensor, b, m, inside=(1,)))), """
+    same(
+        recompute(j.out(t, j.backward(aten.mul.Tensor, b, m, inside=(1,)))),
+        """
         mm_default = mm(x, x)
         tanh_default = tanh(mm_default)
         < tanh_default_1 = tanh(mm_default)
         < mul_tensor = mul(tanh_default_1, g)
         < mul_tensor_1 = mul(mul_tensor, mm_default)
-    """)  # fmt: skip  there is nothing of the backward yet to wait for
+    """,
+    )  # fmt: skip  there is nothing of the backward yet to wait for
     j = Joint()
     m = j.forward(aten.mm.default, j.x, j.x, regions=(1,), policy="dots_saveable")
     t = j.forward(aten.tanh.default, m, regions=(1,), policy="dots_saveable")
@@ -132,7 +182,9 @@ def test_kept_values_are_read_behind_the_barrier_too() -> None:
     """)  # fmt: skip
 
 
-def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before() -> None:
+def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before() -> (
+    None
+):
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     two = j.forward(aten.exp.default, one, regions=(2,))
@@ -153,7 +205,9 @@ def test_what_the_next_call_reads_is_kept_for_it_and_not_made_by_the_one_before(
     """)  # fmt: skip
 
 
-def test_of_nested_calls_the_outer_one_makes_what_the_inner_one_starts_from() -> None:
+def test_of_nested_calls_the_outer_one_makes_what_the_inner_one_starts_from() -> (
+    None
+):
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     two = j.forward(aten.sin.default, one, regions=(1, 2))
@@ -184,7 +238,9 @@ def test_random_values_and_items_of_random_ops_are_kept() -> None:
     j = Joint()
     drop = j.forward(aten.native_dropout.default, j.x, 0.5, True, regions=(1,))
     item = j.forward(operator.getitem, drop, 0, regions=(1,))
-    b = j.backward(aten.mul.Tensor, j.backward(aten.neg.default, j.g), item, inside=(1,))
+    b = j.backward(
+        aten.mul.Tensor, j.backward(aten.neg.default, j.g), item, inside=(1,)
+    )
     graph = j.out(item, b)
     assert text(recompute(graph)) == text(graph)
 
@@ -202,7 +258,9 @@ def test_a_constant_of_the_backward_is_nothing_to_wait_for() -> None:
     j = Joint()
     one = j.forward(aten.exp.default, j.x, regions=(1,))
     ones = j.backward(aten.full.default, [2, 2], 1, inside=())
-    graph = recompute(j.out(one, j.backward(aten.mul.Tensor, ones, one, inside=(1,))))
+    graph = recompute(
+        j.out(one, j.backward(aten.mul.Tensor, ones, one, inside=(1,)))
+    )
     assert "after" not in text(graph) and "exp_default_1 = exp(x)" in text(graph)
 
 
@@ -210,13 +268,19 @@ def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> N
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     v = j.forward(aten.view.default, e, [2, 2])
-    graph = recompute(j.out(j.forward(aten.sin.default, j.forward(placement.NAME, v, "h"))))
+    graph = recompute(
+        j.out(j.forward(aten.sin.default, j.forward(placement.NAME, v, "h")))
+    )
     same(graph, """
         exp_default = exp(x)
         view_default = view(exp_default, [2, 2])
         sin_default = sin(view_default)
     """)  # fmt: skip
-    assert [n.meta["custom"].get("names") for n in graph.nodes if n.op == "call_function"] == [("h",), ("h",), None]
+    assert [
+        n.meta["custom"].get("names")
+        for n in graph.nodes
+        if n.op == "call_function"
+    ] == [("h",), ("h",), None]
 
 
 def test_residuals_are_what_owns_the_memory_once_each() -> None:
@@ -227,7 +291,9 @@ def test_residuals_are_what_owns_the_memory_once_each() -> None:
     assert residuals(j.out(j.backward(aten.mul.Tensor, b, two))) == [j.x, e]
 
 
-def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_one() -> None:
+def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_one() -> (
+    None
+):
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     inner = j.backward(aten.mul.Tensor, e, j.g)
@@ -235,12 +301,21 @@ def test_residuals_of_a_backward_that_is_differentiated_are_those_of_the_outer_o
     assert residuals(j.out(outer)) == [j.g, inner]
 
 
-@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable", "everything_saveable"])
+@pytest.mark.parametrize(
+    "policy", ["nothing_saveable", "dots_saveable", "everything_saveable"]
+)
 def test_a_captured_graph_computes_the_same_before_and_after(policy: str) -> None:
     generator = torch.Generator().manual_seed(3)
-    w, x = (torch.randn(3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    w, x = (
+        torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        for _ in range(2)
+    )
     fn = sf.checkpoint(lambda w, x: (x @ w).tanh() @ w, policy=policy)
-    graph = sf.grad(lambda w, x: fn(w, fn(w, x)).square().sum()).trace(w, x).program.graph
+    graph = (
+        sf.grad(lambda w, x: fn(w, fn(w, x)).square().sum())
+        .trace(w, x)
+        .program.graph
+    )
     again = torch.fx.GraphModule(torch.nn.Module(), recompute(graph.graph))
     torch.testing.assert_close(again(w, x), graph(w, x), rtol=0, atol=0)
 
@@ -258,8 +333,15 @@ def tower(depth: int) -> torch.fx.Graph:
 
 
 def test_a_tower_of_thousands_of_calls_computes_each_once_more() -> None:
-    ops = [line.partition("= ")[2].partition("(")[0] for line in text(recompute(tower(2000))).split("\n")]
-    assert (ops.count("exp"), ops.count("sin"), ops.count("after")) == (4000, 2000, 2000)
+    ops = [
+        line.partition("= ")[2].partition("(")[0]
+        for line in text(recompute(tower(2000))).split("\n")
+    ]
+    assert (ops.count("exp"), ops.count("sin"), ops.count("after")) == (
+        4000,
+        2000,
+        2000,
+    )
 
 
 def test_a_call_of_thousands_of_ops_is_computed_again_as_one() -> None:
@@ -267,5 +349,7 @@ def test_a_call_of_thousands_of_ops_is_computed_again_as_one() -> None:
     values = [j.x]
     for _ in range(2000):
         values.append(j.forward(aten.exp.default, values[-1], regions=(1,)))
-    b = j.backward(aten.mul.Tensor, j.backward(aten.neg.default, j.g), values[-1], inside=(1,))
+    b = j.backward(
+        aten.mul.Tensor, j.backward(aten.neg.default, j.g), values[-1], inside=(1,)
+    )
     assert text(recompute(j.out(values[-1], b))).count("= exp(") == 4000

@@ -1,4 +1,6 @@
-"""Which values of per-rank code vary, as the Program shows it: `vary` stands where what all ranks share meets a rank's own."""
+"""Which values of per-rank code vary, as the Program shows it: `vary` stands where what all
+ranks share meets a rank's own.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,23 @@ def ops(body: Any, ins: Any = None, outs: Any = None) -> list[str]:
     """The prims of a Program, with their axes."""
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        traced = sf.shard_map(body, mesh, ins or (P(), P("dp")), P("dp") if outs is None else outs, backend="aten").trace(W, X)
-    found = [n for n in traced.program.graph.graph.nodes if getattr(n.target, "namespace", "") == "shardfn"]
-    return [f"{n.target._opname} {n.args[1]}" for n in found if not n.target._opname.startswith("prim_")]
+        traced = sf.shard_map(
+            body,
+            mesh,
+            ins or (P(), P("dp")),
+            P("dp") if outs is None else outs,
+            backend="aten",
+        ).trace(W, X)
+    found = [
+        n
+        for n in traced.program.graph.graph.nodes
+        if getattr(n.target, "namespace", "") == "shardfn"
+    ]
+    return [
+        f"{n.target._opname} {n.args[1]}"
+        for n in found
+        if not n.target._opname.startswith("prim_")
+    ]
 
 
 def test_what_all_share_meets_a_ranks_own_once() -> None:
@@ -41,16 +57,29 @@ def test_a_view_of_what_varies_anyhow_shares_its_sum() -> None:
 def test_axes_are_told_apart() -> None:
     body = lambda w, x: sf.psum(x @ w, "tp")
     assert ops(body, (P("tp", None), P("dp", "tp")), P("dp"))[-1] == "psum tp"
-    assert ops(lambda w, x: x @ w, (P(None, "tp"), P("dp")), P("dp", "tp")) == ["vary dp", "vary tp"]
+    assert ops(lambda w, x: x @ w, (P(None, "tp"), P("dp")), P("dp", "tp")) == [
+        "vary dp",
+        "vary tp",
+    ]
 
 
 def test_the_transpose_of_vary_is_a_sum_and_of_a_sum_vary() -> None:
-    assert ops(sf.grad(lambda w, x: (x @ w).sum()), outs=P()) == ["vary dp", "psum dp"]
-    assert ops(sf.grad(lambda w, x: sf.psum((x @ w).sum(), "dp")), outs=P()) == ["vary dp", "psum dp", "vary dp", "psum dp"]
+    assert ops(sf.grad(lambda w, x: (x @ w).sum()), outs=P()) == [
+        "vary dp",
+        "psum dp",
+    ]
+    assert ops(sf.grad(lambda w, x: sf.psum((x @ w).sum(), "dp")), outs=P()) == [
+        "vary dp",
+        "psum dp",
+        "vary dp",
+        "psum dp",
+    ]
 
 
 def test_a_checkpointed_part_is_read_too() -> None:
-    body = lambda w, x: torch.utils.checkpoint.checkpoint(lambda w, x: (x @ w).sin() @ w, w, x, use_reentrant=False)
+    body = lambda w, x: torch.utils.checkpoint.checkpoint(
+        lambda w, x: (x @ w).sin() @ w, w, x, use_reentrant=False
+    )
     assert ops(body) == ["vary dp"]
 
 

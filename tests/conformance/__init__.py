@@ -1,1 +1,3 @@
-"""Every operator of torch's own database, sharded in every way, compared with the plain operator."""
+"""Every operator of torch's own database, sharded in every way, compared with the plain
+operator.
+"""

@@ -1,4 +1,6 @@
-"""`make conformance`: every operator of torch's database; cut it with --ops and --sample, go on with --resume."""
+"""`make conformance`: every operator of torch's database; cut it with --ops and --sample, go on
+with --resume.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge, print, write the page.
 
     Args:
-        argv: `--ops NAME...`, `--sample N`, `--calls N`, `--jobs N`, `--resume`; None reads the command line.
+        argv: `--ops NAME...`, `--sample N`, `--calls N`, `--jobs N`, `--resume`; None reads the
+            command line.
 
     Returns:
         0 if nothing is wrong and nothing crashed, else 1.
     """
-    parser = argparse.ArgumentParser(prog="make conformance", description="Every operator, sharded in every way.")
-    parser.add_argument("--ops", nargs="+", help="only these entries, or all whose name starts so with a * at the end")
-    parser.add_argument("--sample", type=int, default=1, help="only one operator in so many, chosen by the hash of its name")
-    parser.add_argument("--calls", type=int, default=calls.MOST, help="sample calls of an operator")
+    parser = argparse.ArgumentParser(
+        prog="make conformance", description="Every operator, sharded in every way."
+    )
+    parser.add_argument(
+        "--ops",
+        nargs="+",
+        help="only these entries, or all whose name starts so with a * at the end",
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=1,
+        help="only one operator in so many, chosen by the hash of its name",
+    )
+    parser.add_argument(
+        "--calls", type=int, default=calls.MOST, help="sample calls of an operator"
+    )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--gloo", type=int, metavar="N", help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead")
-    parser.add_argument("--resume", action="store_true", help=f"keep what {KEPT} holds")
+    parser.add_argument(
+        "--gloo",
+        type=int,
+        metavar="N",
+        help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help=f"keep what {KEPT} holds"
+    )
     options = parser.parse_args(argv)
     names = [n for n in chosen(options.ops) if in_sample(n, options.sample)]
     if options.gloo:
@@ -47,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.resume:
         KEPT.unlink(missing_ok=True)
     done = {f.name: f for f in kept() if f.name in names}
-    for found in judged_all([n for n in names if n not in done], options.calls, options.jobs):
+    for found in judged_all(
+        [n for n in names if n not in done], options.calls, options.jobs
+    ):
         with KEPT.open("a") as out:
             out.write(json.dumps(attrs.asdict(found)) + "\n")
         done[found.name] = found
@@ -62,7 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def on_gloo(names: Sequence[str], n: int, most: int) -> int:
     """Run a part of the cases on real processes."""
     counts, wrongs = zip(*run_ranks(n, checked, names, SHARE, most), strict=True)
-    print(f"{counts[0]} cases on {n} gloo processes, {sum(map(len, wrongs))} wrong", *itertools.chain(*wrongs), sep="\n")
+    print(
+        f"{counts[0]} cases on {n} gloo processes, {sum(map(len, wrongs))} wrong",
+        *itertools.chain(*wrongs),
+        sep="\n",
+    )
     return int(len(set(counts)) > 1 or any(wrongs))
 
 
@@ -85,7 +114,10 @@ def kept() -> list[Found]:
     if not KEPT.exists():
         return []
     rows = [json.loads(line) for line in KEPT.read_text().splitlines()]
-    return [Found(r["name"], r["seconds"], tuple(Verdict(**v) for v in r["verdicts"])) for r in rows]
+    return [
+        Found(r["name"], r["seconds"], tuple(Verdict(**v) for v in r["verdicts"]))
+        for r in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A part of the cases again on real gloo processes: each rank's results are compared with its pieces of the true ones."""
+"""A part of the cases again on real gloo processes: each rank's results are compared with its
+pieces of the true ones.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +25,48 @@ SHARE = 0.03
 
 def is_chosen(text: str, share: float) -> bool:
     """Whether a case is in the part that is run, which is the same in every run."""
-    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000 < 10_000 * share
+    return (
+        int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000 < 10_000 * share
+    )
 
 
-def cases(names: Sequence[str], n: int, share: float, most: int) -> Iterator[tuple[str, Ready, list[Marks]]]:
+def cases(
+    names: Sequence[str], n: int, share: float, most: int
+) -> Iterator[tuple[str, Ready, list[Marks]]]:
     """The chosen cases of some operators on n ranks; only those are captured of which one is."""
     known = calls.entries()
     for name in names:
         for call in calls.calls(name, known[name], most):
-            for what, truth in (("value", judge.value), ("gradient", judge.gradient)):
-                if not is_chosen(f"{call} {what} {n}", 4 * share):  # a quarter of the cases of four times as many calls
+            for what, truth in (
+                ("value", judge.value),
+                ("gradient", judge.gradient),
+            ):
+                if not is_chosen(
+                    f"{call} {what} {n}", 4 * share
+                ):  # a quarter of the cases of four times as many calls
                     continue
                 try:
                     if (true := truth(call)) is None:
                         continue
-                    ready = Ready(call, what, judge.captured(true.fn, call, *true.args), true.ins, true.wanted)
-                except Exception:  # torch cannot, or it is refused: `judge` counts those
+                    ready = Ready(
+                        call,
+                        what,
+                        judge.captured(true.fn, call, *true.args),
+                        true.ins,
+                        true.wanted,
+                    )
+                except (
+                    Exception
+                ):  # torch cannot, or it is refused: `judge` counts those
                     continue
                 for marks in judge.placements(ready, (n,)):
                     if is_chosen(f"{call} {what} {marks}", 0.25):
                         yield f"{call}, {what} on ({n},): {marks}", ready, marks
 
 
-def checked(names: Sequence[str], share: float = SHARE, most: int = calls.MOST) -> tuple[int, list[str]]:
+def checked(
+    names: Sequence[str], share: float = SHARE, most: int = calls.MOST
+) -> tuple[int, list[str]]:
     """(how many cases this rank ran, what was wrong), called on every rank of a gloo world."""
     n, rank = dist.get_world_size(), dist.get_rank()
     _compat.register_group("conformance", dist.group.WORLD)
@@ -69,17 +90,27 @@ def ran(ready: Ready, marks: list[Marks], n: int, rank: int) -> list[str]:
     xs = (*ready.ins, *ready.captured.closed_over)
     program, axes = ready.captured.program, pieces.mesh_axes((n,))
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
-    placed = [layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)]
+    placed = [
+        layout.canonical(x.shape, m, (n,)) for x, m in zip(xs, marks, strict=False)
+    ]
     chosen = propagate(program, axes, placed, outs)
-    graph = schedule(emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case"))[-1]
-    mine = [pieces.cut(x, m, (n,), seed, exact=True)[rank] for seed, (x, m) in enumerate(zip(xs, placed, strict=True))]
+    graph = schedule(
+        emit(chosen, (rank,), ("conformance",), "cpu"), agenda(chosen, "case")
+    )[-1]
+    mine = [
+        pieces.cut(x, m, (n,), seed, exact=True)[rank]
+        for seed, (x, m) in enumerate(zip(xs, placed, strict=True))
+    ]
     with torch.no_grad():
-        got = torch.fx.GraphModule(torch.nn.Module(), graph)(torch.tensor(rank), *mine)
+        got = torch.fx.GraphModule(torch.nn.Module(), graph)(
+            torch.tensor(rank), *mine
+        )
     wrong = []
-    for k, (x, whole, slot) in enumerate(zip(got, ready.wanted, chosen.outs, strict=True)):
+    for k, (x, whole, slot) in enumerate(
+        zip(got, ready.wanted, chosen.outs, strict=True)
+    ):
         try:
             judge.compared_piece(ready, x, whole, slot.marks, n, rank)
         except AssertionError as error:
             wrong.append(f"result {k} of rank {rank}: {error}"[:400])
     return wrong
-

@@ -1,4 +1,6 @@
-"""A fixed tenth of torch's operators, chosen by the hash of the name, and every one that once failed; all of them: make conformance."""
+"""A fixed tenth of torch's operators, chosen by the hash of the name, and every one that once
+failed; all of them: make conformance.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from conformance.real import checked
 from conformance.workers import judged
 
 CALLS = 3
-SLOW = {"grid_sampler_3d", "nn.functional.max_unpool3d"}  # minutes; judged by make conformance
+SLOW = {
+    "grid_sampler_3d",
+    "nn.functional.max_unpool3d",
+}  # minutes; judged by make conformance
 ONCE_FAILED = {  # and why
     "H": "a result that is an attribute of an argument was lost",
     "T": "the same",
@@ -23,12 +28,18 @@ ONCE_FAILED = {  # and why
     "nn.functional.silu.complex": "a complex number without dims could not be reduced",
     "sparse.sampled_addmm": "sparse tensors have no strides",
 }
-NAMES = sorted({n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_FAILED.keys())
+NAMES = sorted(
+    {n for n in chosen(None) if in_sample(n, SAMPLE)} - SLOW | ONCE_FAILED.keys()
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operator_is_right_or_refused_however_it_is_cut(name: str) -> None:
-    bad = [v for v in judged(name, CALLS).verdicts if v.what in (judge.WRONG, judge.CRASHED)]
+    bad = [
+        v
+        for v in judged(name, CALLS).verdicts
+        if v.what in (judge.WRONG, judge.CRASHED)
+    ]
     assert not bad, "\n".join(f"{v.what} {v.case}\n  {v.said}" for v in bad[:5])
 
 
@@ -37,4 +48,6 @@ def test_cases_come_out_the_same_on_real_gloo_processes(n: int) -> None:
     names = [n for n in NAMES if n not in ONCE_FAILED]
     results = run_ranks(n, checked, names[::3], 0.1, CALLS)
     assert len({count for count, _ in results}) == 1 and results[0][0] > 10
-    assert not (wrong := [said for _, found in results for said in found]), "\n".join(wrong[:5])
+    assert not (wrong := [said for _, found in results for said in found]), (
+        "\n".join(wrong[:5])
+    )

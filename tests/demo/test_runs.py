@@ -7,7 +7,9 @@ import torch.multiprocessing as mp
 from shardfn.demo import gpt, runs
 from shardfn.demo.verdict import judge
 
-JOB = runs.Job(config=gpt.Config(context=7, width=16, heads=4, layers=1), steps=3, batch=2)
+JOB = runs.Job(
+    config=gpt.Config(context=7, width=16, heads=4, layers=1), steps=3, batch=2
+)
 
 
 def test_the_three_worlds_have_the_same_losses():
@@ -23,12 +25,21 @@ def test_the_three_worlds_have_the_same_losses():
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_traceback():
-    with pytest.raises(mp.ProcessRaisedException, match=r"in rank_main(.|\n)*negative dimension"):
+    with pytest.raises(
+        mp.ProcessRaisedException, match=r"in rank_main(.|\n)*negative dimension"
+    ):
         runs.processes(attrs.evolve(JOB, batch=-1), print, backend="aten")
     assert not mp.active_children()
 
 
 def test_traffic_is_counted_by_kind():
-    record = lambda kind, nbytes: type("Record", (), {"kind": kind, "nbytes": nbytes})
-    traffic = runs.by_kind([record("all_reduce", 3), record("all_gather", 5), record("all_reduce", 4)])
-    assert traffic == (runs.Traffic("all_gather", 1, 5), runs.Traffic("all_reduce", 2, 7))
+    record = lambda kind, nbytes: type(
+        "Record", (), {"kind": kind, "nbytes": nbytes}
+    )
+    traffic = runs.by_kind(
+        [record("all_reduce", 3), record("all_gather", 5), record("all_reduce", 4)]
+    )
+    assert traffic == (
+        runs.Traffic("all_gather", 1, 5),
+        runs.Traffic("all_reduce", 2, 7),
+    )

@@ -18,7 +18,12 @@ def batches():
 def test_training_lowers_the_loss_and_tells_each_step():
     params, told = gpt.init(CONFIG), []
     losses = train.train(
-        train.step(CONFIG, lr=1e-2), params, adamw.init(params), batches(), steps=7, progress=told.append
+        train.step(CONFIG, lr=1e-2),
+        params,
+        adamw.init(params),
+        batches(),
+        steps=7,
+        progress=told.append,
     )
     assert told == losses and len(losses) == 7
     assert losses[-1] < losses[0] - 0.1

@@ -48,14 +48,20 @@ def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone()
     said = run("examples/pipeline.py")
     for word in ("loss", "gradient of down"):
         alone, stacked, composed = figures(said, word)
-        assert stacked == pytest.approx(alone, rel=1e-5) and composed == pytest.approx(alone, rel=1e-5)
+        assert stacked == pytest.approx(
+            alone, rel=1e-5
+        ) and composed == pytest.approx(alone, rel=1e-5)
 
 
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
     one = run("examples/gpt.py", *SMALL)
     fake = run("examples/gpt.py", *SMALL, "--fake", "8")
     real = run(*TORCHRUN, "examples/gpt.py", *SMALL)
-    assert "1 ranks: dp 1 x tp 1" in one and "8 ranks: dp 2 x tp 4" in fake and "2 ranks: dp 1 x tp 2" in real
+    assert (
+        "1 ranks: dp 1 x tp 1" in one
+        and "8 ranks: dp 2 x tp 4" in fake
+        and "2 ranks: dp 1 x tp 2" in real
+    )
     assert len(figures(one)) == 3
     assert figures(fake) == pytest.approx(figures(one), rel=1e-5)
     assert figures(real) == pytest.approx(figures(one), rel=1e-5)

@@ -35,7 +35,9 @@ def lowered(n: int = 4, where: P = WHOLE) -> Any:
     params = [sf.ShapeDtype((64, 64))] * 6
     with sf.fake_world(n):
         mesh = sf.make_mesh((n,), ("dp",), device_type="cpu")
-        return sf.shard(step, mesh, (where, P("dp")), backend="aten").lower(params, sf.ShapeDtype((30, 64)))
+        return sf.shard(step, mesh, (where, P("dp")), backend="aten").lower(
+            params, sf.ShapeDtype((30, 64))
+        )
 
 
 @pytest.mark.parametrize("where", [P(), P("dp")], ids=["replicated", "sharded"])
@@ -50,7 +52,9 @@ def test_overlap_hides_communication_that_the_order_as_written_exposes() -> None
     certificate = lowered().certify(SLOW)
     assert certificate.after.exposed < 0.6 * certificate.before.exposed
     assert certificate.after.compute == pytest.approx(certificate.before.compute)
-    assert certificate.after.communication == pytest.approx(certificate.before.communication)
+    assert certificate.after.communication == pytest.approx(
+        certificate.before.communication
+    )
     assert certificate.exposed_ms == pytest.approx(1e3 * certificate.after.exposed)
 
 
@@ -102,7 +106,11 @@ def test_the_timeline_of_a_chain_is_the_sum_of_its_parts() -> None:
     made = lowered(2)
     times = timeline(made.program.graph, made.program.axes, SLOW)
     sent = sum(SLOW.send(c.kind, c.nbytes, 2) for c in made.collectives)
-    assert times.communication == pytest.approx(sent) and 0 <= times.exposed <= sent and 0 <= times.hidden <= 1
+    assert (
+        times.communication == pytest.approx(sent)
+        and 0 <= times.exposed <= sent
+        and 0 <= times.hidden <= 1
+    )
 
 
 def test_peak_memory_counts_views_once_and_frees_what_is_dead() -> None:
@@ -115,7 +123,10 @@ def test_peak_memory_counts_views_once_and_frees_what_is_dead() -> None:
 
     x = add(graph.placeholder("x"), value)
     a = add(graph.call_function(torch.ops.aten.neg.default, (x,)), value)
-    b = add(graph.call_function(torch.ops.aten.view.default, (a, [100])), value.view(100))
+    b = add(
+        graph.call_function(torch.ops.aten.view.default, (a, [100])),
+        value.view(100),
+    )
     c = add(graph.call_function(torch.ops.aten.neg.default, (b,)), value.view(100))
     d = add(graph.call_function(torch.ops.aten.neg.default, (c,)), value.view(100))
     graph.output([d])

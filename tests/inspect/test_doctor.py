@@ -23,7 +23,9 @@ def test_a_machine_that_runs_these_tests_has_what_is_needed(capsys):
 
 
 def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, capsys):
-    missing = Finding("optree", False, "Not installed.", "pip install optree", needed=True)
+    missing = Finding(
+        "optree", False, "Not installed.", "pip install optree", needed=True
+    )
     monkeypatch.setattr(doctor, "CHECKS", (lambda: missing,))
     assert doctor.main() == 1
     said = capsys.readouterr().out
@@ -31,8 +33,14 @@ def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, caps
     assert said.endswith("Something that shardfn needs is missing: optree.\n")
 
 
-def test_the_exit_code_is_zero_when_something_optional_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "CHECKS", (lambda: Finding("rich", False, "Not installed.", "pip install rich"),))
+def test_the_exit_code_is_zero_when_something_optional_is_missing(
+    monkeypatch, capsys
+):
+    monkeypatch.setattr(
+        doctor,
+        "CHECKS",
+        (lambda: Finding("rich", False, "Not installed.", "pip install rich"),),
+    )
     assert doctor.main() == 0
     assert "MISSING" not in capsys.readouterr().out
 
@@ -46,7 +54,10 @@ GOOD = ("2.11.0+cu130", "2.13.0+cpu", "2.15.0.dev20260101")
 BAD = ("2.10.1", "2.16.0", "3.1", "main")
 
 
-@pytest.mark.parametrize(("found", "ok"), [*((found, True) for found in GOOD), *((found, False) for found in BAD)])
+@pytest.mark.parametrize(
+    ("found", "ok"),
+    [*((found, True) for found in GOOD), *((found, False) for found in BAD)],
+)
 def test_torch_versions_from_2_11_to_2_15_are_supported(monkeypatch, found, ok):
     monkeypatch.setattr(doctor, "version", lambda name: found)
     finding = doctor.torch_version()
@@ -69,7 +80,10 @@ def test_no_compiler_says_that_the_other_backend_works(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     finding = doctor.compiler()
     assert not finding.ok and not finding.needed
-    assert finding.sentence.startswith("No no-such-compiler:") and 'backend="aten" works' in finding.sentence
+    assert (
+        finding.sentence.startswith("No no-such-compiler:")
+        and 'backend="aten" works' in finding.sentence
+    )
 
 
 def test_a_compiler_that_does_not_build_is_found_out(monkeypatch):
@@ -86,15 +100,21 @@ def test_the_usual_compiler_builds(monkeypatch):
 
 def test_no_gpu_is_no_fault(monkeypatch):
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
-    assert doctor.gpu() == Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
+    assert doctor.gpu() == Finding(
+        "GPU", False, "No GPU that torch can use: everything runs on the CPU."
+    )
 
 
 def test_a_gpu_without_triton_runs_but_does_not_compile(monkeypatch):
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(doctor.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(doctor.torch.cuda, "get_device_name", lambda index: "Some GPU")
+    monkeypatch.setattr(
+        doctor.torch.cuda, "get_device_name", lambda index: "Some GPU"
+    )
     monkeypatch.setattr(doctor, "version", lambda name: None)
     finding = doctor.gpu()
-    assert not finding.ok and finding.sentence.startswith("2 x Some GPU, but no Triton")
+    assert not finding.ok and finding.sentence.startswith(
+        "2 x Some GPU, but no Triton"
+    )
     monkeypatch.setattr(doctor, "version", lambda name: "3.5")
     assert doctor.gpu().ok

@@ -1,4 +1,6 @@
-"""What torch answers wrongly without a word (S1 to S13), shardfn answers rightly or refuses by name."""
+"""What torch answers wrongly without a word (S1 to S13), shardfn answers rightly or refuses by
+name.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,20 @@ ROWS = P("a")
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=DTYPE, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def sharded(fn: Callable[..., Any], placed: Any, n: int = 2, **options: Any) -> Any:
-    return sf.shard(fn, sf.make_mesh((n,), ("a",)), placed, backend="aten", **options)
+    return sf.shard(
+        fn, sf.make_mesh((n,), ("a",)), placed, backend="aten", **options
+    )
 
 
-def run(fn: Callable[..., Any], args: tuple[Any, ...], placed: Any = ROWS, n: int = 2) -> Any:
+def run(
+    fn: Callable[..., Any], args: tuple[Any, ...], placed: Any = ROWS, n: int = 2
+) -> Any:
     with sf.fake_world(n):
         return sf.full(sharded(fn, placed, n)(*args))
 
@@ -40,8 +48,12 @@ def assert_close(got: Any, wanted: Any) -> None:
 
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "mse_loss": F.mse_loss,
-    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
-    "binary_cross_entropy_with_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    "binary_cross_entropy": lambda x, y: F.binary_cross_entropy(
+        x.sigmoid(), y.sigmoid()
+    ),
+    "binary_cross_entropy_with_logits": lambda x, y: (
+        F.binary_cross_entropy_with_logits(x, y.sigmoid())
+    ),
     "smooth_l1_loss": F.smooth_l1_loss,
     "huber_loss": lambda x, y: F.huber_loss(x, y, delta=0.7),
     "soft_margin_loss": lambda x, y: F.soft_margin_loss(x, y.sign()),
@@ -50,14 +62,20 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize(("rows", "n"), [(6, 2), (5, 2), (5, 3), (2, 3)], ids=str)
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_s1_s2_mean_losses_and_their_gradients_on_even_and_uneven_shards(loss: str, rows: int, n: int) -> None:
+def test_s1_s2_mean_losses_and_their_gradients_on_even_and_uneven_shards(
+    loss: str, rows: int, n: int
+) -> None:
     x, y, w = values(rows, 4), values(rows, 3, seed=1), values(4, 3, seed=2)
     fn = lambda w, x, y: LOSSES[loss](torch.tanh(x @ w), y)
     both = sf.value_and_grad(fn, argnums=(0, 1))
     leaf = [v.clone().requires_grad_() for v in (w, x)]
     value = fn(*leaf, y)
     wanted = (value.detach(), torch.autograd.grad(value, leaf))
-    for placed in ((P(), P("a"), P("a")), (P("a"), P(), P()), (P(None, "a"), P("a"), P(None, "a"))):
+    for placed in (
+        (P(), P("a"), P("a")),
+        (P("a"), P(), P()),
+        (P(None, "a"), P("a"), P(None, "a")),
+    ):
         assert_close(run(both, (w, x, y), placed, n), wanted)
 
 
@@ -65,10 +83,18 @@ def test_s1_s2_mean_losses_and_their_gradients_on_even_and_uneven_shards(loss: s
 def test_s1_a_linear_module_with_sharded_parameters(n: int) -> None:
     model, x, y = nn.Linear(4, 5, dtype=DTYPE), values(7, 4), values(7, 5, seed=1)
     params = {name: p.detach() for name, p in model.named_parameters()}
-    step = sf.grad(lambda params, x, y: F.mse_loss(torch.func.functional_call(model, params, (x,)), y))
+    step = sf.grad(
+        lambda params, x, y: F.mse_loss(
+            torch.func.functional_call(model, params, (x,)), y
+        )
+    )
     F.mse_loss(model(x), y).backward()
     wanted = {name: p.grad for name, p in model.named_parameters()}
-    for placed in ((P(), P("a"), P("a")), (P("a"), P(), P()), (P("a"), P("a"), P("a"))):
+    for placed in (
+        (P(), P("a"), P("a")),
+        (P("a"), P(), P()),
+        (P("a"), P("a"), P("a")),
+    ):
         assert_close(run(step, (params, x, y), placed, n), wanted)
 
 
@@ -105,17 +131,34 @@ def test_s3_tangents_through_a_reduction_over_ranks_are_not_zero() -> None:
     x, t = values(5, 4), values(5, 4, seed=1)
     for n in (2, 3):
         assert_close(run(tangent_of(cube), (x, t), n=n), (3 * x**2 * t).sum(0))
-        assert_close(run(torch.func.jacfwd(cube), (x,), n=n), torch.func.jacfwd(cube)(x))
+        assert_close(
+            run(torch.func.jacfwd(cube), (x,), n=n), torch.func.jacfwd(cube)(x)
+        )
         with sf.fake_world(n):
-            assert_close(sf.full(sharded(tangent_of(sharded(cube, P("a"), n)), P("a"), n)(x, t)), (3 * x**2 * t).sum(0))
+            assert_close(
+                sf.full(
+                    sharded(tangent_of(sharded(cube, P("a"), n)), P("a"), n)(x, t)
+                ),
+                (3 * x**2 * t).sum(0),
+            )
 
 
 def test_s4_the_derivatives_that_an_autograd_function_gives_are_used() -> None:
     x, t = values(5, 4), values(5, 4, seed=1)
     total = lambda x: Tripled.apply(x).sum(0)
     assert_close(run(tangent_of(total), (x, t)), 3 * t.sum(0))
-    assert_close(run(sf.grad(lambda x: total(x).sum()), (x,)), torch.full_like(x, 3))
-    assert_close(run(torch.func.vmap(torch.func.grad(lambda row: Tripled.apply(row).sin().sum())), (x,)), 3 * torch.cos(2 * x))
+    assert_close(
+        run(sf.grad(lambda x: total(x).sum()), (x,)), torch.full_like(x, 3)
+    )
+    assert_close(
+        run(
+            torch.func.vmap(
+                torch.func.grad(lambda row: Tripled.apply(row).sin().sum())
+            ),
+            (x,),
+        ),
+        3 * torch.cos(2 * x),
+    )
 
 
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -126,31 +169,52 @@ RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "randperm": lambda x: x[torch.randperm(5)],
     "multinomial": lambda x: torch.multinomial(x.sigmoid(), 2),
-    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        x[None], x[None], x[None], dropout_p=0.5
+    ),
 }
 
 
 @pytest.mark.parametrize("op", list(RANDOM))
-def test_s5_random_numbers_are_refused_by_name_and_never_repeat_per_shard(op: str) -> None:
+def test_s5_random_numbers_are_refused_by_name_and_never_repeat_per_shard(
+    op: str,
+) -> None:
     for placed in (P("a"), P()):
-        with pytest.raises(sf.RuleError, match="it draws random numbers, which ranks would draw differently") as caught:
+        with pytest.raises(
+            sf.RuleError,
+            match="it draws random numbers, which ranks would draw differently",
+        ) as caught:
             run(RANDOM[op], (values(5, 4),), placed)
         assert __file__ in caught.value.source
-    with pytest.raises(sf.CaptureError, match="it makes an object that is no tensor, such as a generator"):
-        run(lambda x: x + torch.rand(5, 4, generator=torch.Generator().manual_seed(1)), (values(5, 4),))
+    with pytest.raises(
+        sf.CaptureError,
+        match="it makes an object that is no tensor, such as a generator",
+    ):
+        run(
+            lambda x: (
+                x + torch.rand(5, 4, generator=torch.Generator().manual_seed(1))
+            ),
+            (values(5, 4),),
+        )
 
 
 def test_s6_a_redistribution_inside_is_no_constant_and_follows_its_input() -> None:
     moved = lambda x: sf.constrain(sf.constrain(x * 2, P(None, "a")), P()) + 2
     with sf.fake_world(2):
         fn = sharded(moved, P("a"))
-        assert any("prim_redistribute" in str(n.target) and n.all_input_nodes for n in fn.trace(values(5, 4)).program.graph.graph.nodes)
+        assert any(
+            "prim_redistribute" in str(n.target) and n.all_input_nodes
+            for n in fn.trace(values(5, 4)).program.graph.graph.nodes
+        )
         before = cache.counts["captures"]
         for seed in range(3):
             x = values(5, 4, seed=seed)
             assert torch.equal(sf.full(fn(x)), x * 2 + 2)
         assert cache.counts["captures"] == before
-        assert torch.equal(sf.full(sharded(sf.grad(lambda x: (moved(x) ** 2).sum()), P("a"))(x)), 8 * (x * 2 + 2) / 2)
+        assert torch.equal(
+            sf.full(sharded(sf.grad(lambda x: (moved(x) ** 2).sum()), P("a"))(x)),
+            8 * (x * 2 + 2) / 2,
+        )
 
 
 def test_s7_a_backward_hook_fires_or_is_refused() -> None:
@@ -159,11 +223,18 @@ def test_s7_a_backward_hook_fires_or_is_refused() -> None:
         y.register_hook(lambda g: g * 5)
         return y.sum()
 
-    assert_close(run(sf.grad(hooked), (values(5, 4),)), torch.full((5, 4), 10.0, dtype=DTYPE))
-    for register in (nn.Module.register_full_backward_hook, nn.Module.register_full_backward_pre_hook):
+    assert_close(
+        run(sf.grad(hooked), (values(5, 4),)), torch.full((5, 4), 10.0, dtype=DTYPE)
+    )
+    for register in (
+        nn.Module.register_full_backward_hook,
+        nn.Module.register_full_backward_pre_hook,
+    ):
         model = nn.Sequential(nn.Linear(4, 4, dtype=DTYPE))
         register(model[0], lambda module, *gradients: None)
-        with pytest.raises(sf.CaptureError, match="a module in it has a full backward hook"):
+        with pytest.raises(
+            sf.CaptureError, match="a module in it has a full backward hook"
+        ):
             run(sf.grad(lambda x, model=model: model(x).sum()), (values(5, 4),))
 
 
@@ -178,17 +249,27 @@ def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         for name, make in asks.items():
-            with pytest.raises(sf.CaptureError, match="it asks which rank it runs on") as caught:
+            with pytest.raises(
+                sf.CaptureError, match="it asks which rank it runs on"
+            ) as caught:
                 sf.shard(make(mesh), mesh, P("a"), backend="aten")(values(5, 4))
             assert __file__ in caught.value.source, name
-        sizes = sf.shard(lambda x: x * mesh.size() * dist.get_world_size(), mesh, P("a"), backend="aten")
+        sizes = sf.shard(
+            lambda x: x * mesh.size() * dist.get_world_size(),
+            mesh,
+            P("a"),
+            backend="aten",
+        )
         assert torch.equal(sf.full(sizes(values(5, 4))), values(5, 4) * 4)
 
 
 def branching(by: str) -> str:
     mesh = sf.make_mesh((2,), ("a",))
     rank = mesh.get_rank()
-    fns = {"branch": lambda x: x + 1 if rank == 0 else x * 2, "constant": lambda x: x + rank}
+    fns = {
+        "branch": lambda x: x + 1 if rank == 0 else x * 2,
+        "constant": lambda x: x + rank,
+    }
     try:
         sf.shard(fns[by], mesh, P("a"), backend="aten")(torch.ones(4))
     except sf.DivergenceError as error:
@@ -197,7 +278,9 @@ def branching(by: str) -> str:
 
 
 @pytest.mark.parametrize("by", ["branch", "constant"])
-def test_s8_real_ranks_that_took_other_branches_or_constants_are_told(by: str) -> None:
+def test_s8_real_ranks_that_took_other_branches_or_constants_are_told(
+    by: str,
+) -> None:
     first, second = run_ranks(2, branching, by)
     assert first == second and "ranks hold different programs" in first
     assert first.count(f"{__file__}:") == 2, "and the line of each"
@@ -206,7 +289,10 @@ def test_s8_real_ranks_that_took_other_branches_or_constants_are_told(by: str) -
 def test_s8_a_permutation_of_simulated_shards_has_its_values() -> None:
     x, order = values(5, 4), torch.tensor([3, 1, 4, 0, 2])
     for n in (2, 3, 5):
-        assert torch.equal(run(lambda x: x[order].flip(0).roll(1, 0), (x,), n=n), x[order].flip(0).roll(1, 0))
+        assert torch.equal(
+            run(lambda x: x[order].flip(0).roll(1, 0), (x,), n=n),
+            x[order].flip(0).roll(1, 0),
+        )
 
 
 def test_s9_the_shape_after_an_in_place_view_is_the_new_one() -> None:
@@ -215,7 +301,15 @@ def test_s9_the_shape_after_an_in_place_view_is_the_new_one() -> None:
         y.squeeze_(1)
         z = x + 1
         z.t_()
-        return y, y.view(*y.shape), z.reshape(z.shape), tuple(y.shape), y.dim(), tuple(z.shape), z.stride()
+        return (
+            y,
+            y.view(*y.shape),
+            z.reshape(z.shape),
+            tuple(y.shape),
+            y.dim(),
+            tuple(z.shape),
+            z.stride(),
+        )
 
     x = values(5, 4)
     for placed in (P(), P("a"), P(None, "a")):
@@ -225,21 +319,31 @@ def test_s9_the_shape_after_an_in_place_view_is_the_new_one() -> None:
 def test_s10_a_mesh_is_printed_as_itself_or_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        fn = sf.shard(lambda x: {"x": x, "mesh": f"{mesh}"}, mesh, P("a"), backend="aten")
+        fn = sf.shard(
+            lambda x: {"x": x, "mesh": f"{mesh}"}, mesh, P("a"), backend="aten"
+        )
         assert fn(values(5, 4))["mesh"] == f"{mesh}"
-        with pytest.raises(sf.CaptureError, match=re.escape("result['mesh'] is a str")):
-            sf.shard(lambda x: {"x": x, "mesh": str(mesh)}, mesh, P("a"), backend="aten")(values(5, 4))
+        with pytest.raises(
+            sf.CaptureError, match=re.escape("result['mesh'] is a str")
+        ):
+            sf.shard(
+                lambda x: {"x": x, "mesh": str(mesh)}, mesh, P("a"), backend="aten"
+            )(values(5, 4))
 
 
 def test_s11_a_module_that_is_called_inside_is_captured_whole() -> None:
-    model = nn.Sequential(nn.Linear(4, 8, dtype=DTYPE), nn.Tanh(), nn.Linear(8, 2, dtype=DTYPE)).requires_grad_(False)
+    model = nn.Sequential(
+        nn.Linear(4, 8, dtype=DTYPE), nn.Tanh(), nn.Linear(8, 2, dtype=DTYPE)
+    ).requires_grad_(False)
     x = values(5, 4)
     with sf.fake_world(2):
         fn = sharded(model, P("a"))
         graph = fn.trace(x).program.graph.graph
         ops = [n.target._opname for n in graph.nodes if n.op == "call_function"]
         assert (ops.count("mm"), ops.count("tanh")) == (2, 1)
-        assert len(graph.find_nodes(op="placeholder")) == 5, "the input and four parameters, not constants"
+        assert len(graph.find_nodes(op="placeholder")) == 5, (
+            "the input and four parameters, not constants"
+        )
         assert_close(sf.full(fn(x)), model(x))
         model[0].weight.mul_(2)
         assert_close(sf.full(fn(x)), model(x))
@@ -253,7 +357,16 @@ def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> N
 
     x, y, found = values(4, 3), values(3, 2, seed=1), []
     with sf.fake_world(2):
-        fns = {spec: sf.shard(product, sf.make_mesh((2,), ("a",)), (P("a"), P()), spec, backend="aten") for spec in (P("a"), P())}
+        fns = {
+            spec: sf.shard(
+                product,
+                sf.make_mesh((2,), ("a",)),
+                (P("a"), P()),
+                spec,
+                backend="aten",
+            )
+            for spec in (P("a"), P())
+        }
         for order in ((P("a"), P()), (P(), P("a")), (P("a"), P("a"), P())):
             cache.clear()
             results = {spec: fns[spec](x, y) for spec in order}
@@ -266,10 +379,15 @@ def strict_sort(x: torch.Tensor) -> torch.Tensor:
     return x.sort(0)[0]
 
 
-def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> None:
+def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> (
+    None
+):
     x = values(6, 4)
     with sf.fake_world(2):
-        strict, warns = (sharded(strict_sort, P("a"), implicit_comm=setting) for setting in ("error", "warn"))
+        strict, warns = (
+            sharded(strict_sort, P("a"), implicit_comm=setting)
+            for setting in ("error", "warn")
+        )
         middle = sharded(strict, P("a"), implicit_comm="warn")
         loose = sharded(lambda x: x * 2, P("a"))
         calm = sharded(lambda x: x * 2, P("a"), implicit_comm="error")
@@ -281,35 +399,56 @@ def test_s13_forbidden_communication_is_forbidden_inside_another_shard_too() -> 
             "loose": sharded(lambda x: strict(loose(x)), P("a")),
         }
         for name, fn in around.items():
-            with pytest.raises(sf.PlacementError, match="implicit collective") as caught:
+            with pytest.raises(
+                sf.PlacementError, match="implicit collective"
+            ) as caught:
                 fn(x)
-            assert f"{__file__}:{strict_sort.__code__.co_firstlineno + 1}" in str(caught.value), name
+            assert f"{__file__}:{strict_sort.__code__.co_firstlineno + 1}" in str(
+                caught.value
+            ), name
         with pytest.warns(UserWarning, match="1 implicit collective"):
             sharded(lambda x: warns(x) + 1, P("a"))(x)
         outside = sharded(lambda x: calm(x).sort(0)[0], P("a"))
-        assert torch.equal(sf.full(outside(x)), (x * 2).sort(0)[0]), "what is outside of the strict one may communicate"
+        assert torch.equal(sf.full(outside(x)), (x * 2).sort(0)[0]), (
+            "what is outside of the strict one may communicate"
+        )
 
 
 def test_s13_the_backward_of_a_strict_function_is_strict() -> None:
     x, w = values(6, 4), values(4, 4, seed=1)
     with sf.fake_world(2):
-        forward = sharded(lambda x, w: torch.cumprod(x @ w, 1), (P("a"), P()), implicit_comm="error")
+        forward = sharded(
+            lambda x, w: torch.cumprod(x @ w, 1),
+            (P("a"), P()),
+            implicit_comm="error",
+        )
         assert_close(sf.full(forward(x, w)), torch.cumprod(x @ w, 1))
         step = sharded(sf.grad(lambda x, w: forward(x, w).sum()), (P("a"), P()))
         traced = step.trace(x, w).program.graph.graph
-        marked = {n.meta["phase"] for n in traced.nodes if "implicit_comm=error" in (n.meta.get("custom") or {})}
+        marked = {
+            n.meta["phase"]
+            for n in traced.nodes
+            if "implicit_comm=error" in (n.meta.get("custom") or {})
+        }
         assert marked == {"forward", "backward"}
 
 
 SMALLER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gather": lambda x, at: x.gather(0, at),
     "scatter_add": lambda x, at: x.scatter_add(0, at, x.new_ones(at.shape)),
-    **{kind: lambda x, at, kind=kind: x.scatter_reduce(0, at, 0.5 * x[:2, :17], kind) for kind in ("sum", "amax", "mean")},
+    **{
+        kind: lambda x, at, kind=kind: x.scatter_reduce(
+            0, at, 0.5 * x[:2, :17], kind
+        )
+        for kind in ("sum", "amax", "mean")
+    },
 }
 
 
 @pytest.mark.parametrize("op", list(SMALLER))
-def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(op: str) -> None:
+def test_an_index_that_repeats_itself_and_is_smaller_than_the_table(
+    op: str,
+) -> None:
     """torch adds to columns that the index does not have, also in the gradient of gather."""
     x, row = values(3, 20), torch.tensor([2, 0])
     index = lambda: row.reshape(2, 1).expand(2, 17)

@@ -1,4 +1,6 @@
-"""`rule`: sharding rules by users are proved when they are registered, count before ours, and go when they are removed."""
+"""`rule`: sharding rules by users are proved when they are registered, count before ours, and
+go when they are removed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ def scale(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 @torch.library.custom_op("rules::product", mutates_args=())
-def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None, relu: bool = False) -> torch.Tensor:
+def product(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    relu: bool = False,
+) -> torch.Tensor:
     z = x @ y if bias is None else x @ y + bias
     return z.relu() if relu else z
 
@@ -47,15 +54,26 @@ def unread(x: torch.Tensor) -> torch.Tensor:
 
 scale.register_fake(lambda x, c: torch.empty_like(x))
 scale.register_autograd(
-    lambda ctx, g: (scale(g, ctx.saved_tensors[1]), (g * ctx.saved_tensors[0]).sum(0)),
+    lambda ctx, g: (
+        scale(g, ctx.saved_tensors[1]),
+        (g * ctx.saved_tensors[0]).sum(0),
+    ),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-product.register_fake(lambda x, y, bias=None, relu=False: x.new_empty(x.shape[0], y.shape[1]))
-moments.register_fake(lambda xs: (torch.empty_like(xs[0]), xs[0].new_empty(xs[0].shape[:-1])))
+product.register_fake(
+    lambda x, y, bias=None, relu=False: x.new_empty(x.shape[0], y.shape[1])
+)
+moments.register_fake(
+    lambda xs: (torch.empty_like(xs[0]), xs[0].new_empty(xs[0].shape[:-1]))
+)
 
 
 def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape,
+        generator=torch.Generator().manual_seed(sum(shape)),
+        dtype=torch.float64,
+    )
 
 
 X, C, Y, BIAS = randn(5, 3), randn(3), randn(3, 7), randn(7)
@@ -70,7 +88,9 @@ def no_rules() -> Iterator[None]:
 
 def collectives(fn: Any, placements: Any, *args: Any, n: int = 2) -> list[str]:
     with sf.fake_world(n):
-        lowered = sf.shard(fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten").lower(*args)
+        lowered = sf.shard(
+            fn, sf.make_mesh((n,), ("dp",)), placements, backend="aten"
+        ).lower(*args)
         return [c.kind for c in lowered.collectives]
 
 
@@ -97,21 +117,45 @@ def test_values_are_those_of_one_device(mesh: dict[str, int], cut: P) -> None:
     sf.rule(scale, "b c, c -> b c", example=(X, C))
     sf.rule(product, "i k, k j, j -> i j", need_whole="k", example=(X, Y, BIAS))
     fn = lambda x, c, y, bias: product(scale(x, c), y, bias).tanh()
-    sf.check(fn, X, C, Y, BIAS, worlds=[mesh], placements=(cut, P(), P(None, "tp") if "tp" in mesh else P(), P()), rtol=1e-12)
+    sf.check(
+        fn,
+        X,
+        C,
+        Y,
+        BIAS,
+        worlds=[mesh],
+        placements=(cut, P(), P(None, "tp") if "tp" in mesh else P(), P()),
+        rtol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_contracted_factor_leaves_a_pending_sum(mesh: dict[str, int]) -> None:
     sf.rule(product, "i k, k j, j -> i j", example=(X, Y))
-    sf.check(product, X, Y, worlds=[mesh], placements=(P(None, "dp"), P("dp")), rtol=1e-12)
+    sf.check(
+        product,
+        X,
+        Y,
+        worlds=[mesh],
+        placements=(P(None, "dp"), P("dp")),
+        rtol=1e-12,
+    )
     assert collectives(product, (P(None, "dp"), P("dp")), X, Y) == ["all_reduce"]
 
 
 def test_a_list_of_tensors_is_one_input_and_each_result_has_its_own_dims() -> None:
     sf.rule(moments, "... c -> ... c, ...", example=([X, 2 * X],))
     assert collectives(lambda x, y: moments([x, y]), P("dp"), X, X) == []
-    assert collectives(lambda x, y: moments([x, y])[1], P(None, "dp"), X, X) == ["all_reduce"]
-    sf.check(lambda x, y: moments([x, y]), X[None], X[None], placements=P(None, "dp"), rtol=1e-12)
+    assert collectives(lambda x, y: moments([x, y])[1], P(None, "dp"), X, X) == [
+        "all_reduce"
+    ]
+    sf.check(
+        lambda x, y: moments([x, y]),
+        X[None],
+        X[None],
+        placements=P(None, "dp"),
+        rtol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -126,14 +170,23 @@ def test_the_gradient_of_a_custom_op_is_sharded_too(mesh: dict[str, int]) -> Non
 def compiled() -> Any:
     sf.rule(scale, "b c, c -> b c", example=(X, C))
     fn = sf.value_and_grad(lambda x, c: (scale(x, c) ** 2).sum(), argnums=(0, 1))
-    train = sf.shard(fn, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="inductor")
+    train = sf.shard(
+        fn, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="inductor"
+    )
     outs = [train(X, C) for _ in range(2)]
-    return sf.full(outs[1]), [c.kind for c in train.lower(X, C).collectives], cache.counts["compilations"]
+    return (
+        sf.full(outs[1]),
+        [c.kind for c in train.lower(X, C).collectives],
+        cache.counts["compilations"],
+    )
 
 
 def test_a_rule_counts_on_real_ranks_with_inductor() -> None:
     for (value, gradients), kinds, compilations in run_ranks(2, compiled):
-        torch.testing.assert_close((value, gradients), (((X * C) ** 2).sum(), (2 * X * C * C, 2 * (X * X * C).sum(0))))
+        torch.testing.assert_close(
+            (value, gradients),
+            (((X * C) ** 2).sum(), (2 * X * C * C, 2 * (X * X * C).sum(0))),
+        )
         assert sorted(kinds) == ["all_reduce", "all_reduce"]
         assert compilations == 1
 
@@ -143,8 +196,13 @@ def test_a_function_is_given_the_call_and_answers_with_choices() -> None:
 
     @sf.rule(product, example=(X, Y, BIAS, True))
     def by_rows(call: Any) -> Any:
-        seen.append((call.shapes, call.out_shapes, call["relu"], call["bias"].dtype))
-        return [((sf.Shard(0), sf.Replicate(), "R"), (0,)), (("R", 1, 0), (sf.Shard(1),))]
+        seen.append(
+            (call.shapes, call.out_shapes, call["relu"], call["bias"].dtype)
+        )
+        return [
+            ((sf.Shard(0), sf.Replicate(), "R"), (0,)),
+            (("R", 1, 0), (sf.Shard(1),)),
+        ]
 
     assert seen[0] == (((5, 3), (3, 7), (7,)), ((5, 7),), True, torch.float64)
     assert collectives(product, (P("dp"), P(), P()), X, Y, BIAS) == []
@@ -152,16 +210,34 @@ def test_a_function_is_given_the_call_and_answers_with_choices() -> None:
 
 
 def test_a_function_may_answer_with_a_mapping() -> None:
-    sf.rule(product, lambda call: "i k, k j, j -> i j" if not call["relu"] else [], example=(X, Y))
+    sf.rule(
+        product,
+        lambda call: "i k, k j, j -> i j" if not call["relu"] else [],
+        example=(X, Y),
+    )
     assert collectives(product, (P("dp"), P()), X, Y) == []
-    assert collectives(lambda x, y: product(x, y, relu=True), (P("dp"), P()), X, Y) == ["all_gather"]
+    assert collectives(
+        lambda x, y: product(x, y, relu=True), (P("dp"), P()), X, Y
+    ) == ["all_gather"]
 
 
-def test_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> None:
-    fn, reshape = lambda x: x.exp(), lambda x: torch.ops.aten._unsafe_view(x, [5, 3, 1])
+def test_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> (
+    None
+):
+    fn, reshape = (
+        lambda x: x.exp(),
+        lambda x: torch.ops.aten._unsafe_view(x, [5, 3, 1]),
+    )
     assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == []
-    with sf.rule(aten.exp.default, "a b -> a b", need_whole="a", example=(X,)), sf.rule(aten.view.default, lambda call: []):
-        assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == ["all_gather"]
+    with (
+        sf.rule(aten.exp.default, "a b -> a b", need_whole="a", example=(X,)),
+        sf.rule(aten.view.default, lambda call: []),
+    ):
+        assert (
+            collectives(fn, P("dp"), X)
+            == collectives(reshape, P("dp"), X)
+            == ["all_gather"]
+        )
         assert collectives(fn, P(None, "dp"), X) == []
     assert collectives(fn, P("dp"), X) == collectives(reshape, P("dp"), X) == []
 
@@ -179,7 +255,11 @@ def test_the_last_rule_counts_and_removing_it_brings_back_the_one_before() -> No
 
 def test_an_op_that_capture_takes_apart_stays_whole_if_it_has_a_rule() -> None:
     fn = lambda x: x.mean(1)
-    names = lambda: {n.target for n in sf.grad(lambda x: fn(x).sum()).trace(X).program.graph.graph.nodes if n.op == "call_function"}
+    names = lambda: {
+        n.target
+        for n in sf.grad(lambda x: fn(x).sum()).trace(X).program.graph.graph.nodes
+        if n.op == "call_function"
+    }
     assert aten.mean.dim not in names()
     with sf.rule(aten.mean.dim, "b c -> b", need_whole="c", example=(X, [1])):
         assert aten.mean.dim in names()
@@ -191,9 +271,13 @@ def test_an_op_that_capture_takes_apart_stays_whole_if_it_has_a_rule() -> None:
 # What is staged.
 
 
-def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> None:
+def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> (
+    None
+):
     with sf.fake_world(2):
-        fn = sf.shard(scale, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="aten")
+        fn = sf.shard(
+            scale, sf.make_mesh((2,), ("dp",)), (P("dp"), P()), backend="aten"
+        )
         cache.clear()
         assert torch.equal(sf.full(fn(X, C)), X * C)
         counted = lambda: (cache.counts["captures"], cache.counts["partitions"])
@@ -203,43 +287,67 @@ def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_
                 assert torch.equal(sf.full(fn(X, C)), X * C)
                 assert counted() == (1, 2)
         fn(X, C)
-        assert counted() == (1, 2), "without the rule the first program is right again"
+        assert counted() == (1, 2), (
+            "without the rule the first program is right again"
+        )
 
 
 # What is proved.
 
 
-def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_element() -> None:
-    lines = refused(aten.cumsum.default, "a b -> a b", example=(torch.ones(5, 3), 0))
+def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_element() -> (
+    None
+):
+    lines = refused(
+        aten.cumsum.default, "a b -> a b", example=(torch.ones(5, 3), 0)
+    )
     assert lines == [
         "rule(aten.cumsum.default): the choice (0,) -> (0,) is not right on 2 ranks",
         "  inputs (5, 3)",
-        "  result 0, shape (5, 3): the first element that differs is at (3, 0): got 1.0, wanted 4.0",
+        (
+            "  result 0, shape (5, 3): the first element that differs is at (3, 0): got 1.0, "
+            "wanted 4.0"
+        ),
         "  needed: what the op gives on whole inputs",
-        "  try: need_whole for a factor that the op works along, 'R' in a function's choice; or a rule that says what the op does",
+        (
+            "  try: need_whole for a factor that the op works along, 'R' in a function's "
+            "choice; or a rule that says what the op does"
+        ),
     ]
 
 
 def test_a_pending_sum_is_refused_where_the_op_is_not_linear() -> None:
     for rule in ("i k, k j, j -> i j", lambda call: [(("sum", "R"), ("sum",))]):
-        first, inputs, differs, *_ = refused(product, rule, example=(X, Y, None, True))
+        first, inputs, differs, *_ = refused(
+            product, rule, example=(X, Y, None, True)
+        )
         assert "-> ('sum',) is not right on 2 ranks" in first
         assert inputs == "  inputs (5, 3), (3, 7)"
         assert "the first element that differs is at (0, " in differs
 
 
-def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() -> None:
+def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() -> (
+    None
+):
     lines = refused(product, lambda call: [(("R", 0), ("sum",))], example=(X, Y))
     assert lines[2].startswith("  the op fails on the pieces: ")
     lines = refused(aten.t.default, "a b -> a b", example=(X[:, :3],))
-    assert lines[0].startswith("rule(aten.t.default), 'a b -> a b': factor a has two sizes: 5 in input 0, 3 in result 0")
+    assert lines[0].startswith(
+        "rule(aten.t.default), 'a b -> a b': factor a has two sizes: 5 in input 0, 3 in result 0"
+    )
     lines = refused(aten.t.default, lambda call: [((0,), (0,))], example=(X,))
-    assert lines[2] == "  the op fails on the pieces: t_default gives (3, 3) on a rank, its placement (2, 5)"
+    assert (
+        lines[2]
+        == "  the op fails on the pieces: t_default gives (3, 3) on a rank, its placement (2, 5)"
+    )
 
 
 def test_a_wrong_rule_that_was_not_proved_is_refused_where_it_is_used() -> None:
     sf.rule(aten.t.default, lambda call: [((0,), (0,))])
-    with pytest.raises(RuleError, match="rule\\(aten.t.default\\): the op gives \\(3, 3\\) on a rank") as error:
+    with pytest.raises(
+        RuleError,
+        match="rule\\(aten.t.default\\): the op gives \\(3, 3\\) on a rank",
+    ) as error:
         collectives(lambda x: x.t(), P("dp"), X)
     assert "try: sf.rule(..., example=(arguments of the op))" in str(error.value)
 
@@ -261,12 +369,18 @@ def test_a_wrong_gradient_is_refused_and_the_rule_taken_back() -> None:
     impure.register_autograd(lambda ctx, g: g * float(g.sum()))
     lines = refused(impure, "a b -> a b", example=(X,))
     assert lines[0] == "rule(rules.impure.default), its gradient"
-    assert lines[1].startswith("grad(rules.impure.default): it ") and "a tensor's value" in lines[1]
+    assert (
+        lines[1].startswith("grad(rules.impure.default): it ")
+        and "a tensor's value" in lines[1]
+    )
 
 
 # What is refused.
 
-NEEDED = "  needed: a name for each dim, as in 'b i k, k j -> b i j', for rules::scale(Tensor x, Tensor c) -> Tensor"
+NEEDED = (
+    "  needed: a name for each dim, as in 'b i k, k j -> b i j', for rules::scale(Tensor x, "
+    "Tensor c) -> Tensor"
+)
 MAPPINGS = {
     "b c, c": ["there is not one arrow between inputs and results"],
     "b c, c -> b c -> b": ["there is not one arrow between inputs and results"],
@@ -275,23 +389,35 @@ MAPPINGS = {
     "b c, c -> b d": ["factor d of the result is in no input"],
     "b b, c -> b c": ["input 'b b': it names b twice"],
     "b-c, c -> c": ["input 'b-c': 'b-c' is no name"],
-    "b ..., c -> b ...": [f"{kind} 'b ...': ... stands for leading dims and comes first" for kind in ("input", "result")],
+    "b ..., c -> b ...": [
+        f"{kind} 'b ...': ... stands for leading dims and comes first"
+        for kind in ("input", "result")
+    ],
 }
 
 
 @pytest.mark.parametrize("text", list(MAPPINGS))
 def test_a_mapping_that_cannot_be_read_is_refused(text: str) -> None:
     wrong = MAPPINGS[text]
-    assert refused(scale, text) == [f"rule(rules.scale.default), {text!r}: {wrong[0]}", *(f"  {w}" for w in wrong[1:]), NEEDED]
+    assert refused(scale, text) == [
+        f"rule(rules.scale.default), {text!r}: {wrong[0]}",
+        *(f"  {w}" for w in wrong[1:]),
+        NEEDED,
+    ]
 
 
 def test_need_whole_names_factors() -> None:
-    assert refused(scale, "b c, c -> b c", need_whole="k")[0].endswith("need_whole names k, which is no factor")
+    assert refused(scale, "b c, c -> b c", need_whole="k")[0].endswith(
+        "need_whole names k, which is no factor"
+    )
 
 
 def test_a_pending_sum_needs_an_example() -> None:
     assert refused(product, "i k, k j, j -> i j") == [
-        "rule(rules.product.default), 'i k, k j, j -> i j': cutting k leaves a pending sum, which is right only if the op adds up over it",
+        (
+            "rule(rules.product.default), 'i k, k j, j -> i j': cutting k leaves a pending "
+            "sum, which is right only if the op adds up over it"
+        ),
         "  needed: a proof",
         "  try: example=(arguments of the op), or need_whole=('k',)",
     ]
@@ -299,16 +425,25 @@ def test_a_pending_sum_needs_an_example() -> None:
 
 def test_dims_and_sizes_that_do_not_fit_are_refused_all_at_once() -> None:
     assert refused(scale, "b c d, b -> b c d", example=(X, C)) == [
-        "rule(rules.scale.default), 'b c d, b -> b c d': input 0 has 2 dims, shape (5, 3); the rule names 'b c d'",
+        (
+            "rule(rules.scale.default), 'b c d, b -> b c d': input 0 has 2 dims, shape (5, "
+            "3); the rule names 'b c d'"
+        ),
         "  result 0 has 2 dims, shape (5, 3); the rule names 'b c d'",
         "  factor b has two sizes: 5 in input 0, 3 in input 1",
-        "  try: one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a function as the rule",
+        (
+            "  try: one name for each dim, equal names for equal sizes, 1 for a dim of size "
+            "1; or a function as the rule"
+        ),
     ]
 
 
 def test_a_dim_of_size_one_is_written_so() -> None:
     sf.rule(scale, "b c, 1 -> b c", example=(X, C[:1]))
-    assert refused_size("b c, 1 -> b c") == "factor 1 has two sizes: 3 in input 1, 1 in the rule"
+    assert (
+        refused_size("b c, 1 -> b c")
+        == "factor 1 has two sizes: 3 in input 1, 1 in the rule"
+    )
 
 
 def refused_size(text: str) -> str:
@@ -318,47 +453,93 @@ def refused_size(text: str) -> str:
 
 
 OPS = {
-    "rules::nothing": ["rule(rules::nothing): there is no such op", "  needed: one op"],
-    torch.exp: ["rule(exp): there is no such op: it is a builtin_function_or_method"],
-    double: ["rule(rules.double.default): it writes to its arguments: rules::double(Tensor(a0!) x) -> ()"],
-    aten.zeros.default: ["rule(aten.zeros.default): it takes no tensor, so there is nothing to place"],
-    aten.bernoulli.p: ["rule(aten.bernoulli.p): it draws random numbers, which ranks would draw differently"],
-    aten.sum: ["rule(sum): it has 2 overloads: aten.sum.dim_IntList, aten.sum.default"],
-    aten.dropout.default: ["rule(aten.dropout.default): it draws random numbers, which ranks would draw differently"],
+    "rules::nothing": [
+        "rule(rules::nothing): there is no such op",
+        "  needed: one op",
+    ],
+    torch.exp: [
+        "rule(exp): there is no such op: it is a builtin_function_or_method"
+    ],
+    double: [
+        "rule(rules.double.default): it writes to its arguments: rules::double(Tensor(a0!) x) -> ()"
+    ],
+    aten.zeros.default: [
+        "rule(aten.zeros.default): it takes no tensor, so there is nothing to place"
+    ],
+    aten.bernoulli.p: [
+        "rule(aten.bernoulli.p): it draws random numbers, which ranks would draw differently"
+    ],
+    aten.sum: [
+        "rule(sum): it has 2 overloads: aten.sum.dim_IntList, aten.sum.default"
+    ],
+    aten.dropout.default: [
+        "rule(aten.dropout.default): it draws random numbers, which ranks would draw differently"
+    ],
     aten.linear.default: [
-        "rule(aten.linear.default): it is composite: capture takes it apart into other ops, which `fn.trace(*args)` shows",
+        (
+            "rule(aten.linear.default): it is composite: capture takes it apart into other "
+            "ops, which `fn.trace(*args)` shows"
+        ),
         "  try: rules for those",
     ],
-    torch.ops.shardfn.prim_align.default: ["rule(shardfn.prim_align.default): it is one of shardfn's own"],
+    torch.ops.shardfn.prim_align.default: [
+        "rule(shardfn.prim_align.default): it is one of shardfn's own"
+    ],
 }
 
 
-@pytest.mark.parametrize("op", list(OPS), ids=lambda op: getattr(op, "__name__", str(op)))
+@pytest.mark.parametrize(
+    "op", list(OPS), ids=lambda op: getattr(op, "__name__", str(op))
+)
 def test_an_op_that_can_have_no_rule_is_refused(op: Any) -> None:
     assert refused(op, "a -> a")[: len(OPS[op])] == OPS[op]
 
 
 def test_arguments_that_are_none_are_refused() -> None:
     said = "rule(rules.scale.default): "
-    assert refused(scale, ["b c, c -> b c"]) == [said + "the rule is a list", "  try: a text, or a function"]
-    assert refused(scale, lambda call: [], need_whole="b") == [said + "need_whole goes with a text", "  try: 'R' in the function's choices"]
-    lines = [said + "example is a tensor", "  try: example=(x,), all positional arguments of the op"]
+    assert refused(scale, ["b c, c -> b c"]) == [
+        said + "the rule is a list",
+        "  try: a text, or a function",
+    ]
+    assert refused(scale, lambda call: [], need_whole="b") == [
+        said + "need_whole goes with a text",
+        "  try: 'R' in the function's choices",
+    ]
+    lines = [
+        said + "example is a tensor",
+        "  try: example=(x,), all positional arguments of the op",
+    ]
     assert refused(scale, "b c, c -> b c", example=X) == lines
 
 
 def test_a_composite_op_says_what_it_becomes() -> None:
-    (first, fix) = refused(aten.linear.default, "b i, o i -> b o", example=(X, randn(4, 3)))
-    assert first == "rule(aten.linear.default): it is composite: capture takes it apart into other ops: aten.t.default, aten.mm.default"
+    (first, fix) = refused(
+        aten.linear.default, "b i, o i -> b o", example=(X, randn(4, 3))
+    )
+    assert first == (
+        "rule(aten.linear.default): it is composite: capture takes it apart into other "
+        "ops: aten.t.default, aten.mm.default"
+    )
     assert fix == "  try: rules for those"
 
 
 def test_an_op_without_a_fake_implementation_is_refused() -> None:
     first, fix = refused(unread, "a b -> a b", example=(X,))
-    assert first.startswith("rule(rules.unread.default), example: the op does not run: There was no fake impl registered")
-    assert fix == "  try: arguments that the op takes, and a fake implementation: torch.library.register_fake"
+    assert first.startswith(
+        "rule(rules.unread.default), example: the op does not run: There was no fake "
+        "impl registered"
+    )
+    assert fix == (
+        "  try: arguments that the op takes, and a fake implementation: "
+        "torch.library.register_fake"
+    )
 
 
-@pytest.mark.parametrize("answer", [3, [(("R",), ("R",))], [((0, 5), (0,))], [(("avg", "R"), ("R",))]], ids=str)
+@pytest.mark.parametrize(
+    "answer",
+    [3, [(("R",), ("R",))], [((0, 5), (0,))], [(("avg", "R"), ("R",))]],
+    ids=str,
+)
 def test_an_answer_that_is_no_list_of_choices_is_refused(answer: Any) -> None:
     assert "fails: it " in refused(scale, lambda call: answer, example=(X, C))[0]
 

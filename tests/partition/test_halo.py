@@ -1,4 +1,6 @@
-"""Convolutions over a cut dim of space: equal to one device, and only the rows that windows overlap are sent."""
+"""Convolutions over a cut dim of space: equal to one device, and only the rows that windows
+overlap are sent.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,33 @@ def f(*shape: int) -> torch.Tensor:
 
 
 def conv(space: int, **walk: Any) -> Net:
-    return lambda x, w, b: [F.conv1d, F.conv2d, F.conv3d][space - 1](x, w, b, **walk)
+    return lambda x, w, b: [F.conv1d, F.conv2d, F.conv3d][space - 1](
+        x, w, b, **walk
+    )
 
 
 # (net, image, weight): every one of them leaves chunks that line up
 NETS: dict[str, tuple[Net, tuple[int, ...], tuple[int, ...]]] = {
     "1-D": (conv(1, padding=1), (2, 3, 13), (5, 3, 3)),
-    "1-D, wide and dilated": (conv(1, padding=4, dilation=2), (2, 3, 24), (5, 3, 5)),
+    "1-D, wide and dilated": (
+        conv(1, padding=4, dilation=2),
+        (2, 3, 24),
+        (5, 3, 5),
+    ),
     "1-D, every second": (conv(1, padding=1, stride=2), (2, 3, 24), (5, 3, 4)),
-    "1-D, every third, lopsided": (conv(1, padding=1, stride=3), (2, 3, 36), (4, 3, 5)),
+    "1-D, every third, lopsided": (
+        conv(1, padding=1, stride=3),
+        (2, 3, 36),
+        (4, 3, 5),
+    ),
     "2-D": (conv(2, padding=1), (2, 3, 13, 9), (5, 3, 3, 3)),
     "2-D, uneven kernel": (conv(2, padding=(2, 1)), (2, 3, 11, 7), (5, 3, 5, 3)),
     "2-D, by group": (conv(2, padding=1, groups=2), (2, 4, 9, 7), (6, 2, 3, 3)),
-    "2-D, every second": (conv(2, padding=1, stride=2), (2, 3, 16, 8), (5, 3, 3, 3)),
+    "2-D, every second": (
+        conv(2, padding=1, stride=2),
+        (2, 3, 16, 8),
+        (5, 3, 3, 3),
+    ),
     "2-D, points alone": (conv(2, stride=2), (2, 3, 16, 8), (5, 3, 1, 1)),
     "3-D": (conv(3, padding=1), (1, 2, 8, 5, 4), (3, 2, 3, 3, 3)),
 }
@@ -64,7 +80,12 @@ def loss(net: Net) -> Net:
 
 def on(mesh: str, fn: Net, placements: Any = None, backend: str = "aten") -> Any:
     sizes, names, cut = MESHES[mesh]
-    return sf.shard(fn, sf.make_mesh(sizes, names), placements or (cut, P(), P()), backend=backend)
+    return sf.shard(
+        fn,
+        sf.make_mesh(sizes, names),
+        placements or (cut, P(), P()),
+        backend=backend,
+    )
 
 
 def world(mesh: str) -> Any:
@@ -81,7 +102,9 @@ def equal(got: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("mesh", list(MESHES))
 @pytest.mark.parametrize("name", list(NETS))
-def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(name: str, mesh: str) -> None:
+def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(
+    name: str, mesh: str
+) -> None:
     net, image, weight = NETS[name]
     if "columns" in mesh and len(image) < 4:
         pytest.skip("it has no columns")
@@ -93,14 +116,29 @@ def test_a_convolution_over_a_cut_dim_of_space_equals_one_device(name: str, mesh
 
 
 @pytest.mark.parametrize(("channels", "name"), [(1, "1-D"), (3, "2-D")])
-def test_a_rank_without_input_channels_has_no_rows_of_its_neighbours_in_its_gradient(channels: int, name: str) -> None:
+def test_a_rank_without_input_channels_has_no_rows_of_its_neighbours_in_its_gradient(
+    channels: int, name: str
+) -> None:
     net, image, weight = NETS[name]
-    args = f(image[0], channels, *image[2:]), f(weight[0], channels, *weight[2:]), f(weight[0])
+    args = (
+        f(image[0], channels, *image[2:]),
+        f(weight[0], channels, *weight[2:]),
+        f(weight[0]),
+    )
     gradient = sf.value_and_grad(loss(net), argnums=(0, 1, 2))
     with sf.fake_world(8):
         mesh = sf.make_mesh((2, 4), ("h", "c"))
-        for placements in ((P(None, "c", "h"), P(None, "c"), P()), (P(None, None, "h"), P("h", "c"), P()), (P(None, None, "h"), P(), P())):
-            equal(sf.full(sf.shard(gradient, mesh, placements, backend="aten")(*args)), gradient(*args))
+        for placements in (
+            (P(None, "c", "h"), P(None, "c"), P()),
+            (P(None, None, "h"), P("h", "c"), P()),
+            (P(None, None, "h"), P(), P()),
+        ):
+            equal(
+                sf.full(
+                    sf.shard(gradient, mesh, placements, backend="aten")(*args)
+                ),
+                gradient(*args),
+            )
 
 
 def sent(lowered: Any) -> list[tuple[str, str, int]]:
@@ -108,21 +146,33 @@ def sent(lowered: Any) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(n: int) -> None:
-    for name, rows in {"1-D": 2, "2-D": 2, "2-D, every second": 1, "2-D, by group": 2, "3-D": 2}.items():
+def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(
+    n: int,
+) -> None:
+    for name, rows in {
+        "1-D": 2,
+        "2-D": 2,
+        "2-D, every second": 1,
+        "2-D, by group": 2,
+        "3-D": 2,
+    }.items():
         net, image, weight = NETS[name]
         image = (image[0], image[1], 24, *image[3:])
         halo = rows * FLOAT
         for size in (*image[:2], *image[3:]):
             halo *= size
         with sf.fake_world(n):
-            assert sent(on(str(n), net).lower(f(*image), f(*weight), f(weight[0]))) == [("halo", "h", halo)], name
+            assert sent(
+                on(str(n), net).lower(f(*image), f(*weight), f(weight[0]))
+            ) == [("halo", "h", halo)], name
 
 
 def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> None:
     mesh = "2 x 2, rows and columns"
     with world(mesh):
-        low = on(mesh, conv(2, padding=1)).lower(f(2, 3, 12, 8), f(5, 3, 3, 3), f(5))
+        low = on(mesh, conv(2, padding=1)).lower(
+            f(2, 3, 12, 8), f(5, 3, 3, 3), f(5)
+        )
     first, second = {"h": 2 * 4, "w": 2 * 6}, {"h": 2 * (4 + 2), "w": 2 * (6 + 2)}
     (_, a, inner), (_, b, outer) = sent(low)
     assert {c.kind for c in low.collectives} == {"halo"}
@@ -130,10 +180,18 @@ def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> N
     assert (inner, outer) == (first[a] * 2 * 3 * FLOAT, second[b] * 2 * 3 * FLOAT)
 
 
-def test_the_backward_sends_the_halo_of_the_gradient_and_the_sums_of_the_parameters() -> None:
+def test_the_backward_sends_the_halo_of_the_gradient_and_the_sums_of_the_parameters() -> (
+    None
+):
     x, w, b = f(2, 3, 24, 16), f(5, 3, 3, 3), f(5)
     with sf.fake_world(3):
-        low = on("3", sf.grad(lambda x, w, b: conv(2, padding=1)(x, w, b).square().sum(), argnums=(0, 1, 2))).lower(x, w, b)
+        low = on(
+            "3",
+            sf.grad(
+                lambda x, w, b: conv(2, padding=1)(x, w, b).square().sum(),
+                argnums=(0, 1, 2),
+            ),
+        ).lower(x, w, b)
     row = 2 * 16 * FLOAT
     assert collections.Counter(sent(low)) == collections.Counter([
         ("halo", "h", 2 * 3 * row), ("halo", "h", 2 * 5 * row),
@@ -152,13 +210,17 @@ def test_windows_that_do_not_cross_an_edge_need_nobody() -> None:
         "3-D": lambda x: F.max_pool3d(x, (1, 2, 2)),
     }
     x = f(2, 3, 24, 12)
-    for (name, pool), (mesh, (_, _, cut)) in itertools.product(pools.items(), MESHES.items()):
+    for (name, pool), (mesh, (_, _, cut)) in itertools.product(
+        pools.items(), MESHES.items()
+    ):
         if mesh in ("3", "2 x 2, both on rows"):
             continue
         gradient = sf.value_and_grad(loss(pool))
         with world(mesh):
             assert sent(on(mesh, pool, (cut,)).lower(x)) == [], f"{name} on {mesh}"
-            assert {n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))} == {FLOAT}, f"{name} on {mesh}: the loss alone"
+            assert {n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))} == {
+                FLOAT
+            }, f"{name} on {mesh}: the loss alone"
             equal(sf.full(on(mesh, gradient, (cut,))(x)), gradient(x))
 
 
@@ -166,7 +228,13 @@ def test_the_places_of_maxima_are_counted_through_the_whole_image() -> None:
     x = f(2, 3, 12, 8)
     for mesh in ("2", "2 x 2, rows and columns"):
         with world(mesh):
-            got = sf.full(on(mesh, lambda x: F.max_pool2d(x, 2, return_indices=True), (MESHES[mesh][2],))(x))
+            got = sf.full(
+                on(
+                    mesh,
+                    lambda x: F.max_pool2d(x, 2, return_indices=True),
+                    (MESHES[mesh][2],),
+                )(x)
+            )
             equal(got, F.max_pool2d(x, 2, return_indices=True))
 
 
@@ -175,48 +243,79 @@ ELSEWHERE = {
     "more padding than it needs": (conv(1, padding=2), 12, 3),
     "a stride that leaves a remainder": (conv(1, padding=1, stride=2), 13, 3),
     "a halo longer than a chunk": (conv(1, padding=4), 6, 9),
-    "transposed": (lambda x, w, b: F.conv_transpose1d(x, w.transpose(0, 1), b, padding=1), 12, 3),
+    "transposed": (
+        lambda x, w, b: F.conv_transpose1d(x, w.transpose(0, 1), b, padding=1),
+        12,
+        3,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", list(ELSEWHERE))
 def test_where_chunks_do_not_line_up_the_input_is_gathered(name: str) -> None:
     net, size, kernel = ELSEWHERE[name]
-    args, gradient = (f(2, 3, size), f(5, 3, kernel), f(5)), sf.value_and_grad(loss(net), argnums=(0, 1, 2))
+    args, gradient = (
+        (f(2, 3, size), f(5, 3, kernel), f(5)),
+        sf.value_and_grad(loss(net), argnums=(0, 1, 2)),
+    )
     with sf.fake_world(3):
-        assert {c.kind for c in on("3", net).lower(*args).collectives} == {"all_gather"}
+        assert {c.kind for c in on("3", net).lower(*args).collectives} == {
+            "all_gather"
+        }
         equal(sf.full(on("3", gradient)(*args)), gradient(*args))
 
 
 def test_a_convolution_over_input_channels_adds_its_bias_once() -> None:
     channels, net = (P(None, "h"), P(None, "h"), P()), conv(2, padding=1)
-    args, gradient = (f(2, 5, 6, 7), f(3, 5, 3, 3), f(3)), sf.value_and_grad(loss(net), argnums=(0, 1, 2))
+    args, gradient = (
+        (f(2, 5, 6, 7), f(3, 5, 3, 3), f(3)),
+        sf.value_and_grad(loss(net), argnums=(0, 1, 2)),
+    )
     for n in (2, 3, 4):
         with sf.fake_world(n):
             mine = lambda fn: on(str(n), fn, channels)  # noqa: B023
-            assert sent(mine(net).lower(*args)) == [("all_reduce", "h", 2 * 3 * 6 * 7 * FLOAT)]
+            assert sent(mine(net).lower(*args)) == [
+                ("all_reduce", "h", 2 * 3 * 6 * 7 * FLOAT)
+            ]
             equal(sf.full(mine(gradient)(*args)), gradient(*args))
 
 
-def halves(size: int, mark: tuple[int, int, int, int], n: int) -> tuple[Plan, torch.Tensor]:
+def halves(
+    size: int, mark: tuple[int, int, int, int], n: int
+) -> tuple[Plan, torch.Tensor]:
     """The plan that brings (size, 2), cut on dim 0 over n ranks, to its chunks with a halo."""
     x = torch.arange(2.0 * size, dtype=torch.float64).view(size, 2)
     fake, axes = _compat.FakeTensorMode().from_tensor(x), pieces.mesh_axes((n,))
-    src, dst = (layout.canonical(x.shape, (m,), (n,)) for m in (layout.joined(*mark[:2]), mark))
+    src, dst = (
+        layout.canonical(x.shape, (m,), (n,))
+        for m in (layout.joined(*mark[:2]), mark)
+    )
     _, moves = route(tuple(x.shape), FLOAT, src, dst, axes)
     source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
-    step = steps.Redistribute(source, target, moves, torch.fx.Graph().placeholder("x"), False)
+    step = steps.Redistribute(
+        source, target, moves, torch.fx.Graph().placeholder("x"), False
+    )
     return Plan(axes=axes, steps=(step,), ins=(source,), outs=(target,)), x
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
-def test_a_halo_is_the_edges_of_the_neighbours_and_zeros_at_the_ends(n: int) -> None:
-    for size, unit, before, after in itertools.product((6, 7, 9), (1, 3), (0, 1), (0, 1)):
+def test_a_halo_is_the_edges_of_the_neighbours_and_zeros_at_the_ends(
+    n: int,
+) -> None:
+    for size, unit, before, after in itertools.product(
+        (6, 7, 9), (1, 3), (0, 1), (0, 1)
+    ):
         if size % unit == 0 and before + after:
             plan, x = halves(size, (0, unit, before, after), n)
             wanted = pieces.cut(x, plan.outs[0].marks, (n,))
-            for got, chunk in zip(pieces.run_plan(plan, [pieces.cut(x, plan.ins[0].marks, (n,))])[0], wanted, strict=True):
-                assert torch.equal(got, chunk), f"{size} in units of {unit} over {n}: {got}, not {chunk}"
+            for got, chunk in zip(
+                pieces.run_plan(plan, [pieces.cut(x, plan.ins[0].marks, (n,))])[0],
+                wanted,
+                strict=True,
+            ):
+                assert torch.equal(got, chunk), (
+                    f"{size} in units of {unit} over {n}: {got}, not {chunk}"
+                )
 
 
 def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
@@ -224,11 +323,21 @@ def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
         ((0, 1, 3, 3), "R"): True, ((0, 1, 4, 0), "R"): False, ((0, 1, 1, 1), 1): True,
         ((0, 1, 1, 1), 0): False, (0, (0, 1, 1, 1)): False, ((0, 4, 1, 1), "R"): False,
     }  # fmt: skip
-    assert {marks: layout.canonical((6, 4), marks, (2, 2)) is not None for marks in fits} == fits
+    assert {
+        marks: layout.canonical((6, 4), marks, (2, 2)) is not None for marks in fits
+    } == fits
 
 
 def twice(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return (F.conv2d(F.max_pool2d(F.relu(F.conv2d(x, v, padding=1)), 2), w, padding=2, dilation=2) ** 2).mean()
+    return (
+        F.conv2d(
+            F.max_pool2d(F.relu(F.conv2d(x, v, padding=1)), 2),
+            w,
+            padding=2,
+            dilation=2,
+        )
+        ** 2
+    ).mean()
 
 
 ARGS = f(2, 3, 24, 16), f(4, 3, 3, 3), f(5, 4, 3, 3)
@@ -246,9 +355,16 @@ def test_gloo_equals_one_device_and_the_simulator(backend: str) -> None:
     torch.set_num_threads(1)  # as the ranks have
     wanted = sf.value_and_grad(twice, argnums=(0, 1, 2))(*ARGS)
     with sf.fake_world(2):
-        simulated = leaves(on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS))
+        simulated = leaves(
+            on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS)
+        )
     for rank, (whole, local, code) in enumerate(run_ranks(2, real, backend)):
         equal(whole, wanted)
-        assert [kind for what, kind in events(code) if what == "start"].count("halo") == 4, "one for each convolution and each gradient"
+        assert [kind for what, kind in events(code) if what == "start"].count(
+            "halo"
+        ) == 4, "one for each convolution and each gradient"
         if backend == "aten":
-            assert all(torch.equal(a, b.to_local().shards[rank]) for a, b in zip(local, simulated, strict=True))
+            assert all(
+                torch.equal(a, b.to_local().shards[rank])
+                for a, b in zip(local, simulated, strict=True)
+            )

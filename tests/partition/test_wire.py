@@ -1,4 +1,6 @@
-"""Values of dtypes that Gloo does not carry cross it all the same, on real processes and simulated."""
+"""Values of dtypes that Gloo does not carry cross it all the same, on real processes and
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 
-DTYPES = (torch.complex128, torch.complex64, torch.int16, torch.bool, torch.float16, torch.uint8)
+DTYPES = (
+    torch.complex128,
+    torch.complex64,
+    torch.int16,
+    torch.bool,
+    torch.float16,
+    torch.uint8,
+)
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
@@ -21,19 +30,32 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 
 def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Gathered, exchanged, and, where there is a sum, reduced and scattered."""
-    out = {"gather": sf.constrain(x, P()), "exchange": sf.constrain(x, P(None, "a"))}
+    out = {
+        "gather": sf.constrain(x, P()),
+        "exchange": sf.constrain(x, P(None, "a")),
+    }
     if x.dtype.is_complex:  # torch conjugates and negates when it reads
-        out |= {"conjugate": sf.constrain(x.conj(), P()), "negative": sf.constrain(x.conj().imag, P()), "turned": x.conj().flip(0)}
+        out |= {
+            "conjugate": sf.constrain(x.conj(), P()),
+            "negative": sf.constrain(x.conj().imag, P()),
+            "turned": x.conj().flip(0),
+        }
         out |= {"scalar": x.sum()}
     if x.dtype != torch.bool:
         total = x.sum(0, dtype=x.dtype)
-        out |= {"reduce": total, "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a"))}
+        out |= {
+            "reduce": total,
+            "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a")),
+        }
     return out
 
 
 def everything() -> dict[str, Any]:
     mesh = sf.make_mesh((2,), ("a",))
-    return {str(d): sf.full(sf.shard(moved, mesh, P("a"), backend="aten")(values(d))) for d in DTYPES}
+    return {
+        str(d): sf.full(sf.shard(moved, mesh, P("a"), backend="aten")(values(d)))
+        for d in DTYPES
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +64,9 @@ def ranks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_is_gathered_exchanged_reduced_and_scattered(dtype: torch.dtype, ranks: list[dict[str, Any]]) -> None:
+def test_every_dtype_is_gathered_exchanged_reduced_and_scattered(
+    dtype: torch.dtype, ranks: list[dict[str, Any]]
+) -> None:
     wanted = moved(values(dtype))
     with sf.fake_world(2):
         simulated = everything()

@@ -1,4 +1,6 @@
-"""bucketed_grad on real gloo processes: what one device computes, and what the simulator computes, to the last bit."""
+"""bucketed_grad on real gloo processes: what one device computes, and what the simulator
+computes, to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,68 @@ from shardfn.runtime import cache
 
 LOSSES = {
     "gpt": (models.gpt_loss, lambda: models.gpt_params(1), models.tokens),
-    "mlp": (models.mlp_loss, models.mlp_params, lambda: (models._weights(8)(7, 6), models._weights(9)(7, 3))),
+    "mlp": (
+        models.mlp_loss,
+        models.mlp_params,
+        lambda: (models._weights(8)(7, 6), models._weights(9)(7, 3)),
+    ),
 }
 # (model, mesh, scheme, batch placement, options of bucketed_grad)
-CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]] = {
+CASES: dict[
+    int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]
+] = {
     2: {
-        "gpt data parallel": ("gpt", {"dp": 2}, "replicated", P("dp"), {"cap": 1000, "first_cap": 200}),
-        "gpt fully sharded": ("gpt", {"dp": 2}, "fully_sharded", P("dp"), {"cap": 1000, "first_cap": 200}),
-        "mlp in flight": ("mlp", {"dp": 2}, "fully_sharded", P("dp"), {"cap": 100, "first_cap": 1, "max_in_flight": 200}),
-        "mlp ignored": ("mlp", {"dp": 2}, "replicated", P("dp"), {"cap": 100, "first_cap": 1, "ignore": "w"}),
+        "gpt data parallel": (
+            "gpt",
+            {"dp": 2},
+            "replicated",
+            P("dp"),
+            {"cap": 1000, "first_cap": 200},
+        ),
+        "gpt fully sharded": (
+            "gpt",
+            {"dp": 2},
+            "fully_sharded",
+            P("dp"),
+            {"cap": 1000, "first_cap": 200},
+        ),
+        "mlp in flight": (
+            "mlp",
+            {"dp": 2},
+            "fully_sharded",
+            P("dp"),
+            {"cap": 100, "first_cap": 1, "max_in_flight": 200},
+        ),
+        "mlp ignored": (
+            "mlp",
+            {"dp": 2},
+            "replicated",
+            P("dp"),
+            {"cap": 100, "first_cap": 1, "ignore": "w"},
+        ),
     },
     4: {
-        "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp"), {"cap": 1000, "first_cap": 200}),
-        "mlp data parallel": ("mlp", {"dp": 4}, "replicated", P("dp"), {"cap": 200, "first_cap": 1}),
-        "mlp both axes": ("mlp", {"dp": 2, "tp": 2}, "replicated", P(("dp", "tp")), {"cap": 100, "first_cap": 1}),
+        "gpt dp x tp": (
+            "gpt",
+            {"dp": 2, "tp": 2},
+            "tensor_parallel",
+            P("dp"),
+            {"cap": 1000, "first_cap": 200},
+        ),
+        "mlp data parallel": (
+            "mlp",
+            {"dp": 4},
+            "replicated",
+            P("dp"),
+            {"cap": 200, "first_cap": 1},
+        ),
+        "mlp both axes": (
+            "mlp",
+            {"dp": 2, "tp": 2},
+            "replicated",
+            P(("dp", "tp")),
+            {"cap": 100, "first_cap": 1},
+        ),
     },
 }
 
@@ -38,7 +88,9 @@ CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any, dict[str, Any]]]
 def step_of(model: str, options: dict[str, Any]) -> Any:
     """(params, x, y) -> (new params, gradients, loss), with bucketed_grad."""
     name = options.get("ignore")
-    told = options | ({"ignore": lambda path: path.endswith(f"[{name!r}]")} if name else {})
+    told = options | (
+        {"ignore": lambda path: path.endswith(f"[{name!r}]")} if name else {}
+    )
 
     def step(params: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         loss, grads = sf.bucketed_grad(LOSSES[model][0], **told)(params, x, y)
@@ -48,14 +100,18 @@ def step_of(model: str, options: dict[str, Any]) -> Any:
 
 
 def run_case(case: Any, backend: str = "aten") -> Any:
-    """(this rank's local results, the whole results, the plan) of two steps, the second fed by the first."""
+    """(this rank's local results, the whole results, the plan) of two steps, the second fed by
+    the first.
+    """
     model, axes, scheme, batch, options = case
     _, make_params, make_batch = LOSSES[model]
     params, (x, y) = make_params(), make_batch()
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)
     params = sf.distribute(params, mesh, placed)
-    low = sf.shard(step_of(model, options), mesh, (placed, batch, batch), backend=backend).lower(params, x, y)
+    low = sf.shard(
+        step_of(model, options), mesh, (placed, batch, batch), backend=backend
+    ).lower(params, x, y)
     step = low.compile()
     out = step(step(params, x, y)[0], x, y)
     return [d.to_local() for d in leaves(out)], sf.full(out), low.plan
@@ -77,7 +133,9 @@ def equal_one_device(whole: Any, case: Any) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_s9_2_buckets_on_gloo_equal_one_device_and_the_simulator_to_the_last_bit_and_have_its_plan(n: int) -> None:
+def test_s9_2_buckets_on_gloo_equal_one_device_and_the_simulator_to_the_last_bit_and_have_its_plan(
+    n: int,
+) -> None:
     ranks = run_ranks(n, every_case, CASES[n])
     torch.set_num_threads(1)  # as the ranks have: some kernels add up per thread
     with sf.fake_world(n):
@@ -86,7 +144,9 @@ def test_s9_2_buckets_on_gloo_equal_one_device_and_the_simulator_to_the_last_bit
         for rank, got in enumerate(ranks):
             equal_one_device(got[name][1], case)
             for a, b in zip(got[name][0], simulated[name][0], strict=True):
-                assert torch.equal(a, b.shards[rank]), f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+                assert torch.equal(a, b.shards[rank]), (
+                    f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+                )
         plans = {simulated[name][2], *(got[name][2] for got in ranks)}
         assert len(plans) == 1 and len(plans.pop().buckets) > 1
 
@@ -100,7 +160,9 @@ def test_compiled_with_inductor_buckets_on_gloo_equal_one_device() -> None:
     case = CASES[2]["mlp in flight"]
     for whole, counts in run_ranks(2, compiled, case):
         equal_one_device(whole, case)
-        assert (counts["captures"], counts["compilations"]) == (1, 1), "one graph, one compilation, however many buckets"
+        assert (counts["captures"], counts["compilations"]) == (1, 1), (
+            "one graph, one compilation, however many buckets"
+        )
 
 
 def disagreeing() -> str:
@@ -108,7 +170,12 @@ def disagreeing() -> str:
     cap = 100 + 1000 * mesh.get_rank()
     _, make_params, make_batch = LOSSES["mlp"]
     try:
-        sf.shard(step_of("mlp", {"cap": cap, "first_cap": 1}), mesh, (P(), P("dp"), P("dp")), backend="aten")(make_params(), *make_batch())
+        sf.shard(
+            step_of("mlp", {"cap": cap, "first_cap": 1}),
+            mesh,
+            (P(), P("dp"), P("dp")),
+            backend="aten",
+        )(make_params(), *make_batch())
     except sf.DivergenceError as error:
         return str(error)
     return "no error"

@@ -24,12 +24,22 @@ def staged(fn: Any) -> torch.Tensor:
     """The gradient of fn over two ranks."""
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        return sf.full(sf.shard(sf.grad(fn), mesh, (sf.P("dp"),), backend="aten")(torch.ones(3)))
+        return sf.full(
+            sf.shard(sf.grad(fn), mesh, (sf.P("dp"),), backend="aten")(
+                torch.ones(3)
+            )
+        )
 
 
-@pytest.mark.parametrize("make", [lambda fn: fn, functools.partial], ids=["function", "partial"])
-@pytest.mark.parametrize("use", [lambda fn: sf.grad(fn)(torch.ones(3)), staged], ids=["alone", "sharded"])
-def test_what_was_staged_for_a_function_goes_when_it_goes(make: Any, use: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda fn: fn, functools.partial], ids=["function", "partial"]
+)
+@pytest.mark.parametrize(
+    "use", [lambda fn: sf.grad(fn)(torch.ones(3)), staged], ids=["alone", "sharded"]
+)
+def test_what_was_staged_for_a_function_goes_when_it_goes(
+    make: Any, use: Any
+) -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return (3 * x).sum()
 
@@ -50,7 +60,9 @@ def test_twenty_functions_leave_nothing_behind() -> None:
     for i in range(1, 21):
         once(i)
     gc.collect()
-    assert len(gc.get_objects()) - before < 20 * 200  # one small program is more than 2,000 objects
+    assert (
+        len(gc.get_objects()) - before < 20 * 200
+    )  # one small program is more than 2,000 objects
 
 
 def test_equal_transforms_of_one_function_are_staged_once() -> None:
@@ -80,7 +92,11 @@ def test_a_wrapper_that_takes_over_attributes_does_not_take_over_programs() -> N
     assert torch.equal(sf.grad(doubled)(torch.ones(3)), torch.full((3,), 2.0))
 
 
-COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda fn: pickle.loads(pickle.dumps(fn))}
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda fn: pickle.loads(pickle.dumps(fn)),
+}
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
@@ -102,7 +118,9 @@ def test_methods_stay_alive_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
     def used() -> weakref.ref[Model]:
         model = Model()
-        assert torch.equal(sf.grad(model.loss)(torch.ones(3)), torch.full((3,), 2.0))
+        assert torch.equal(
+            sf.grad(model.loss)(torch.ones(3)), torch.full((3,), 2.0)
+        )
         return weakref.ref(model)
 
     seen = [used() for _ in range(4)]
@@ -117,7 +135,11 @@ class Slim:
         return doubled(x)
 
 
-@pytest.mark.parametrize("fn", [Slim(), torch.sum, Model().loss], ids=["no weak references", "built in", "method"])
+@pytest.mark.parametrize(
+    "fn",
+    [Slim(), torch.sum, Model().loss],
+    ids=["no weak references", "built in", "method"],
+)
 def test_a_callable_that_cannot_carry_a_record_is_staged_once_too(fn: Any) -> None:
     sf.grad(fn)(torch.ones(3))
     before = cache.counts["captures"]

@@ -1,4 +1,6 @@
-"""Real gloo processes compute what the plain function computes, and what the simulator computes, to the last bit."""
+"""Real gloo processes compute what the plain function computes, and what the simulator
+computes, to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
         "gpt fully sharded": ("gpt", {"dp": 4}, "fully_sharded", P("dp")),
         "gpt dp x tp": ("gpt", {"dp": 2, "tp": 2}, "tensor_parallel", P("dp")),
         "gpt mixed": ("gpt", {"dp": 2, "tp": 2}, "mixed", P("dp")),
-        "conv fully sharded": ("conv", {"dp": 2, "tp": 2}, "fully_sharded", P(("dp", "tp"))),
+        "conv fully sharded": (
+            "conv",
+            {"dp": 2, "tp": 2},
+            "fully_sharded",
+            P(("dp", "tp")),
+        ),
     },
 }
 
@@ -42,7 +49,9 @@ def run_case(case: Any, backend: str = "aten") -> tuple[list[torch.Tensor], Any]
     params, (x, y) = make_params(), make_batch()
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     placed = getattr(schemes, scheme)(params)
-    step = sf.shard(models.STEPS[model], mesh, (placed, batch, batch), backend=backend)
+    step = sf.shard(
+        models.STEPS[model], mesh, (placed, batch, batch), backend=backend
+    )
     out = step(params, x, y)
     out = step(out[0], x, y)
     return [d.to_local() for d in leaves(out)], sf.full(out)
@@ -78,7 +87,9 @@ def test_gloo_equals_the_simulator_to_the_last_bit(world: Any) -> None:
             simulated, _ = run_case(case)
             for rank, got in enumerate(ranks):
                 for a, b in zip(got[name][0], simulated, strict=True):
-                    assert torch.equal(a, b.shards[rank]), f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+                    assert torch.equal(a, b.shards[rank]), (
+                        f"{name}, rank {rank}: off by {(a - b.shards[rank]).abs().max()}"
+                    )
 
 
 def compiled(case: Any) -> Any:
@@ -90,7 +101,11 @@ def compiled(case: Any) -> Any:
 def test_inductor_on_gloo_equals_one_device() -> None:
     ranks = run_ranks(2, compiled, CASES[2]["gpt fully sharded"])
     loss_fn, make_params, make_batch = models.LOSSES["gpt"]
-    wanted = models.oracle(loss_fn, models.oracle(loss_fn, make_params(), *make_batch())[0], *make_batch())
+    wanted = models.oracle(
+        loss_fn,
+        models.oracle(loss_fn, make_params(), *make_batch())[0],
+        *make_batch(),
+    )
     for (_, whole), _ in ranks:
         for a, b in zip(leaves(whole), leaves(wanted), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -100,7 +115,9 @@ def differing(check: str) -> str:
     os.environ["SHARDFN_CHECK"] = check
     mesh = sf.make_mesh((2,), ("dp",))
     double = sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")
-    double(torch.arange(4.0))  # the same on both: no error, and the signature is ready
+    double(
+        torch.arange(4.0)
+    )  # the same on both: no error, and the signature is ready
     try:
         double(torch.arange(4.0) + mesh.get_rank())
     except sf.DivergenceError as error:
@@ -118,20 +135,25 @@ def test_a_plain_tensor_that_differs_between_ranks_is_found_when_asked() -> None
 
 DIFFERS = """shard(<lambda>), argument x: a plain tensor that differs between rank 0 and rank 1
   needed: a global value, the same on every rank
-  try: the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own shard"""
+  try: the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own \
+shard"""
 
 
 def disagreeing() -> str:
     mesh = sf.make_mesh((2,), ("dp",))
     width = 3 + mesh.get_rank()
     try:
-        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(torch.ones(4, width))
+        sf.shard(lambda x: x * 2, mesh, P("dp"), backend="aten")(
+            torch.ones(4, width)
+        )
     except sf.DivergenceError as error:
         return str(error)
     return "no error"
 
 
-def test_ranks_with_different_programs_are_told_the_first_line_that_differs() -> None:
+def test_ranks_with_different_programs_are_told_the_first_line_that_differs() -> (
+    None
+):
     said = run_ranks(2, disagreeing)
     assert said[0] == said[1]
     assert "ranks hold different programs" in said[0]

@@ -1,4 +1,6 @@
-"""Per-rank code on two real gloo processes: as on whole arrays, and as in the simulator to the last bit."""
+"""Per-rank code on two real gloo processes: as on whole arrays, and as in the simulator to the
+last bit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def every_collective(x: Tensor) -> Any:
     return (
         sf.psum(x, "dp").sin() + sf.pmax(x, "dp") - sf.pmin(x, "dp"),
         sf.all_gather(x, "dp", axis=1, tiled=True),
-        x * sf.ppermute(x, "dp", [(0, 1), (1, 0)]) + sf.ppermute(x, "dp", [(1, 0)]) * sf.axis_index("dp"),
+        x * sf.ppermute(x, "dp", [(0, 1), (1, 0)])
+        + sf.ppermute(x, "dp", [(1, 0)]) * sf.axis_index("dp"),
         sf.psum_scatter(moved, "dp", tiled=True),
     )
 
@@ -37,7 +40,9 @@ OUTS = (P(), P(), P("dp"), P("dp"))
 def whole(x: Tensor) -> Any:
     a, b = x.chunk(2)
     exchanged = torch.cat([b, a])
-    got = torch.cat([b, torch.zeros_like(a)]) * torch.tensor([[0.0], [0.0], [1.0], [1.0]], dtype=x.dtype)
+    got = torch.cat([b, torch.zeros_like(a)]) * torch.tensor(
+        [[0.0], [0.0], [1.0], [1.0]], dtype=x.dtype
+    )
     return (
         (a + b).sin() + torch.maximum(a, b) - torch.minimum(a, b),
         torch.cat([a, b], 1),
@@ -53,14 +58,25 @@ def squares(f: Any) -> Any:
 def run(backend: str) -> Any:
     mesh = sf.make_mesh((2,), ("dp",))
     fn = sf.shard_map(every_collective, mesh, P("dp"), OUTS, backend=backend)
-    step = sf.shard_map(sf.bucketed_grad(loss), mesh, (P(), P("dp")), P(), backend=backend)
-    derived = sf.shard(sf.grad(squares(sf.shard_map(every_collective, None, P("dp"), OUTS))), mesh, P("dp"), backend=backend)
+    step = sf.shard_map(
+        sf.bucketed_grad(loss), mesh, (P(), P("dp")), P(), backend=backend
+    )
+    derived = sf.shard(
+        sf.grad(squares(sf.shard_map(every_collective, None, P("dp"), OUTS))),
+        mesh,
+        P("dp"),
+        backend=backend,
+    )
     return sf.full((fn(X), step(W, X), derived(X)))
 
 
 def wanted() -> Any:
     plain = lambda w: (X @ w).tanh().square().mean()
-    return whole(X), torch.func.grad_and_value(plain)(W)[::-1], torch.func.grad(squares(whole))(X)
+    return (
+        whole(X),
+        torch.func.grad_and_value(plain)(W)[::-1],
+        torch.func.grad(squares(whole))(X),
+    )
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])

@@ -1,4 +1,6 @@
-"""Local tensors of a world in one process: one value per rank, none at all, or one that was given away."""
+"""Local tensors of a world in one process: one value per rank, none at all, or one that was
+given away.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,18 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.runtime.simulated_tensor import DonatedTensor, SimulatedTensor, UnreadTensor, used_after_donation
+from shardfn.runtime.simulated_tensor import (
+    DonatedTensor,
+    SimulatedTensor,
+    UnreadTensor,
+    used_after_donation,
+)
 
-SHARDS = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0]]), torch.empty(0, 2)]
+SHARDS = [
+    torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+    torch.tensor([[5.0, 6.0]]),
+    torch.empty(0, 2),
+]
 
 
 def uneven(shown: int = 0) -> SimulatedTensor:
@@ -23,7 +34,12 @@ def uneven(shown: int = 0) -> SimulatedTensor:
 @pytest.mark.parametrize("shown", [0, 1, 2])
 def test_it_looks_like_the_shown_ranks_tensor(shown: int) -> None:
     x = uneven(shown)
-    assert (x.shape, x.dtype, x.stride(), x.device) == (SHARDS[shown].shape, torch.float32, SHARDS[shown].stride(), SHARDS[shown].device)
+    assert (x.shape, x.dtype, x.stride(), x.device) == (
+        SHARDS[shown].shape,
+        torch.float32,
+        SHARDS[shown].stride(),
+        SHARDS[shown].device,
+    )
     assert repr(x) == f"SimulatedTensor(3 ranks, rank {shown}: {SHARDS[shown]!r})"
 
 
@@ -78,10 +94,15 @@ def test_a_value_that_differs_between_ranks_is_not_read_as_one() -> None:
     with pytest.raises(sf.DivergenceError) as error:
         x.item()
     assert str(error.value) == (
-        "aten._local_scalar_dense.default: ranks hold different values: [1.0, 2.0]\n  try: read the whole value with sf.full(x)"
+        "aten._local_scalar_dense.default: ranks hold different values: [1.0, 2.0]\n  "
+        "try: read the whole value with sf.full(x)"
     )
     assert error.value.fix == "sf.full(x)"
-    for read in (lambda: bool(x > 1), lambda: torch.equal(x, torch.tensor(1.0)), lambda: torch.allclose(x, torch.tensor(1.0))):
+    for read in (
+        lambda: bool(x > 1),
+        lambda: torch.equal(x, torch.tensor(1.0)),
+        lambda: torch.allclose(x, torch.tensor(1.0)),
+    ):
         with pytest.raises(sf.DivergenceError):
             read()
 
@@ -90,7 +111,10 @@ def test_an_eager_collective_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         x = sf.distribute(torch.arange(4.0), mesh, sf.P("dp"))
-        with pytest.raises(sf.ShardError, match="an eager collective on a simulated tensor\n  try: use shard's out_placements"):
+        with pytest.raises(
+            sf.ShardError,
+            match="an eager collective on a simulated tensor\n  try: use shard's out_placements",
+        ):
             x.full_tensor()
 
 
@@ -107,10 +131,16 @@ UNREAD: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", list(UNREAD))
-def test_a_tensor_without_values_has_the_shapes_dtypes_and_device_of_results(case: str) -> None:
+def test_a_tensor_without_values_has_the_shapes_dtypes_and_device_of_results(
+    case: str,
+) -> None:
     like = torch.ones(3, 2)
     got, wanted = UNREAD[case](UnreadTensor(like)), UNREAD[case](like)
-    pairs = [(got, wanted)] if isinstance(wanted, torch.Tensor) else list(zip(got, wanted, strict=True))
+    pairs = (
+        [(got, wanted)]
+        if isinstance(wanted, torch.Tensor)
+        else list(zip(got, wanted, strict=True))
+    )
     for a, b in pairs:
         assert isinstance(a, UnreadTensor)
         assert (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
@@ -138,14 +168,25 @@ def test_reading_a_tensor_without_values_says_why_there_is_none(case: str) -> No
         "  try: fake_world(n, numerics=True) computes true values"
     )
     assert where
-    assert repr(UnreadTensor(torch.ones(3, 2))) == "UnreadTensor(shape=(3, 2), dtype=torch.float32)"
+    assert (
+        repr(UnreadTensor(torch.ones(3, 2)))
+        == "UnreadTensor(shape=(3, 2), dtype=torch.float32)"
+    )
 
 
-USES = (lambda x: x + 1, lambda x: x.sum(), lambda x: torch.cat([torch.ones(1), x]), lambda x: x.clone(), lambda x: x[0])
+USES = (
+    lambda x: x + 1,
+    lambda x: x.sum(),
+    lambda x: torch.cat([torch.ones(1), x]),
+    lambda x: x.clone(),
+    lambda x: x[0],
+)
 
 
 @pytest.mark.parametrize("use", USES)
-def test_every_use_of_a_donated_tensor_says_which_call_took_it(use: Callable[[Any], Any]) -> None:
+def test_every_use_of_a_donated_tensor_says_which_call_took_it(
+    use: Callable[[Any], Any],
+) -> None:
     x = DonatedTensor(torch.ones(3), "shard(step)")
     with pytest.raises(sf.ShardError) as error:
         use(x)
@@ -154,9 +195,16 @@ def test_every_use_of_a_donated_tensor_says_which_call_took_it(use: Callable[[An
         "shard(step): this tensor was donated to that call and its memory is gone\n"
         "  try: use the call's results, or leave the argument out of donate_argnums"
     )
-    assert error.value.fix == "use the call's results, or leave the argument out of donate_argnums"
+    assert (
+        error.value.fix
+        == "use the call's results, or leave the argument out of donate_argnums"
+    )
 
 
 def test_a_donated_tensor_can_still_be_looked_at() -> None:
     x = DonatedTensor(torch.ones(3, 2), "shard(step)")
-    assert (repr(x), tuple(x.shape), x.dtype) == ("DonatedTensor(to shard(step))", (3, 2), torch.float32)
+    assert (repr(x), tuple(x.shape), x.dtype) == (
+        "DonatedTensor(to shard(step))",
+        (3, 2),
+        torch.float32,
+    )

@@ -40,23 +40,45 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
         elided=(),
         show=local_text,
     )
-    ops = [line.split("  #")[0] for line in str(program).splitlines() if line.startswith("  %")]
+    ops = [
+        line.split("  #")[0]
+        for line in str(program).splitlines()
+        if line.startswith("  %")
+    ]
     returned = ", ".join(f"%{n}" for n in output.args[0])
-    return "\n".join([" ".join(line.split()) for line in ops] + [f"return {returned}"])
+    return "\n".join(
+        [" ".join(line.split()) for line in ops] + [f"return {returned}"]
+    )
 
 
-def graph_of(src: Marks, targets: Sequence[tuple[Marks, str]], sizes: tuple[int, ...] = SIZES) -> torch.fx.Graph:
+def graph_of(
+    src: Marks, targets: Sequence[tuple[Marks, str]], sizes: tuple[int, ...] = SIZES
+) -> torch.fx.Graph:
     """One value of 6 elements brought from one placement to others, each on behalf of a phase."""
-    axes, fake = pieces.mesh_axes(sizes), _compat.FakeTensorMode().from_tensor(torch.zeros(6, dtype=torch.float64))
+    axes, fake = (
+        pieces.mesh_axes(sizes),
+        _compat.FakeTensorMode().from_tensor(torch.zeros(6, dtype=torch.float64)),
+    )
     source, made = steps.Slot(0, fake, src), []
     for k, (dst, phase) in enumerate(targets):
         node = torch.fx.Graph().placeholder(f"user{k}")
         node.meta.update(phase=phase, source=f"model.py:{k + 1}")
         found = route((6,), 8, src, dst, axes)
         assert found is not None
-        made.append(steps.Redistribute(source, steps.Slot(k + 1, fake, dst), found[1], node, False))
-    plan = Plan(axes=axes, steps=tuple(made), ins=(source,), outs=tuple(step.target for step in made))
-    return emit(plan, (0,) * len(sizes), tuple(f"group:{a}" for a in axes.names), "cpu")
+        made.append(
+            steps.Redistribute(
+                source, steps.Slot(k + 1, fake, dst), found[1], node, False
+            )
+        )
+    plan = Plan(
+        axes=axes,
+        steps=tuple(made),
+        ins=(source,),
+        outs=tuple(step.target for step in made),
+    )
+    return emit(
+        plan, (0,) * len(sizes), tuple(f"group:{a}" for a in axes.names), "cpu"
+    )
 
 
 def nothing_agreed(axes: Any = AXES) -> schedule.Agenda:
@@ -81,7 +103,9 @@ def same_text(got: str, wanted: str) -> None:
     assert got == textwrap.dedent(wanted).strip()
 
 
-def before_and_after(run: Callable[..., Any], graph: torch.fx.Graph, axes: Any = AXES) -> tuple[str, str]:
+def before_and_after(
+    run: Callable[..., Any], graph: torch.fx.Graph, axes: Any = AXES
+) -> tuple[str, str]:
     """The text before and after a pass, which leaves the graph that it is given alone."""
     before, metas = text(graph, axes), [(n.name, dict(n.meta)) for n in graph.nodes]
     schedule.check(graph, axes)
@@ -89,7 +113,9 @@ def before_and_after(run: Callable[..., Any], graph: torch.fx.Graph, axes: Any =
     schedule.check(after, axes)
     assert text(graph, axes) == before
     assert [(n.name, n.meta) for n in graph.nodes] == metas
-    assert text(run(after, nothing_agreed(axes)), axes) == text(after, axes), "once is enough"
+    assert text(run(after, nothing_agreed(axes)), axes) == text(after, axes), (
+        "once is enough"
+    )
     return before, text(after, axes)
 
 
@@ -102,7 +128,9 @@ def dead() -> torch.fx.Graph:
     return graph
 
 
-def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> None:
+def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> (
+    None
+):
     before, after = before_and_after(schedule.drop_dead, dead())
     same_text(
         before,
@@ -126,7 +154,9 @@ def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> 
 
 def test_elide_size_one_takes_collectives_over_an_axis_of_one_rank() -> None:
     graph = graph_of(("sum", "sum"), [(("R", "R"), "forward")], (1, 3))
-    before, after = before_and_after(schedule.elide_size_one, graph, pieces.mesh_axes((1, 3)))
+    before, after = before_and_after(
+        schedule.elide_size_one, graph, pieces.mesh_axes((1, 3))
+    )
     same_text(
         before,
         """
@@ -147,8 +177,12 @@ def test_elide_size_one_takes_collectives_over_an_axis_of_one_rank() -> None:
     )
 
 
-def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value() -> None:
-    graph = graph_of(("sum", "sum"), [(("R", "R"), "forward"), (("R", "sum"), "forward")])
+def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value() -> (
+    None
+):
+    graph = graph_of(
+        ("sum", "sum"), [(("R", "R"), "forward"), (("R", "sum"), "forward")]
+    )
     before, after = before_and_after(schedule.merge_equal, graph)
     same_text(
         before,
@@ -174,7 +208,9 @@ def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value()
     )
 
 
-def test_merge_equal_keeps_the_gathers_of_a_forward_and_of_its_backward_apart() -> None:
+def test_merge_equal_keeps_the_gathers_of_a_forward_and_of_its_backward_apart() -> (
+    None
+):
     graph = graph_of((0, "R"), [(("R", "R"), "forward"), (("R", "R"), "backward")])
     before, after = before_and_after(schedule.merge_equal, graph)
     assert before == after
@@ -196,12 +232,20 @@ def test_a_copy_has_the_same_text_and_shares_no_metadata() -> None:
         assert a.meta == b.meta and a.meta is not b.meta
 
 
-def test_the_schedule_runs_every_pass_and_checks_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_runs_every_pass_and_checks_after_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
     monkeypatch.setattr(schedule, "check", lambda graph, axes: seen.append("check"))
     noting = lambda name: lambda graph, agenda: seen.append(name) or graph
     names = [run.__name__ for run in schedule.PIPELINE]
-    assert names == ["merge_equal", "elide_size_one", "bucket", "drop_dead", "overlap"]
+    assert names == [
+        "merge_equal",
+        "elide_size_one",
+        "bucket",
+        "drop_dead",
+        "overlap",
+    ]
     monkeypatch.setattr(schedule, "PIPELINE", tuple(map(noting, names)))
     schedule.schedule(torch.fx.Graph(), nothing_agreed())
     assert seen == ["check", *(said for name in names for said in (name, "check"))]
@@ -239,13 +283,19 @@ def test_check_refuses_a_node_without_a_value() -> None:
     refuses(graph, f"{wait} has no value")
 
 
-def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_collective() -> None:
+def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_collective() -> (
+    None
+):
     graph, started, _ = gathering()
     record = started.meta.pop("collective")
-    refuses(graph, f"{started} is a collective without a record, or the other way round")
+    refuses(
+        graph, f"{started} is a collective without a record, or the other way round"
+    )
     graph, _, wait = gathering()
     wait.meta["collective"] = record
-    refuses(graph, f"{wait} is a collective without a record, or the other way round")
+    refuses(
+        graph, f"{wait} is a collective without a record, or the other way round"
+    )
 
 
 def refuses(graph: torch.fx.Graph, said: str) -> None:

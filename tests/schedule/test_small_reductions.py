@@ -1,4 +1,6 @@
-"""Small sums that only results wait for, such as the loss, ride in a bucket; whatever else does something with them does not."""
+"""Small sums that only results wait for, such as the loss, ride in a bucket; whatever else does
+something with them does not.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,17 @@ def loss(params: Any, x: Any) -> Any:
     return (outputs(params, x) ** 2).mean()
 
 
-def both(step: Any, placed: Any = WHOLE, axes: tuple[int, ...] = (3,), names: tuple[str, ...] = ("dp",)) -> tuple[Any, Any]:
+def both(
+    step: Any,
+    placed: Any = WHOLE,
+    axes: tuple[int, ...] = (3,),
+    names: tuple[str, ...] = ("dp",),
+) -> tuple[Any, Any]:
     """The lowered step and its result over a mesh."""
     with sf.fake_world(torch.Size(axes).numel()):
-        train = sf.shard(step, sf.make_mesh(axes, names), (placed, P(names)), backend="aten")
+        train = sf.shard(
+            step, sf.make_mesh(axes, names), (placed, P(names)), backend="aten"
+        )
         return train.lower(PARAMS, X), sf.full(train(PARAMS, X))
 
 
@@ -45,12 +54,16 @@ def riding(low: Any) -> list[int]:
 
 @pytest.mark.parametrize("axes", [(2,), (3,), (8,)])
 @pytest.mark.parametrize("cap", [1, 300, "25MB"])
-def test_the_loss_rides_in_the_first_bucket(cap: Any, axes: tuple[int, ...]) -> None:
+def test_the_loss_rides_in_the_first_bucket(
+    cap: Any, axes: tuple[int, ...]
+) -> None:
     step = sf.bucketed_grad(loss, cap, 1)
     low, got = both(step, axes=axes)
     same(step, got)
     assert riding(low) == [8] + [0] * (len(low.plan.buckets) - 1)
-    assert [c.nbytes for c in low.collectives] == [b.nbytes + b.riding for b in low.plan.buckets]
+    assert [c.nbytes for c in low.collectives] == [
+        b.nbytes + b.riding for b in low.plan.buckets
+    ]
     assert str(low.plan).count(", and 8 B of results") == 1
 
 
@@ -85,10 +98,17 @@ def test_what_is_more_than_a_page_travels_on_its_own() -> None:
 
 
 def test_a_loss_of_another_dtype_travels_on_its_own() -> None:
-    step = sf.bucketed_grad(lambda params, x: (outputs(params, x).to(F32) ** 2).sum())
+    step = sf.bucketed_grad(
+        lambda params, x: (outputs(params, x).to(F32) ** 2).sum()
+    )
     low, got = both(step)
-    torch.testing.assert_close(got, step(PARAMS, X), rtol=1e-6, atol=1e-6)  # float32
-    assert riding(low) == [0] and sorted(c.nbytes for c in low.collectives) == [4, 800]
+    torch.testing.assert_close(
+        got, step(PARAMS, X), rtol=1e-6, atol=1e-6
+    )  # float32
+    assert riding(low) == [0] and sorted(c.nbytes for c in low.collectives) == [
+        4,
+        800,
+    ]
 
 
 def test_a_metric_of_the_reduced_gradients_comes_after_them() -> None:
@@ -135,9 +155,17 @@ def test_without_buckets_nothing_rides() -> None:
 def test_an_edited_plan_says_where_it_rides() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        traced = sf.shard(sf.bucketed_grad(loss, 300, 1), mesh, (WHOLE, ROWS), backend="aten").trace(PARAMS, X)
+        traced = sf.shard(
+            sf.bucketed_grad(loss, 300, 1), mesh, (WHOLE, ROWS), backend="aten"
+        ).trace(PARAMS, X)
         plan = traced.lower().plan
         assert [b.riding for b in plan.buckets] == [8, 0, 0]
-        for edited in (plan.merge(0, 1), plan.merge(0, 1, 2).split(0, 2), sf.BucketPlan.from_json(plan.to_json())):
+        for edited in (
+            plan.merge(0, 1),
+            plan.merge(0, 1, 2).split(0, 2),
+            sf.BucketPlan.from_json(plan.to_json()),
+        ):
             found = traced.lower(plan=edited).plan
-            assert [(b.leaves, b.riding) for b in found.buckets] == [(b.leaves, b.riding) for b in edited.buckets]
+            assert [(b.leaves, b.riding) for b in found.buckets] == [
+                (b.leaves, b.riding) for b in edited.buckets
+            ]

@@ -1,4 +1,6 @@
-"""Random losses of trees of parameters for bucketed_grad, and what must hold of every bucket plan."""
+"""Random losses of trees of parameters for bucketed_grad, and what must hold of every bucket
+plan.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,28 @@ from shardfn import P
 from shardfn._tree import leaves
 
 WIDTH, ROWS, WORDS = 5, 7, 6
-MESHES: tuple[dict[str, int], ...] = ({"a": 1}, {"a": 2}, {"a": 3}, {"a": 8}, {"a": 2, "b": 2}, {"a": 2, "b": 3})
+MESHES: tuple[dict[str, int], ...] = (
+    {"a": 1},
+    {"a": 2},
+    {"a": 3},
+    {"a": 8},
+    {"a": 2, "b": 2},
+    {"a": 2, "b": 3},
+)
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.bfloat16)
 CAPS = (1, 40, 200, 900, "1KB", "25MB", "1GB")
 SHAPES: dict[str, tuple[int, ...]] = {
-    "matrix": (WIDTH, WIDTH), "bias": (WIDTH,), "gain": (), "table": (WORDS, WIDTH), "head": (WIDTH, 3),
-    "again": (WIDTH, WIDTH), "decayed": (3, 2), "unused": (4,), "stack": (2, WIDTH, WIDTH), "none": (0, 3),
-}  # fmt: skip
+    "matrix": (WIDTH, WIDTH),
+    "bias": (WIDTH,),
+    "gain": (),
+    "table": (WORDS, WIDTH),
+    "head": (WIDTH, 3),
+    "again": (WIDTH, WIDTH),
+    "decayed": (3, 2),
+    "unused": (4,),
+    "stack": (2, WIDTH, WIDTH),
+    "none": (0, 3),
+}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.15}
 
 
@@ -54,31 +71,66 @@ class Drawn:
     options: tuple[tuple[str, Any], ...]
 
     def __repr__(self) -> str:
-        said = [f"  {i}: {x.use} {x.dtype} {x.placed}{' ignored' if x.ignored else ''}" for i, x in enumerate(self.leaves)]
-        return "\n".join([f"\nmesh {self.mesh}, rows {self.rows}, {dict(self.options)}, tree {self.shape}", *said])
+        said = [
+            f"  {i}: {x.use} {x.dtype} {x.placed}{' ignored' if x.ignored else ''}"
+            for i, x in enumerate(self.leaves)
+        ]
+        return "\n".join(
+            [
+                f"\nmesh {self.mesh}, rows {self.rows}, {dict(self.options)}, tree {self.shape}",
+                *said,
+            ]
+        )
 
     def tree(self, values: list[Any]) -> Any:
         """The parameters' tree with other leaves: a dict, and in it what `shape` says."""
         made: dict[str, Any] = {}
         for i, (kind, x) in enumerate(zip(self.shape, values, strict=True)):
             key = f"k{(i * 7) % 10}{i}"  # in another order than sorted
-            made[key] = {"leaf": x, "dict": {"b": x}, "list": [x], "tuple": (x, ()), "pair": Pair(x, {})}[kind]
+            made[key] = {
+                "leaf": x,
+                "dict": {"b": x},
+                "list": [x],
+                "tuple": (x, ()),
+                "pair": Pair(x, {}),
+            }[kind]
         return made
 
     def flat(self, tree: Any) -> list[Any]:
         """The leaves of such a tree, in the order of `leaves`."""
-        inner = {"leaf": lambda x: x, "dict": lambda x: x["b"], "list": lambda x: x[0], "tuple": lambda x: x[0], "pair": lambda x: x.left}
-        return [inner[kind](child) for kind, child in zip(self.shape, tree.values(), strict=True)]
+        inner = {
+            "leaf": lambda x: x,
+            "dict": lambda x: x["b"],
+            "list": lambda x: x[0],
+            "tuple": lambda x: x[0],
+            "pair": lambda x: x.left,
+        }
+        return [
+            inner[kind](child)
+            for kind, child in zip(self.shape, tree.values(), strict=True)
+        ]
 
     def params(self) -> Any:
         g = torch.Generator().manual_seed(3)
-        return self.tree([(torch.randn(SHAPES[x.use], generator=g, dtype=torch.float64) * 0.5).to(x.dtype) for x in self.leaves])
+        return self.tree(
+            [
+                (
+                    torch.randn(SHAPES[x.use], generator=g, dtype=torch.float64)
+                    * 0.5
+                ).to(x.dtype)
+                for x in self.leaves
+            ]
+        )
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         g = torch.Generator().manual_seed(4)
-        return torch.randn(ROWS, WIDTH, generator=g, dtype=torch.float64), torch.randint(0, WORDS, (ROWS,), generator=g)
+        return torch.randn(
+            ROWS, WIDTH, generator=g, dtype=torch.float64
+        ), torch.randint(0, WORDS, (ROWS,), generator=g)
 
-    def loss(self, params: Any, x: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, params: Any, x: torch.Tensor, words: torch.Tensor
+    ) -> torch.Tensor:
         h, total, first = x, x.sum() * 0, None
         for leaf, w in zip(self.leaves, self.flat(params), strict=True):
             y = h.to(leaf.dtype)
@@ -108,17 +160,35 @@ class Drawn:
             return transform(self.loss)
         ignored = [i for i, x in enumerate(self.leaves) if x.ignored]
         names = {f"params{path}" for i in ignored for path in [self.paths()[i]]}
-        return sf.bucketed_grad(self.loss, ignore=names.__contains__ if names else None, **dict(self.options))
+        return sf.bucketed_grad(
+            self.loss,
+            ignore=names.__contains__ if names else None,
+            **dict(self.options),
+        )
 
     def paths(self) -> list[str]:
         """How each leaf is reached, from the root of the tree."""
-        inner = {"leaf": "", "dict": "['b']", "list": "[0]", "tuple": "[0]", "pair": ".left"}
+        inner = {
+            "leaf": "",
+            "dict": "['b']",
+            "list": "[0]",
+            "tuple": "[0]",
+            "pair": ".left",
+        }
         keys = self.tree([None] * len(self.leaves))
-        return [f"[{key!r}]{inner[kind]}" for key, kind in zip(keys, self.shape, strict=True)]
+        return [
+            f"[{key!r}]{inner[kind]}"
+            for key, kind in zip(keys, self.shape, strict=True)
+        ]
 
     def sharded(self, mesh: Any, transform: Any = None) -> Any:
         placed = self.tree([x.placed for x in self.leaves])
-        return sf.shard(self.step(transform), mesh, (placed, self.rows, self.rows), backend="aten")
+        return sf.shard(
+            self.step(transform),
+            mesh,
+            (placed, self.rows, self.rows),
+            backend="aten",
+        )
 
 
 def _placements(axes: list[str], dims: int) -> list[sf.P]:
@@ -142,10 +212,33 @@ def draws(draw: st.DrawFn) -> Drawn:
     for _ in range(draw(st.integers(1, 7))):
         use = draw(st.sampled_from(list(SHAPES)))
         options = _placements(axes, len(SHAPES[use]))
-        placed = P() if scheme == "replicated" or not SHAPES[use] else P(axes[0]) if scheme == "dim 0" else draw(st.sampled_from(options))
-        made.append(Leaf(use, draw(st.sampled_from(DTYPES)), placed, draw(st.sampled_from((False, False, False, True)))))
-    shape = draw(st.lists(st.sampled_from(("leaf", "dict", "list", "tuple", "pair")), min_size=len(made), max_size=len(made)))
-    rows = draw(st.sampled_from([P(axes[0]), P(axes[-1]), P(tuple(axes)) if len(axes) > 1 else P()]))
+        placed = (
+            P()
+            if scheme == "replicated" or not SHAPES[use]
+            else P(axes[0])
+            if scheme == "dim 0"
+            else draw(st.sampled_from(options))
+        )
+        made.append(
+            Leaf(
+                use,
+                draw(st.sampled_from(DTYPES)),
+                placed,
+                draw(st.sampled_from((False, False, False, True))),
+            )
+        )
+    shape = draw(
+        st.lists(
+            st.sampled_from(("leaf", "dict", "list", "tuple", "pair")),
+            min_size=len(made),
+            max_size=len(made),
+        )
+    )
+    rows = draw(
+        st.sampled_from(
+            [P(axes[0]), P(axes[-1]), P(tuple(axes)) if len(axes) > 1 else P()]
+        )
+    )
     cap = draw(st.sampled_from(CAPS))
     options = {"cap": cap}
     if draw(st.booleans()):
@@ -169,20 +262,33 @@ def autograd(loss: Any, params: Any, *batch: Any) -> Any:
     own = sf.tree_map(lambda p: p.clone().requires_grad_(), params)
     value = loss(own, *batch)
     flat = leaves(own)
-    found = torch.autograd.grad(value, flat, allow_unused=True) if value.requires_grad else [None] * len(flat)
-    grads = iter([torch.zeros_like(p) if g is None else g for p, g in zip(flat, found, strict=True)])
+    found = (
+        torch.autograd.grad(value, flat, allow_unused=True)
+        if value.requires_grad
+        else [None] * len(flat)
+    )
+    grads = iter(
+        [
+            torch.zeros_like(p) if g is None else g
+            for p, g in zip(flat, found, strict=True)
+        ]
+    )
     return value.detach(), sf.tree_map(lambda p: next(grads), own)
 
 
 def plan_is_what_runs(low: Any) -> None:
-    """Every bucket is one collective and every collective of a bucket is in the plan, on all ranks in the same order."""
+    """Every bucket is one collective and every collective of a bucket is in the plan, on all
+    ranks in the same order.
+    """
     plan, orders = low.plan, set()
     for program in low.programs.values():
         sent = [n for n in program.graph.nodes if "collective" in n.meta]
         records = [n.meta["collective"] for n in sent]
         orders.add(tuple((r.kind, r.axis, r.op, r.bucket) for r in records))
         numbered = [r.bucket for r in records if r.bucket is not None]
-        assert sorted(numbered) == list(range(len(plan.buckets))), f"{numbered}\n{plan}"
+        assert sorted(numbered) == list(range(len(plan.buckets))), (
+            f"{numbered}\n{plan}"
+        )
         for node, r in zip(sent, records, strict=True):
             if r.bucket is not None:
                 b = plan.buckets[r.bucket]
@@ -199,8 +305,20 @@ def plan_obeys_its_rules(plan: sf.BucketPlan, ignored: set[str]) -> None:
         assert b.leaves and len(b.leaves) == len(b.sizes)
         assert not ignored & set(b.leaves)
         assert sum(b.sizes[:-1]) < b.cap, "a bucket closes when it reaches its cap"
-    reduced = collections.Counter((leaf, b.axis) for b in plan.buckets if b.kind != "all_gather" for leaf in b.leaves)
-    assert all(n == 1 for n in reduced.values()), "a gradient is reduced once over an axis"
-    told = [set(plan.unused), set(plan.local), set(plan.ignored), {leaf for leaf, _ in reduced}]
+    reduced = collections.Counter(
+        (leaf, b.axis)
+        for b in plan.buckets
+        if b.kind != "all_gather"
+        for leaf in b.leaves
+    )
+    assert all(n == 1 for n in reduced.values()), (
+        "a gradient is reduced once over an axis"
+    )
+    told = [
+        set(plan.unused),
+        set(plan.local),
+        set(plan.ignored),
+        {leaf for leaf, _ in reduced},
+    ]
     for a, b in itertools.combinations(told, 2):
         assert not a & b, f"{a & b} is said to be two things\n{plan}"

@@ -1,4 +1,6 @@
-"""Cut tensors as marks say, put them together again, and run one-op programs on the pieces; torch.chunk is the judge."""
+"""Cut tensors as marks say, put them together again, and run one-op programs on the pieces;
+torch.chunk is the judge.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,32 @@ def chunks(x: torch.Tensor, dim: int, unit: int, n: int) -> list[torch.Tensor]:
     return [x.index_select(dim, r) for r in found]
 
 
-def with_halo(x: torch.Tensor, dim: int, found: list[torch.Tensor], before: int, after: int) -> list[torch.Tensor]:
-    """Chunks with what lies on either side of them, zeros beyond the ends; an empty chunk stays empty."""
-    wide = torch.nn.functional.pad(x, [0, 0] * (x.dim() - 1 - dim) + [before, after])
+def with_halo(
+    x: torch.Tensor, dim: int, found: list[torch.Tensor], before: int, after: int
+) -> list[torch.Tensor]:
+    """Chunks with what lies on either side of them, zeros beyond the ends; an empty chunk stays
+    empty.
+    """
+    wide = torch.nn.functional.pad(
+        x, [0, 0] * (x.dim() - 1 - dim) + [before, after]
+    )
     sizes = [c.shape[dim] for c in found]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [wide.narrow(dim, start, size + before + after if size else 0) for start, size in zip(starts, sizes, strict=True)]
+    return [
+        wide.narrow(dim, start, size + before + after if size else 0)
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
-def split(x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator, exact: bool = False) -> list[torch.Tensor]:
-    """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the pending reduction.
+def split(
+    x: torch.Tensor,
+    mark: Mark,
+    n: int,
+    generator: torch.Generator,
+    exact: bool = False,
+) -> list[torch.Tensor]:
+    """What each of n ranks on one axis holds of x: a chunk, all of it, or a random term of the
+    pending reduction.
 
     Exact terms of a sum are 2x, -x and zeros, which add up to x without rounding in any order.
     """
@@ -64,7 +82,11 @@ def split(x: torch.Tensor, mark: Mark, n: int, generator: torch.Generator, exact
         return [x & (owner == r) for r in range(n)]
     if mark == "sum" and exact:
         finite = torch.where(x.isfinite(), x, 0)
-        terms = [x + finite, -finite, *[torch.zeros_like(x)] * (n - 2)][:n] if n > 1 else [x]
+        terms = (
+            [x + finite, -finite, *[torch.zeros_like(x)] * (n - 2)][:n]
+            if n > 1
+            else [x]
+        )
         return [terms[i] for i in torch.randperm(n, generator=generator).tolist()]
     noise = [_noise(x, generator) for _ in range(n - 1)]
     if mark == "sum":
@@ -81,12 +103,23 @@ def _noise(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(-5, 6, x.shape, generator=generator, dtype=x.dtype)
 
 
-def cut(x: torch.Tensor, marks: Marks, sizes: Sequence[int], seed: int = 0, *, exact: bool = False) -> list[torch.Tensor]:
+def cut(
+    x: torch.Tensor,
+    marks: Marks,
+    sizes: Sequence[int],
+    seed: int = 0,
+    *,
+    exact: bool = False,
+) -> list[torch.Tensor]:
     """Every rank's piece of x; the first axis cuts first."""
     generator = torch.Generator().manual_seed(seed)
     level = [x]
     for mark, n in zip(marks, sizes, strict=True):
-        level = [piece for whole in level for piece in split(whole, mark, n, generator, exact)]
+        level = [
+            piece
+            for whole in level
+            for piece in split(whole, mark, n, generator, exact)
+        ]
     return [_ordered(piece, x) for piece in level]
 
 
@@ -94,19 +127,33 @@ def _ordered(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The piece in memory of its own, its dims in the order of `like`'s."""
     order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
     back = [order.index(d) for d in range(like.dim())]
-    return piece.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    return (
+        piece.permute(order)
+        .clone(memory_format=torch.contiguous_format)
+        .permute(back)
+    )
 
 
-def joined(pieces: Sequence[torch.Tensor], marks: Marks, sizes: Sequence[int], tolerance: float | None = None) -> torch.Tensor:
+def joined(
+    pieces: Sequence[torch.Tensor],
+    marks: Marks,
+    sizes: Sequence[int],
+    tolerance: float | None = None,
+) -> torch.Tensor:
     """The whole value that pieces stand for; replicas must agree."""
     level = list(pieces)
     for mark, n in reversed(list(zip(marks, sizes, strict=True))):
-        level = [_join(level[i : i + n], mark, tolerance) for i in range(0, len(level), n)]
+        level = [
+            _join(level[i : i + n], mark, tolerance)
+            for i in range(0, len(level), n)
+        ]
     (whole,) = level
     return whole
 
 
-def _join(group: list[torch.Tensor], mark: Mark, tolerance: float | None) -> torch.Tensor:
+def _join(
+    group: list[torch.Tensor], mark: Mark, tolerance: float | None
+) -> torch.Tensor:
     if not isinstance(mark, str):
         return torch.cat(group, mark[0] if isinstance(mark, tuple) else mark)
     if mark == "R":
@@ -120,37 +167,69 @@ def _join(group: list[torch.Tensor], mark: Mark, tolerance: float | None) -> tor
     return total
 
 
-TOLERANCE = {torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}  # exact otherwise
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float32: 1e-5,
+    torch.bfloat16: 2e-2,
+}  # exact otherwise
 
 
-def same(got: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float | None = None) -> None:
-    """Equal in shape and dtype, and in value up to the rounding of the dtype, or up to the tolerance."""
-    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), f"{what}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}"
+def same(
+    got: torch.Tensor,
+    wanted: torch.Tensor,
+    what: str,
+    tolerance: float | None = None,
+) -> None:
+    """Equal in shape and dtype, and in value up to the rounding of the dtype, or up to the
+    tolerance.
+    """
+    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), (
+        f"{what}: {got.shape} {got.dtype}, not {wanted.shape} {wanted.dtype}"
+    )
     tolerance = max(tolerance or 0.0, TOLERANCE.get(wanted.dtype, 0.0))
-    wrong = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    wrong = ~torch.isclose(
+        got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(f"{what}, at {at}: {got[at].item()}, not {wanted[at].item()}")
+        raise AssertionError(
+            f"{what}, at {at}: {got[at].item()}, not {wanted[at].item()}"
+        )
 
 
 def check_pieces(
-    pieces: Sequence[torch.Tensor], whole: torch.Tensor, marks: Marks, sizes: Sequence[int], tolerance: float | None = None
+    pieces: Sequence[torch.Tensor],
+    whole: torch.Tensor,
+    marks: Marks,
+    sizes: Sequence[int],
+    tolerance: float | None = None,
 ) -> None:
     """Pieces have the shapes of torch.chunk, and together they are the whole."""
     plain = tuple("R" if isinstance(m, str) else m for m in marks)
-    for rank, piece, wanted in zip(ranks(sizes), pieces, cut(whole, plain, sizes), strict=True):
-        assert piece.shape == wanted.shape, f"rank {rank} holds {tuple(piece.shape)}, not {tuple(wanted.shape)}"
+    for rank, piece, wanted in zip(
+        ranks(sizes), pieces, cut(whole, plain, sizes), strict=True
+    ):
+        assert piece.shape == wanted.shape, (
+            f"rank {rank} holds {tuple(piece.shape)}, not {tuple(wanted.shape)}"
+        )
     same(joined(pieces, marks, sizes, tolerance), whole, "the whole", tolerance)
 
 
-def run_plan(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Every result's pieces by rank; ranks whose sizes are equal share a program, as they do in a real run.
+def run_plan(
+    plan: Plan, columns: Sequence[Sequence[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Every result's pieces by rank; ranks whose sizes are equal share a program, as they do in
+    a real run.
 
     Args:
         plan: what to run.
         columns: for each input, every rank's piece.
     """
-    everyone, names = ranks(plan.axes.sizes), tuple(f"group:{a}" for a in plan.axes.names)
+    everyone, names = (
+        ranks(plan.axes.sizes),
+        tuple(f"group:{a}" for a in plan.axes.names),
+    )
     kinds = {c: local_sizes(plan, c) for c in everyone}
     programs: dict[Any, LocalProgram] = {}
     for c, kind in kinds.items():
@@ -161,7 +240,9 @@ def run_plan(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list
     return [list(column) for column in zip(*results, strict=True)]
 
 
-def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> LocalProgram:
+def _local(
+    plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]
+) -> LocalProgram:
     graphs = schedule(emit(plan, coordinates, names, "cpu"), agenda(plan, "one op"))
     return LocalProgram(
         name="one op",
@@ -180,19 +261,31 @@ def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> 
 class OneOp:
     """One call of an op: its fake call as rules see it, its tensors, its true results."""
 
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.mode = _compat.FakeTensorMode()
         self.tensors: list[torch.Tensor] = []
         graph = torch.fx.Graph()
-        replaced = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: self._holder(graph, x), (args, kwargs))
+        replaced = torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda x: self._holder(graph, x), (args, kwargs)
+        )
         self.node = graph.call_function(target, *replaced)
         fake = torch.fx.node.map_arg(replaced, lambda n: n.meta["val"])
         with self.mode:
-            self.node.meta.update(val=target(*fake[0], **fake[1]), phase="forward", source=None)
+            self.node.meta.update(
+                val=target(*fake[0], **fake[1]), phase="forward", source=None
+            )
         with torch.no_grad():
             self.results = tensors_of(target(*args, **kwargs))
         ins = tuple(n.meta["val"] for n in graph.nodes if n.op == "placeholder")
-        self.call = OpCall(target, self.node.args, dict(self.node.kwargs), ins, tuple(tensors_of(self.node.meta["val"])))
+        self.call = OpCall(
+            target,
+            self.node.args,
+            dict(self.node.kwargs),
+            ins,
+            tuple(tensors_of(self.node.meta["val"])),
+        )
 
     def _holder(self, graph: torch.fx.Graph, x: torch.Tensor) -> torch.fx.Node:
         node = graph.placeholder(f"x{len(self.tensors)}")
@@ -200,21 +293,46 @@ class OneOp:
         self.tensors.append(x)
         return node
 
-    def plan(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> Plan:
+    def plan(
+        self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]
+    ) -> Plan:
         """The plan that runs the op on inputs cut like this, and claims results cut like that."""
-        slots = [steps.Slot(i, x, m) for i, (x, m) in enumerate(zip((*self.call.ins, *self.call.outs), (*ins, *outs), strict=True))]
+        slots = [
+            steps.Slot(i, x, m)
+            for i, (x, m) in enumerate(
+                zip((*self.call.ins, *self.call.outs), (*ins, *outs), strict=True)
+            )
+        ]
         mine, made = tuple(slots[: len(ins)]), tuple(slots[len(ins) :])
-        return Plan(axes=mesh_axes(sizes), steps=(steps.Apply(self.node, mine, made),), ins=mine, outs=made)
+        return Plan(
+            axes=mesh_axes(sizes),
+            steps=(steps.Apply(self.node, mine, made),),
+            ins=mine,
+            outs=made,
+        )
 
-    def prove(self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]) -> None:
-        """Run the op on pieces, and compare the pieces that come out with those of the true results."""
-        columns = [cut(x, m, sizes, seed) for seed, (x, m) in enumerate(zip(self.tensors, ins, strict=True))]
+    def prove(
+        self, ins: Sequence[Marks], outs: Sequence[Marks], sizes: Sequence[int]
+    ) -> None:
+        """Run the op on pieces, and compare the pieces that come out with those of the true
+        results.
+        """
+        columns = [
+            cut(x, m, sizes, seed)
+            for seed, (x, m) in enumerate(zip(self.tensors, ins, strict=True))
+        ]
         found = run_plan(self.plan(ins, outs, sizes), columns)
-        tolerance = max(TOLERANCE.get(x.dtype, 0.0) for x in (*self.tensors, *self.results))
+        tolerance = max(
+            TOLERANCE.get(x.dtype, 0.0) for x in (*self.tensors, *self.results)
+        )
         for pieces, whole, marks in zip(found, self.results, outs, strict=True):
             check_pieces(pieces, whole, marks, sizes, tolerance)
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors that an op returns."""
-    return [result] if isinstance(result, torch.Tensor) else [r for r in result or () if isinstance(r, torch.Tensor)]
+    return (
+        [result]
+        if isinstance(result, torch.Tensor)
+        else [r for r in result or () if isinstance(r, torch.Tensor)]
+    )

@@ -1,4 +1,6 @@
-"""Random small programs, as text: an op a line, with placements for the inputs and a mesh to run on."""
+"""Random small programs, as text: an op a line, with placements for the inputs and a mesh to
+run on.
+"""
 
 from __future__ import annotations
 
@@ -24,36 +26,92 @@ SHARES = {  # what rank k of n holds of a pending value
     "max": lambda x, k, n: x - k,
     "min": lambda x, k, n: x + k,
 }
-MESHES: tuple[dict[str, int], ...] = ({"a": 2}, {"a": 3}, {"a": 2, "b": 2}, {"a": 2, "b": 3})
+MESHES: tuple[dict[str, int], ...] = (
+    {"a": 2},
+    {"a": 3},
+    {"a": 2, "b": 2},
+    {"a": 2, "b": 3},
+)
 if EFFORT > 1:
-    MESHES = (*MESHES, {"a": 4}, {"a": 3, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 1, "b": 2})
-UNARY = ("torch.relu({})", "torch.tanh({})", "-{}", "{}.sin()", "{} * 0.5", "{} + 1", "F.gelu({})", "torch.sigmoid({})", "{}.double()")
-CHOICES = ("torch.where({0} > {1}, {0}, {1})", "torch.where({0} > 0, {1}, {0} * 2)", "torch.maximum({}, {})")
+    MESHES = (
+        *MESHES,
+        {"a": 4},
+        {"a": 3, "b": 2},
+        {"a": 2, "b": 2, "c": 2},
+        {"a": 1, "b": 2},
+    )
+UNARY = (
+    "torch.relu({})",
+    "torch.tanh({})",
+    "-{}",
+    "{}.sin()",
+    "{} * 0.5",
+    "{} + 1",
+    "F.gelu({})",
+    "torch.sigmoid({})",
+    "{}.double()",
+)
+CHOICES = (
+    "torch.where({0} > {1}, {0}, {1})",
+    "torch.where({0} > 0, {1}, {0} * 2)",
+    "torch.maximum({}, {})",
+)
 BINARY = ("{} + {}", "{} - {}", "{} * {}", *CHOICES)
 REDUCE = (
-    "{}.sum({}, keepdim={})", "{}.mean({}, keepdim={})", "{}.amax({}, keepdim={})", "{}.amin({}, keepdim={})",
-    "{}.var({}, keepdim={}, correction=0)", "{}.logsumexp({}, keepdim={})", "{}.max({}, keepdim={})[0]", "{}.prod({}, keepdim={})",
-)  # fmt: skip
+    "{}.sum({}, keepdim={})",
+    "{}.mean({}, keepdim={})",
+    "{}.amax({}, keepdim={})",
+    "{}.amin({}, keepdim={})",
+    "{}.var({}, keepdim={}, correction=0)",
+    "{}.logsumexp({}, keepdim={})",
+    "{}.max({}, keepdim={})[0]",
+    "{}.prod({}, keepdim={})",
+)
 SMOOTH = (  # of {x} along dim {d} of size {n}; the shape stays
-    "torch.fft.irfft(torch.fft.rfft({x}, dim={d}) * 2j, n={n}, dim={d})", "torch.fft.fft({x}, dim={d}).imag", "{x}.logcumsumexp({d})",
-    "{x} / (1 + {x}.norm(3, {d}, keepdim=True))", "{x}.cummax({d})[0]", "{x} * ({x} > 0).any({d}, keepdim=True)",
-    "{x} * ({x} > -9).all({d}, keepdim=True)", "{x}.masked_fill({x} > 0.5, 0.25)", "torch.lerp({x}, {x}.flip({d}), 0.25)",
-    "{x} - {x}.kthvalue(1, {d}, keepdim=True)[0]", "{x} - {x}.contiguous().median({d}, keepdim=True)[0]",
-    "{x} - torch.cat([{x}, {x} + 1], {d}).std({d}, keepdim=True, correction=0)",  # where all are equal, rounding decides its gradient
-    "F.normalize({x}, dim={d})", "{x}.nan_to_num() + torch.cumulative_trapezoid({x}, dim={d}).sum({d}, keepdim=True)",
-    "{x} + {x}.mT.diagonal(dim1=-2, dim2=-1).sum() if {x}.dim() > 1 else {x}", "{x}.tril() if {x}.dim() > 1 else {x}",
-    "torch.linalg.solve({x} @ {x}.mT + 3 * torch.eye({x}.shape[-2], dtype={x}.dtype), {x}) if {x}.dim() > 1 else {x}",
+    "torch.fft.irfft(torch.fft.rfft({x}, dim={d}) * 2j, n={n}, dim={d})",
+    "torch.fft.fft({x}, dim={d}).imag",
+    "{x}.logcumsumexp({d})",
+    "{x} / (1 + {x}.norm(3, {d}, keepdim=True))",
+    "{x}.cummax({d})[0]",
+    "{x} * ({x} > 0).any({d}, keepdim=True)",
+    "{x} * ({x} > -9).all({d}, keepdim=True)",
+    "{x}.masked_fill({x} > 0.5, 0.25)",
+    "torch.lerp({x}, {x}.flip({d}), 0.25)",
+    "{x} - {x}.kthvalue(1, {d}, keepdim=True)[0]",
+    "{x} - {x}.contiguous().median({d}, keepdim=True)[0]",
+    # where all are equal, rounding decides its gradient
+    "{x} - torch.cat([{x}, {x} + 1], {d}).std({d}, keepdim=True, correction=0)",
+    "F.normalize({x}, dim={d})",
+    "{x}.nan_to_num() + torch.cumulative_trapezoid({x}, dim={d}).sum({d}, keepdim=True)",
+    "{x} + {x}.mT.diagonal(dim1=-2, dim2=-1).sum() if {x}.dim() > 1 else {x}",
+    "{x}.tril() if {x}.dim() > 1 else {x}",
+    (
+        "torch.linalg.solve({x} @ {x}.mT + 3 * torch.eye({x}.shape[-2], dtype={x}.dtype), "
+        "{x}) if {x}.dim() > 1 else {x}"
+    ),
     "torch.linalg.qr({x} + 0.1)[0].sum() * {x} if {x}.dim() > 2 else {x}",
-    "{x}.scatter_reduce({d}, torch.zeros_like({x}, dtype=torch.long), {x}, 'sum')", "{x}.unfold({d}, 1, 1).squeeze(-1)",
-    "{x}.tile(2).narrow(-1, 0, {x}.shape[-1])", "{x}.diff(dim={d}, prepend={x}.select({d}, 0).unsqueeze({d}))",
+    "{x}.scatter_reduce({d}, torch.zeros_like({x}, dtype=torch.long), {x}, 'sum')",
+    "{x}.unfold({d}, 1, 1).squeeze(-1)",
+    "{x}.tile(2).narrow(-1, 0, {x}.shape[-1])",
+    "{x}.diff(dim={d}, prepend={x}.select({d}, 0).unsqueeze({d}))",
     "torch.einsum('...i,...i->...i', {x}, {x})",
-)  # fmt: skip
-ALONG = ("{}.softmax({})", "{}.log_softmax({})", "{}.cumsum({})", "{}.flip({})", "{}.sort({})[0]", "{}.roll(1, {})", "{}.cumprod({})")
+)
+ALONG = (
+    "{}.softmax({})",
+    "{}.log_softmax({})",
+    "{}.cumsum({})",
+    "{}.flip({})",
+    "{}.sort({})[0]",
+    "{}.roll(1, {})",
+    "{}.cumprod({})",
+)
 
 
 @attrs.frozen
 class Drawn:
-    """A program: inputs with shapes and placements, closed-over indices, lines, the name of its result."""
+    """A program: inputs with shapes and placements, closed-over indices, lines, the name of its
+    result.
+    """
 
     mesh: dict[str, int]
     inputs: dict[str, tuple[Shape, Any]]
@@ -63,9 +121,22 @@ class Drawn:
     out: sf.P | None
 
     def __repr__(self) -> str:
-        said = [f"# {name}: f64{list(shape)} {spec}" for name, (shape, spec) in self.inputs.items()]
-        said += [f"{name} = torch.tensor({values})" for name, values in self.indices.items()]
-        return "\n".join(["", f"# mesh {self.mesh}, result placed {self.out}", *said, self.text()])
+        said = [
+            f"# {name}: f64{list(shape)} {spec}"
+            for name, (shape, spec) in self.inputs.items()
+        ]
+        said += [
+            f"{name} = torch.tensor({values})"
+            for name, values in self.indices.items()
+        ]
+        return "\n".join(
+            [
+                "",
+                f"# mesh {self.mesh}, result placed {self.out}",
+                *said,
+                self.text(),
+            ]
+        )
 
     def text(self) -> str:
         """The function's source."""
@@ -76,28 +147,41 @@ class Drawn:
     def function(self) -> Any:
         """(inputs) -> (sum of squares, result)."""
         scope: dict[str, Any] = {"torch": torch, "F": F, "sf": sf, "P": sf.P}
-        scope |= {name: torch.tensor(values) for name, values in self.indices.items()}
+        scope |= {
+            name: torch.tensor(values) for name, values in self.indices.items()
+        }
         exec(compile(self.text(), "<program>", "exec"), scope)
         return scope["program"]
 
     def arguments(self, seed: int = 0) -> list[torch.Tensor]:
         """Values for the inputs."""
         g = torch.Generator().manual_seed(seed)
-        return [torch.randn(shape, generator=g, dtype=torch.float64) for shape, _ in self.inputs.values()]
+        return [
+            torch.randn(shape, generator=g, dtype=torch.float64)
+            for shape, _ in self.inputs.values()
+        ]
 
     def placed_arguments(self, mesh: Any) -> list[Any]:
         """The same values, those of pending inputs as what each rank of a simulated mesh holds."""
         specs = [spec for _, spec in self.inputs.values()]
-        return [x if isinstance(spec, sf.P) else spread(x, mesh, spec) for x, spec in zip(self.arguments(), specs, strict=True)]
+        return [
+            x if isinstance(spec, sf.P) else spread(x, mesh, spec)
+            for x, spec in zip(self.arguments(), specs, strict=True)
+        ]
 
 
 def spread(x: torch.Tensor, mesh: Any, placements: list[Any]) -> Any:
-    """A whole value as a DTensor, pending on the axes that say so: no two ranks of such an axis hold the same."""
+    """A whole value as a DTensor, pending on the axes that say so: no two ranks of such an axis
+    hold the same.
+    """
     axes = axes_of(mesh)
     marks = marks_of(placements, x.shape, axes)
     held = {c: cut(x, marks, axes, c).clone() for c in all_coordinates(axes)}
     for k, (mark, n) in enumerate(zip(marks, axes.sizes, strict=True)):
-        held = {c: SHARES[mark](value, c[k], n) if mark in SHARES else value for c, value in held.items()}
+        held = {
+            c: SHARES[mark](value, c[k], n) if mark in SHARES else value
+            for c, value in held.items()
+        }
     return sf.from_local(list(held.values()), mesh, placements)
 
 
@@ -130,24 +214,37 @@ class Writer:
     def input(self, shape: Shape) -> str:
         name = f"x{len(self.inputs)}"
         pending = self.draw(st.integers(0, 5)) == 5
-        self.inputs[name], self.shapes[name] = (shape, self.pending(shape) if pending else self.placement(shape)), shape
+        self.inputs[name], self.shapes[name] = (
+            (shape, self.pending(shape) if pending else self.placement(shape)),
+            shape,
+        )
         return name
 
     def pending(self, shape: Shape) -> list[Any]:
-        """Each axis cuts some dim, or none, or the value is the sum, mean or maximum of what its ranks hold."""
+        """Each axis cuts some dim, or none, or the value is the sum, mean or maximum of what
+        its ranks hold.
+        """
         kinds = self.pick(("sum", "avg"), ("sum",), ("avg",), ("max",), ("min",))
-        options = [Replicate(), *map(Shard, range(len(shape))), *map(Partial, kinds * 2)]
+        options = [
+            Replicate(),
+            *map(Shard, range(len(shape))),
+            *map(Partial, kinds * 2),
+        ]
         return [self.pick(*options) for _ in self.mesh]
 
     def index(self, size: int) -> tuple[str, int]:
-        values = self.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5))
+        values = self.draw(
+            st.lists(st.integers(0, size - 1), min_size=1, max_size=5)
+        )
         name = f"i{len(self.indices)}"
         self.indices[name] = values
         return name, len(values)
 
     def other(self, shape: Shape) -> str:
         """A value that broadcasts with this shape: an old one, or a new input."""
-        old = [name for name, other in self.shapes.items() if _broadcasts(other, shape)]
+        old = [
+            name for name, other in self.shapes.items() if _broadcasts(other, shape)
+        ]
         if old and self.draw(st.booleans()):
             return self.pick(*old)
         drop = self.draw(st.integers(0, len(shape)))
@@ -162,12 +259,18 @@ class Writer:
         """One more line."""
         x = self.pick(*list(self.shapes)[-3:])
         shape = self.shapes[x]
-        kinds = [k for k in KINDS if (shape or k in SCALAR_KINDS) and (len(shape) < 4 or k not in GROWING)]
+        kinds = [
+            k
+            for k in KINDS
+            if (shape or k in SCALAR_KINDS) and (len(shape) < 4 or k not in GROWING)
+        ]
         KINDS[self.pick(*kinds)](self, x, shape)
 
 
 def _broadcasts(shape: Shape, into: Shape) -> bool:
-    return len(shape) <= len(into) and all(a in (b, 1) for a, b in zip(shape[::-1], into[::-1], strict=False))
+    return len(shape) <= len(into) and all(
+        a in (b, 1) for a, b in zip(shape[::-1], into[::-1], strict=False)
+    )
 
 
 def _unary(w: Writer, x: str, shape: Shape) -> None:
@@ -194,7 +297,10 @@ def _batched(w: Writer, x: str, shape: Shape) -> None:
 def _reduce(w: Writer, x: str, shape: Shape) -> None:
     dim, keep = w.dim(shape), w.draw(st.booleans())
     rest = (1,) if keep else ()
-    w.write(w.pick(*REDUCE).format(x, w.pick(dim, dim - len(shape)), keep), (*shape[:dim], *rest, *shape[dim + 1 :]))
+    w.write(
+        w.pick(*REDUCE).format(x, w.pick(dim, dim - len(shape)), keep),
+        (*shape[:dim], *rest, *shape[dim + 1 :]),
+    )
 
 
 def _along(w: Writer, x: str, shape: Shape) -> None:
@@ -239,8 +345,14 @@ def _reshape(w: Writer, x: str, shape: Shape) -> None:
 
 def _cat(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
-    y = w.pick(*[n for n, s in w.shapes.items() if s == shape], w.input((*shape[:d], w.draw(st.integers(1, 3)), *shape[d + 1 :])))
-    w.write(f"torch.cat([{x}, {y}], {d})", (*shape[:d], shape[d] + w.shapes[y][d], *shape[d + 1 :]))
+    y = w.pick(
+        *[n for n, s in w.shapes.items() if s == shape],
+        w.input((*shape[:d], w.draw(st.integers(1, 3)), *shape[d + 1 :])),
+    )
+    w.write(
+        f"torch.cat([{x}, {y}], {d})",
+        (*shape[:d], shape[d] + w.shapes[y][d], *shape[d + 1 :]),
+    )
 
 
 def _stack(w: Writer, x: str, shape: Shape) -> None:
@@ -254,12 +366,17 @@ def _slice(w: Writer, x: str, shape: Shape) -> None:
     start, step = w.draw(st.integers(0, shape[d] - 1)), w.pick(1, 1, 2)
     stop = w.draw(st.integers(start + 1, shape[d]))
     at = ", ".join([":"] * d + [f"{start}:{stop}:{step}"])
-    w.write(f"{x}[{at}]", (*shape[:d], len(range(start, stop, step)), *shape[d + 1 :]))
+    w.write(
+        f"{x}[{at}]", (*shape[:d], len(range(start, stop, step)), *shape[d + 1 :])
+    )
 
 
 def _select(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
-    w.write(f"{x}.select({d}, {w.draw(st.integers(-shape[d], shape[d] - 1))})", (*shape[:d], *shape[d + 1 :]))
+    w.write(
+        f"{x}.select({d}, {w.draw(st.integers(-shape[d], shape[d] - 1))})",
+        (*shape[:d], *shape[d + 1 :]),
+    )
 
 
 def _expand(w: Writer, x: str, shape: Shape) -> None:
@@ -272,18 +389,35 @@ def _index(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
     name, n = w.index(shape[d])
     form = w.pick("{x}.index_select({d}, {i})", "{x}[{dots}{i}]")
-    w.write(form.format(x=x, d=d, i=name, dots=":, " * d), (*shape[:d], n, *shape[d + 1 :]))
+    w.write(
+        form.format(x=x, d=d, i=name, dots=":, " * d),
+        (*shape[:d], n, *shape[d + 1 :]),
+    )
 
 
 def _gather(w: Writer, x: str, shape: Shape) -> None:
     d = w.dim(shape)
     name, n = w.index(shape[d])
-    spread = tuple(n if k == d else w.pick(size, size, 1) for k, size in enumerate(shape))
-    own = ".contiguous()" if any(spread[k] != shape[k] for k in range(len(shape)) if k != d) else ""  # else the plain one is wrong
-    index = f"{name}.reshape{tuple(n if k == d else 1 for k in range(len(shape)))}.expand{spread}{own}"
-    form = w.pick("{x}.gather({d}, {i})", "{x}.scatter_add({d}, {i}, {x}.new_ones({n}))", "{x}.scatter_add({d}, {i}, {y})")
+    spread = tuple(
+        n if k == d else w.pick(size, size, 1) for k, size in enumerate(shape)
+    )
+    own = (
+        ".contiguous()"
+        if any(spread[k] != shape[k] for k in range(len(shape)) if k != d)
+        else ""
+    )  # else the plain one is wrong
+    ones = tuple(n if k == d else 1 for k in range(len(shape)))
+    index = f"{name}.reshape{ones}.expand{spread}{own}"
+    form = w.pick(
+        "{x}.gather({d}, {i})",
+        "{x}.scatter_add({d}, {i}, {x}.new_ones({n}))",
+        "{x}.scatter_add({d}, {i}, {y})",
+    )
     y = w.input(spread) if "{y}" in form else ""
-    w.write(form.format(x=x, d=d, i=index, n=spread, y=y), spread if "gather" in form else shape)
+    w.write(
+        form.format(x=x, d=d, i=index, n=spread, y=y),
+        spread if "gather" in form else shape,
+    )
 
 
 def _embedding(w: Writer, x: str, shape: Shape) -> None:
@@ -317,7 +451,10 @@ def _convolution(w: Writer, x: str, shape: Shape) -> None:
     if len(shape) != 3:
         return _unary(w, x, shape)
     weight = w.input((w.draw(st.integers(1, 3)), shape[1], 3))
-    w.write(f"F.conv1d({x}, {weight}, padding=1)", (shape[0], w.shapes[weight][0], shape[2]))
+    w.write(
+        f"F.conv1d({x}, {weight}, padding=1)",
+        (shape[0], w.shapes[weight][0], shape[2]),
+    )
 
 
 def _attention(w: Writer, x: str, shape: Shape) -> None:
@@ -327,11 +464,18 @@ def _attention(w: Writer, x: str, shape: Shape) -> None:
 
 
 def _pad(w: Writer, x: str, shape: Shape) -> None:
-    d, before, after = w.dim(shape), w.draw(st.integers(-1, 2)), w.draw(st.integers(-1, 2))
+    d, before, after = (
+        w.dim(shape),
+        w.draw(st.integers(-1, 2)),
+        w.draw(st.integers(-1, 2)),
+    )
     if shape[d] + before + after < 1:
         before = after = 1
     pads = [0, 0] * (len(shape) - 1 - d) + [before, after]
-    w.write(f"F.pad({x}, {pads})", (*shape[:d], shape[d] + before + after, *shape[d + 1 :]))
+    w.write(
+        f"F.pad({x}, {pads})",
+        (*shape[:d], shape[d] + before + after, *shape[d + 1 :]),
+    )
 
 
 def _norm(w: Writer, x: str, shape: Shape) -> None:
@@ -344,13 +488,36 @@ def _constrain(w: Writer, x: str, shape: Shape) -> None:
 
 
 KINDS = {
-    "unary": _unary, "binary": _binary, "matmul": _matmul, "batched": _batched, "reduce": _reduce, "along": _along,
-    "transpose": _transpose, "merge": _merge, "split": _split, "reshape": _reshape, "cat": _cat, "stack": _stack, "slice": _slice,
-    "select": _select, "expand": _expand, "index": _index, "pad": _pad, "norm": _norm, "constrain": _constrain,
-    "gather": _gather, "embedding": _embedding, "index_put": _index_put, "parts": _parts, "written": _written,
-    "convolution": _convolution, "attention": _attention,
-    "smooth": _smooth, "smoother": _smooth, "smoothest": _smooth,
-}  # fmt: skip
+    "unary": _unary,
+    "binary": _binary,
+    "matmul": _matmul,
+    "batched": _batched,
+    "reduce": _reduce,
+    "along": _along,
+    "transpose": _transpose,
+    "merge": _merge,
+    "split": _split,
+    "reshape": _reshape,
+    "cat": _cat,
+    "stack": _stack,
+    "slice": _slice,
+    "select": _select,
+    "expand": _expand,
+    "index": _index,
+    "pad": _pad,
+    "norm": _norm,
+    "constrain": _constrain,
+    "gather": _gather,
+    "embedding": _embedding,
+    "index_put": _index_put,
+    "parts": _parts,
+    "written": _written,
+    "convolution": _convolution,
+    "attention": _attention,
+    "smooth": _smooth,
+    "smoother": _smooth,
+    "smoothest": _smooth,
+}
 SCALAR_KINDS = {"unary", "binary", "stack", "expand", "constrain"}
 GROWING = {"split", "stack", "expand"}
 

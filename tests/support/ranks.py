@@ -1,8 +1,9 @@
 """Run a function on n real ranks: gloo processes on this machine, one thread each.
 
-Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two processes, twenty all-reduces,
-reduce-scatters and all-gathers each, nothing of ours) two died of "malloc(): unaligned fastbin chunk detected" and its like.
-So ranks that die by such a signal run once more, with a warning; whatever they raise, or die of again, is raised here.
+Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two
+processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
+of "malloc(): unaligned fastbin chunk detected" and its like. So ranks that die by such a signal
+run once more, with a warning; whatever they raise, or die of again, is raised here.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    """The result of `fn(*args)` on each of n ranks; a rank's failure is raised here with its traceback."""
+    """The result of `fn(*args)` on each of n ranks; a rank's failure is raised here with its
+    traceback.
+    """
     try:
         return _spawned(n, fn, args)
     except CrashedError as crash:
-        warnings.warn(f"{crash}; they run once more: {getattr(fn, '__name__', fn)}", stacklevel=2)
+        warnings.warn(
+            f"{crash}; they run once more: {getattr(fn, '__name__', fn)}",
+            stacklevel=2,
+        )
     return _spawned(n, fn, args)
 
 
@@ -41,18 +47,34 @@ def _spawned(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]
         try:
             while not ranks.join():
                 pass
-        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:  # whichever rank was seen first
-            died = [rank for rank, process in enumerate(ranks.processes) if process.exitcode in CRASHES]
+        except (
+            mp.ProcessExitedException,
+            mp.ProcessRaisedException,
+        ) as error:  # whichever rank was seen first
+            died = [
+                rank
+                for rank, process in enumerate(ranks.processes)
+                if process.exitcode in CRASHES
+            ]
             if died:
                 raise CrashedError(f"ranks {died} of {n} crashed") from error
             raise
-        return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(n)]
+        return [
+            torch.load(Path(folder, f"{rank}.pt"), weights_only=False)
+            for rank in range(n)
+        ]
 
 
-def _rank(rank: int, n: int, folder: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, n: int, folder: str, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n
+    )
     torch.save(fn(*args), f"{folder}/{rank}.pt")
     dist.barrier()
-    os._exit(0)  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
+    os._exit(
+        0
+    )  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)

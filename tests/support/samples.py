@@ -1,4 +1,6 @@
-"""Sample calls of ATen ops, small and odd, by the op's name: what every sharding rule is proved on."""
+"""Sample calls of ATen ops, small and odd, by the op's name: what every sharding rule is proved
+on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from sample_values import G, Sample, b, call, f, i, positive
 def distinct(n: int, *shape: int) -> torch.Tensor:
     """Indices along dim 0 without repeats."""
     rest = shape[1:]
-    columns = [torch.randperm(n, generator=G)[: shape[0]] for _ in range(math.prod(rest))]
+    columns = [
+        torch.randperm(n, generator=G)[: shape[0]] for _ in range(math.prod(rest))
+    ]
     return torch.stack(columns, 1).view(shape)
 
 
@@ -28,41 +32,95 @@ def _layer_norm_backward(weight: bool, mask: list[bool], *shape: int) -> Sample:
     return call(f(*shape), x, [shape[-1]], mean, rstd, w, w, mask)
 
 
-def _group_norm_backward(weight: bool, n: int, c: int, space: int, group: int) -> Sample:
+def _group_norm_backward(
+    weight: bool, n: int, c: int, space: int, group: int
+) -> Sample:
     x, w = f(n, c, space), f(c) if weight else None
-    _, mean, rstd = torch.ops.aten.native_group_norm(x, w, w, n, c, space, group, 1e-5)
-    return call(f(n, c, space), x, mean, rstd, w, n, c, space, group, [True, weight, weight])
+    _, mean, rstd = torch.ops.aten.native_group_norm(
+        x, w, w, n, c, space, group, 1e-5
+    )
+    return call(
+        f(n, c, space), x, mean, rstd, w, n, c, space, group, [True, weight, weight]
+    )
 
 
-def _conv(x: torch.Tensor, w: torch.Tensor, bias: Any, pad: list[int], transposed: bool = False, groups: int = 1) -> Sample:
+def _conv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: Any,
+    pad: list[int],
+    transposed: bool = False,
+    groups: int = 1,
+) -> Sample:
     ones, zeros = [1] * len(pad), [0] * len(pad)
     return call(x, w, bias, ones, pad, ones, transposed, zeros, groups)
 
 
-def _conv_backward(x: torch.Tensor, w: torch.Tensor, bias: int, pad: list[int], mask: list[bool], transposed: bool = False) -> Sample:
+def _conv_backward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: int,
+    pad: list[int],
+    mask: list[bool],
+    transposed: bool = False,
+) -> Sample:
     ones, zeros = [1] * len(pad), [0] * len(pad)
-    out = torch.ops.aten.convolution(x, w, None, ones, pad, ones, transposed, zeros, 1)
-    return call(f(*out.shape), x, w, [bias] if bias else None, ones, pad, ones, transposed, zeros, 1, mask)
+    out = torch.ops.aten.convolution(
+        x, w, None, ones, pad, ones, transposed, zeros, 1
+    )
+    return call(
+        f(*out.shape),
+        x,
+        w,
+        [bias] if bias else None,
+        ones,
+        pad,
+        ones,
+        transposed,
+        zeros,
+        1,
+        mask,
+    )
 
 
-def _walk(w: torch.Tensor, stride: int, pad: int, dilation: int, groups: int, transposed: bool = False) -> tuple[Any, ...]:
+def _walk(
+    w: torch.Tensor,
+    stride: int,
+    pad: int,
+    dilation: int,
+    groups: int,
+    transposed: bool = False,
+) -> tuple[Any, ...]:
     """The settings of a convolution, the same along each dim of space."""
     space = w.dim() - 2
-    return [stride] * space, [pad] * space, [dilation] * space, transposed, [0] * space, groups
+    return (
+        [stride] * space,
+        [pad] * space,
+        [dilation] * space,
+        transposed,
+        [0] * space,
+        groups,
+    )
 
 
 def _walked(x: torch.Tensor, w: torch.Tensor, bias: Any, *walk: Any) -> Sample:
     return call(x, w, bias, *_walk(w, *walk))
 
 
-def _walked_backward(x: torch.Tensor, w: torch.Tensor, bias: int, mask: list[bool], *walk: Any) -> Sample:
+def _walked_backward(
+    x: torch.Tensor, w: torch.Tensor, bias: int, mask: list[bool], *walk: Any
+) -> Sample:
     out = torch.ops.aten.convolution(x, w, None, *_walk(w, *walk))
-    return call(f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask)
+    return call(
+        f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask
+    )
 
 
 def _pool_backward(dims: int, *shape: int) -> Sample:
     x, two, one, zero = f(*shape), [2] * dims, [1] * dims, [0] * dims
-    out, index = getattr(torch.ops.aten, f"max_pool{dims}d_with_indices")(x, two, two)
+    out, index = getattr(torch.ops.aten, f"max_pool{dims}d_with_indices")(
+        x, two, two
+    )
     return call(f(*out.shape), x, two, two, zero, one, False, index)
 
 
@@ -76,14 +134,23 @@ def _attention(*shape: int, causal: bool = False, mask: Any = None) -> Sample:
     return call(f(*shape), f(*shape), f(*shape), 0.0, causal, attn_mask=mask)
 
 
-def _attention_backward(*shape: int, causal: bool = False, mask: Any = None) -> Sample:
+def _attention_backward(
+    *shape: int, causal: bool = False, mask: Any = None
+) -> Sample:
     q, k, v = f(*shape), f(*shape), f(*shape)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=mask
+    )
     return call(f(*shape), q, k, v, out, lse, 0.0, causal, attn_mask=mask)
 
 
 REDUCTIONS = {
-    "aten.sum.default": [lambda: call(f(5, 3)), lambda: call(f(3, 2, 5)), lambda: call(i(9, 7)), lambda: call(f())],
+    "aten.sum.default": [
+        lambda: call(f(5, 3)),
+        lambda: call(f(3, 2, 5)),
+        lambda: call(i(9, 7)),
+        lambda: call(f()),
+    ],
     "aten.sum.dim_IntList": [
         lambda: call(f(5, 3), [0]),
         lambda: call(f(5, 3, 7), [0, -1], True),
@@ -98,12 +165,25 @@ REDUCTIONS = {
         lambda: call(i(99, 3, 5)),
         lambda: call(f(7)),
     ],
-    "aten.amin.default": [lambda: call(f(5, 3), [1]), lambda: call(f(3, 5, 2), [1], True), lambda: call(i(99, 3, 5))],
-    "aten.prod.dim_int": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5), -1, True)],
+    "aten.amin.default": [
+        lambda: call(f(5, 3), [1]),
+        lambda: call(f(3, 5, 2), [1], True),
+        lambda: call(i(99, 3, 5)),
+    ],
+    "aten.prod.dim_int": [
+        lambda: call(f(5, 3), 0),
+        lambda: call(f(3, 5), -1, True),
+    ],
     "aten.any.dim": [lambda: call(b(5, 3), 0), lambda: call(b(3, 5), -1, True)],
-    "aten.any.dims": [lambda: call(b(5, 3), [0]), lambda: call(b(3, 5, 2), [-1, 0], True)],
+    "aten.any.dims": [
+        lambda: call(b(5, 3), [0]),
+        lambda: call(b(3, 5, 2), [-1, 0], True),
+    ],
     "aten.all.dim": [lambda: call(b(5, 3), 0), lambda: call(b(3, 5), -1, True)],
-    "aten.all.dims": [lambda: call(b(5, 3), [0]), lambda: call(b(3, 5, 2), [-1, 0], True)],
+    "aten.all.dims": [
+        lambda: call(b(5, 3), [0]),
+        lambda: call(b(3, 5, 2), [-1, 0], True),
+    ],
     "aten.max.dim": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5), -1, True)],
     "aten.min.dim": [lambda: call(f(5, 3), 1), lambda: call(f(3, 5, 2), -2, True)],
     "aten.argmax.default": [
@@ -112,19 +192,47 @@ REDUCTIONS = {
         lambda: call(f(3, 5), -1, True),
         lambda: call(f(3, 5), None, True),
     ],
-    "aten.argmin.default": [lambda: call(f(5, 3), 1), lambda: call(f(3, 5)), lambda: call(f(3, 5), -1, True)],
-    "aten._softmax.default": [lambda: call(f(5, 3), -1, False), lambda: call(f(3, 5, 2), 1, False)],
-    "aten._log_softmax.default": [lambda: call(f(5, 3), -1, False), lambda: call(f(3, 5, 2), 1, False)],
+    "aten.argmin.default": [
+        lambda: call(f(5, 3), 1),
+        lambda: call(f(3, 5)),
+        lambda: call(f(3, 5), -1, True),
+    ],
+    "aten._softmax.default": [
+        lambda: call(f(5, 3), -1, False),
+        lambda: call(f(3, 5, 2), 1, False),
+    ],
+    "aten._log_softmax.default": [
+        lambda: call(f(5, 3), -1, False),
+        lambda: call(f(3, 5, 2), 1, False),
+    ],
     "aten._softmax_backward_data.default": [
         lambda: call(f(5, 3), _softmax(5, 3), -1, torch.float64),
         lambda: call(f(3, 5, 2), _softmax(3, 5, 2, dim=1), 1, torch.float64),
     ],
-    "aten._log_softmax_backward_data.default": [lambda: call(f(5, 3), f(5, 3).log_softmax(-1), -1, torch.float64)],
-    "aten.cumsum.default": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5, 2), -1), lambda: call(i(9, 7), 0)],
+    "aten._log_softmax_backward_data.default": [
+        lambda: call(f(5, 3), f(5, 3).log_softmax(-1), -1, torch.float64)
+    ],
+    "aten.cumsum.default": [
+        lambda: call(f(5, 3), 0),
+        lambda: call(f(3, 5, 2), -1),
+        lambda: call(i(9, 7), 0),
+    ],
     "aten.cumprod.default": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5, 2), 1)],
-    "aten.sort.default": [lambda: call(f(5, 3)), lambda: call(f(5, 3), 0, True), lambda: call(f(3, 5, 2), dim=1)],
-    "aten.topk.default": [lambda: call(f(5, 3), 2), lambda: call(f(5, 3), 2, 0), lambda: call(f(3, 5, 2), 2, dim=1)],
-    "aten.flip.default": [lambda: call(f(5, 3), [0]), lambda: call(f(3, 5, 2), [-1, 0]), lambda: call(f(3, 5), [])],
+    "aten.sort.default": [
+        lambda: call(f(5, 3)),
+        lambda: call(f(5, 3), 0, True),
+        lambda: call(f(3, 5, 2), dim=1),
+    ],
+    "aten.topk.default": [
+        lambda: call(f(5, 3), 2),
+        lambda: call(f(5, 3), 2, 0),
+        lambda: call(f(3, 5, 2), 2, dim=1),
+    ],
+    "aten.flip.default": [
+        lambda: call(f(5, 3), [0]),
+        lambda: call(f(3, 5, 2), [-1, 0]),
+        lambda: call(f(3, 5), []),
+    ],
 }
 
 VIEWS = {
@@ -140,15 +248,39 @@ VIEWS = {
         lambda: call(f(2, 6, 3), [4, 9]),
         lambda: call(f(15, 2), [-1, 5, 2]),
     ],
-    "aten._unsafe_view.default": [lambda: call(f(3, 5, 2), [15, 2]), lambda: call(f(15, 2), [3, 5, 2])],
-    "aten.reshape.default": [lambda: call(f(3, 5, 2), [3, 10]), lambda: call(f(5, 4).t(), [4, 5])],
-    "aten.unsqueeze.default": [lambda: call(f(5, 3), 0), lambda: call(f(5, 3), -1), lambda: call(f(), 0)],
+    "aten._unsafe_view.default": [
+        lambda: call(f(3, 5, 2), [15, 2]),
+        lambda: call(f(15, 2), [3, 5, 2]),
+    ],
+    "aten.reshape.default": [
+        lambda: call(f(3, 5, 2), [3, 10]),
+        lambda: call(f(5, 4).t(), [4, 5]),
+    ],
+    "aten.unsqueeze.default": [
+        lambda: call(f(5, 3), 0),
+        lambda: call(f(5, 3), -1),
+        lambda: call(f(), 0),
+    ],
     "aten.squeeze.default": [lambda: call(f(5, 1, 3, 1)), lambda: call(f(1))],
     "aten.squeeze.dim": [lambda: call(f(5, 1, 3), 1), lambda: call(f(5, 3), 0)],
-    "aten.squeeze.dims": [lambda: call(f(5, 1, 3, 1), [1, 3]), lambda: call(f(1, 5), [0, 1])],
-    "aten.t.default": [lambda: call(f(5, 3)), lambda: call(f(3)), lambda: call(f())],
-    "aten.permute.default": [lambda: call(f(5, 3, 2), [2, 0, 1]), lambda: call(f(5, 3), [-1, 0])],
-    "aten.transpose.int": [lambda: call(f(5, 3, 2), 0, -1), lambda: call(f(5, 3), 1, 1), lambda: call(f(), 0, 0)],
+    "aten.squeeze.dims": [
+        lambda: call(f(5, 1, 3, 1), [1, 3]),
+        lambda: call(f(1, 5), [0, 1]),
+    ],
+    "aten.t.default": [
+        lambda: call(f(5, 3)),
+        lambda: call(f(3)),
+        lambda: call(f()),
+    ],
+    "aten.permute.default": [
+        lambda: call(f(5, 3, 2), [2, 0, 1]),
+        lambda: call(f(5, 3), [-1, 0]),
+    ],
+    "aten.transpose.int": [
+        lambda: call(f(5, 3, 2), 0, -1),
+        lambda: call(f(5, 3), 1, 1),
+        lambda: call(f(), 0, 0),
+    ],
     "aten.expand.default": [
         lambda: call(f(5, 1), [5, 3]),
         lambda: call(f(1, 3), [2, 5, 3]),
@@ -164,9 +296,19 @@ VIEWS = {
         lambda: call(f(5, 1), 1, 0, 1, 3),
         lambda: call(f(5, 3)),
     ],
-    "aten.slice_backward.default": [lambda: call(f(3, 3), [5, 3], 0, 1, 4, 1), lambda: call(f(5, 2), [5, 4], 1, 0, 4, 2)],
-    "aten.split.Tensor": [lambda: call(f(5, 3), 2), lambda: call(f(3, 5), 2, 1), lambda: call(f(3, 5), 2, -1)],
-    "aten.split_with_sizes.default": [lambda: call(f(5, 3), [2, 3]), lambda: call(f(3, 5), [1, 4], 1)],
+    "aten.slice_backward.default": [
+        lambda: call(f(3, 3), [5, 3], 0, 1, 4, 1),
+        lambda: call(f(5, 2), [5, 4], 1, 0, 4, 2),
+    ],
+    "aten.split.Tensor": [
+        lambda: call(f(5, 3), 2),
+        lambda: call(f(3, 5), 2, 1),
+        lambda: call(f(3, 5), 2, -1),
+    ],
+    "aten.split_with_sizes.default": [
+        lambda: call(f(5, 3), [2, 3]),
+        lambda: call(f(3, 5), [1, 4], 1),
+    ],
     "aten.cat.default": [
         lambda: call([f(5, 3), f(2, 3)]),
         lambda: call([f(5, 3), f(5, 1), f(5, 2)], -1),
@@ -179,8 +321,14 @@ VIEWS = {
         lambda: call([f(5), f(5)], 1),
         lambda: call([f(), f()]),
     ],
-    "aten.select.int": [lambda: call(f(5, 3), 0, 2), lambda: call(f(5, 3, 2), -2, -1)],
-    "aten.select_backward.default": [lambda: call(f(3), [5, 3], 0, 2), lambda: call(f(5, 2), [5, 3, 2], -2, -1)],
+    "aten.select.int": [
+        lambda: call(f(5, 3), 0, 2),
+        lambda: call(f(5, 3, 2), -2, -1),
+    ],
+    "aten.select_backward.default": [
+        lambda: call(f(3), [5, 3], 0, 2),
+        lambda: call(f(5, 2), [5, 3, 2], -2, -1),
+    ],
     "aten.constant_pad_nd.default": [
         lambda: call(f(5, 3), [1, 2]),
         lambda: call(f(5, 3), [0, 0, 2, 1], 7.0),
@@ -197,7 +345,10 @@ PRODUCTS = {
         lambda: call(f(1, 3), f(3, 1)),
         lambda: call(i(9, 3, 5), i(9, 5, 2)),
     ],
-    "aten.bmm.default": [lambda: call(f(5, 2, 3), f(5, 3, 7)), lambda: call(f(2, 1, 5), f(2, 5, 3))],
+    "aten.bmm.default": [
+        lambda: call(f(5, 2, 3), f(5, 3, 7)),
+        lambda: call(f(2, 1, 5), f(2, 5, 3)),
+    ],
     "aten.mv.default": [lambda: call(f(5, 3), f(3)), lambda: call(f(2, 7), f(7))],
     "aten.dot.default": [lambda: call(f(5), f(5)), lambda: call(f(2), f(2))],
 }
@@ -239,31 +390,74 @@ CONVOLUTIONS = {
         lambda: _walked(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), None, 1, 1, 1, 1),
     ],
     "aten.convolution_backward.default": [
-        lambda: _conv_backward(f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]),
+        lambda: _conv_backward(
+            f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]
+        ),
         lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]),
         lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]),
-        lambda: _conv_backward(f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True),
-        lambda: _walked_backward(f(2, 3, 6, 12), f(4, 3, 3, 3), 4, [True, True, True], 2, 1, 1, 1),
-        lambda: _walked_backward(f(2, 3, 14), f(5, 3, 3), 5, [True, False, True], 1, 2, 2, 1),
-        lambda: _walked_backward(f(2, 6, 15), f(9, 2, 5), 9, [True, True, True], 3, 1, 1, 3),
-        lambda: _walked_backward(f(2, 4, 6), f(4, 3, 3), 6, [True, True, True], 2, 1, 1, 2, True),
-        lambda: _walked_backward(f(2, 3, 8), f(2, 3, 2), 0, [True, True, False], 2, 0, 1, 1),
-        lambda: _walked_backward(f(2, 3, 6), f(2, 3, 1), 2, [False, False, True], 2, 0, 1, 1),
-        lambda: _walked_backward(f(2, 3, 9), f(2, 3, 3), 2, [False, True, True], 1, 1, 1, 1),
-        lambda: _walked_backward(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), 3, [True, True, True], 1, 1, 1, 1),
+        lambda: _conv_backward(
+            f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True
+        ),
+        lambda: _walked_backward(
+            f(2, 3, 6, 12), f(4, 3, 3, 3), 4, [True, True, True], 2, 1, 1, 1
+        ),
+        lambda: _walked_backward(
+            f(2, 3, 14), f(5, 3, 3), 5, [True, False, True], 1, 2, 2, 1
+        ),
+        lambda: _walked_backward(
+            f(2, 6, 15), f(9, 2, 5), 9, [True, True, True], 3, 1, 1, 3
+        ),
+        lambda: _walked_backward(
+            f(2, 4, 6), f(4, 3, 3), 6, [True, True, True], 2, 1, 1, 2, True
+        ),
+        lambda: _walked_backward(
+            f(2, 3, 8), f(2, 3, 2), 0, [True, True, False], 2, 0, 1, 1
+        ),
+        lambda: _walked_backward(
+            f(2, 3, 6), f(2, 3, 1), 2, [False, False, True], 2, 0, 1, 1
+        ),
+        lambda: _walked_backward(
+            f(2, 3, 9), f(2, 3, 3), 2, [False, True, True], 1, 1, 1, 1
+        ),
+        lambda: _walked_backward(
+            f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), 3, [True, True, True], 1, 1, 1, 1
+        ),
     ],
-    "aten.max_pool2d_with_indices.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2]), lambda: call(f(3, 4, 6), [2, 2])],
-    "aten.max_pool2d_with_indices_backward.default": [lambda: _pool_backward(2, 5, 3, 4, 6), lambda: _pool_backward(2, 3, 4, 6)],
+    "aten.max_pool2d_with_indices.default": [
+        lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2]),
+        lambda: call(f(3, 4, 6), [2, 2]),
+    ],
+    "aten.max_pool2d_with_indices_backward.default": [
+        lambda: _pool_backward(2, 5, 3, 4, 6),
+        lambda: _pool_backward(2, 3, 4, 6),
+    ],
     "aten.avg_pool2d.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2])],
     "aten.avg_pool2d_backward.default": [lambda: _avg_pool_backward(2, 5, 3, 4, 6)],
-    "aten._adaptive_avg_pool2d.default": [lambda: call(f(5, 3, 5, 7), [2, 3]), lambda: call(f(2, 3, 6, 7), [3, 7])],
-    "aten._adaptive_avg_pool2d_backward.default": [lambda: call(f(5, 3, 2, 3), f(5, 3, 5, 7))],
-    "aten.max_pool3d_with_indices.default": [lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])],
-    "aten.max_pool3d_with_indices_backward.default": [lambda: _pool_backward(3, 5, 3, 2, 4, 6)],
-    "aten.avg_pool3d.default": [lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])],
-    "aten.avg_pool3d_backward.default": [lambda: _avg_pool_backward(3, 5, 3, 2, 4, 6)],
-    "aten._adaptive_avg_pool3d.default": [lambda: call(f(5, 3, 3, 5, 7), [2, 2, 3])],
-    "aten._adaptive_avg_pool3d_backward.default": [lambda: call(f(5, 3, 2, 2, 3), f(5, 3, 3, 5, 7))],
+    "aten._adaptive_avg_pool2d.default": [
+        lambda: call(f(5, 3, 5, 7), [2, 3]),
+        lambda: call(f(2, 3, 6, 7), [3, 7]),
+    ],
+    "aten._adaptive_avg_pool2d_backward.default": [
+        lambda: call(f(5, 3, 2, 3), f(5, 3, 5, 7))
+    ],
+    "aten.max_pool3d_with_indices.default": [
+        lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])
+    ],
+    "aten.max_pool3d_with_indices_backward.default": [
+        lambda: _pool_backward(3, 5, 3, 2, 4, 6)
+    ],
+    "aten.avg_pool3d.default": [
+        lambda: call(f(5, 3, 2, 4, 6), [2, 2, 2], [2, 2, 2])
+    ],
+    "aten.avg_pool3d_backward.default": [
+        lambda: _avg_pool_backward(3, 5, 3, 2, 4, 6)
+    ],
+    "aten._adaptive_avg_pool3d.default": [
+        lambda: call(f(5, 3, 3, 5, 7), [2, 2, 3])
+    ],
+    "aten._adaptive_avg_pool3d_backward.default": [
+        lambda: call(f(5, 3, 2, 2, 3), f(5, 3, 3, 5, 7))
+    ],
 }
 
 ATTENTION = {
@@ -348,34 +542,92 @@ LOOKUPS = {
 
 # Scalars, sizes of zero, and dtypes that are mixed or changed.
 EDGES = {
-    "aten.sum.default": [lambda: call(f(0, 3)), lambda: call(b(5, 3)), lambda: call(f(5, 3) * 9, dtype=torch.int64)],
-    "aten.sum.dim_IntList": [lambda: call(f(), [0]), lambda: call(f(0, 3), [0]), lambda: call(f(5, 3) * 9, [0], dtype=torch.int64)],
-    "aten.amax.default": [lambda: call(f(), [0]), lambda: call(b(5, 3), [0]), lambda: call(f(5, 0), [0])],
-    "aten.amin.default": [lambda: call(b(5, 3), [0]), lambda: call(i(9, 5, 3).int(), [0])],
+    "aten.sum.default": [
+        lambda: call(f(0, 3)),
+        lambda: call(b(5, 3)),
+        lambda: call(f(5, 3) * 9, dtype=torch.int64),
+    ],
+    "aten.sum.dim_IntList": [
+        lambda: call(f(), [0]),
+        lambda: call(f(0, 3), [0]),
+        lambda: call(f(5, 3) * 9, [0], dtype=torch.int64),
+    ],
+    "aten.amax.default": [
+        lambda: call(f(), [0]),
+        lambda: call(b(5, 3), [0]),
+        lambda: call(f(5, 0), [0]),
+    ],
+    "aten.amin.default": [
+        lambda: call(b(5, 3), [0]),
+        lambda: call(i(9, 5, 3).int(), [0]),
+    ],
     "aten.any.dims": [lambda: call(b(), [0]), lambda: call(b(5, 3), [])],
     "aten.any.dim": [lambda: call(b(), 0), lambda: call(f(5, 3), 0)],
     "aten.prod.dim_int": [lambda: call(f(), 0)],
     "aten.max.dim": [lambda: call(f(), 0)],
     "aten.argmax.default": [lambda: call(f(), 0), lambda: call(f())],
-    "aten.cumsum.default": [lambda: call(f(), 0), lambda: call(f(5, 3) * 9, 0, dtype=torch.int64)],
+    "aten.cumsum.default": [
+        lambda: call(f(), 0),
+        lambda: call(f(5, 3) * 9, 0, dtype=torch.int64),
+    ],
     "aten.sort.default": [lambda: call(f())],
     "aten.topk.default": [lambda: call(f(), 1)],
-    "aten._softmax.default": [lambda: call(f(), 0, False), lambda: call(f(0, 3), 1, False)],
-    "aten.view.default": [lambda: call(f(0, 3), [3, 0]), lambda: call(f(), [1, 1]), lambda: call(f(2, 2, 2, 2), [4, 4])],
-    "aten.mm.default": [lambda: call(f(0, 3), f(3, 2)), lambda: call(f(3, 0), f(0, 2))],
-    "aten.cat.default": [lambda: call([f(5, 3), i(9, 5, 3)], 0), lambda: call([f(0, 3), f(5, 3)])],
+    "aten._softmax.default": [
+        lambda: call(f(), 0, False),
+        lambda: call(f(0, 3), 1, False),
+    ],
+    "aten.view.default": [
+        lambda: call(f(0, 3), [3, 0]),
+        lambda: call(f(), [1, 1]),
+        lambda: call(f(2, 2, 2, 2), [4, 4]),
+    ],
+    "aten.mm.default": [
+        lambda: call(f(0, 3), f(3, 2)),
+        lambda: call(f(3, 0), f(0, 2)),
+    ],
+    "aten.cat.default": [
+        lambda: call([f(5, 3), i(9, 5, 3)], 0),
+        lambda: call([f(0, 3), f(5, 3)]),
+    ],
     "aten.expand.default": [lambda: call(f(1, 3), [0, 3])],
-    "aten.slice.Tensor": [lambda: call(f(5, 3), 0, 3, 3), lambda: call(f(5, 3), -1, -100, 100)],
+    "aten.slice.Tensor": [
+        lambda: call(f(5, 3), 0, 3, 3),
+        lambda: call(f(5, 3), -1, -100, 100),
+    ],
     "aten.split.Tensor": [lambda: call(f(5, 3), 100)],
-    "aten.constant_pad_nd.default": [lambda: call(f(5, 3), []), lambda: call(b(5, 3), [1, 0], True)],
-    "aten.embedding.default": [lambda: call(i(9, 5, 3), i(5, 4)), lambda: call(f(5, 3), i(5, 0))],
-    "aten.gather.default": [lambda: call(f(), 0, i(1, 3)), lambda: call(f(5, 3).to(torch.complex128), 0, i(5, 5, 3))],
-    "aten.scatter.value": [lambda: call(b(5, 3), 0, distinct(5, 2, 3), True), lambda: call(f(5, 3), 0, i(5, 0, 3), 1.0)],
+    "aten.constant_pad_nd.default": [
+        lambda: call(f(5, 3), []),
+        lambda: call(b(5, 3), [1, 0], True),
+    ],
+    "aten.embedding.default": [
+        lambda: call(i(9, 5, 3), i(5, 4)),
+        lambda: call(f(5, 3), i(5, 0)),
+    ],
+    "aten.gather.default": [
+        lambda: call(f(), 0, i(1, 3)),
+        lambda: call(f(5, 3).to(torch.complex128), 0, i(5, 5, 3)),
+    ],
+    "aten.scatter.value": [
+        lambda: call(b(5, 3), 0, distinct(5, 2, 3), True),
+        lambda: call(f(5, 3), 0, i(5, 0, 3), 1.0),
+    ],
     "aten.scatter.src": [lambda: call(f(), 0, i(1), f())],
-    "aten.scatter_add.default": [lambda: call(f(5), 0, i(5), f()), lambda: call(i(9, 5, 3), 0, i(5, 7, 3), i(9, 7, 3))],
-    "aten.index.Tensor": [lambda: call(f(5, 3), [i(5, 0)]), lambda: call(f(5, 3), [-1 - i(5, 4)])],
-    "aten.index_put.default": [lambda: call(f(5, 3), [i(5, 0)], f(0, 3), True), lambda: call(f(5, 3), [b(5, 3)], f())],
-    "aten.index_select.default": [lambda: call(f(), 0, i(1, 1)), lambda: call(b(5, 3), 0, i(5, 4))],
+    "aten.scatter_add.default": [
+        lambda: call(f(5), 0, i(5), f()),
+        lambda: call(i(9, 5, 3), 0, i(5, 7, 3), i(9, 7, 3)),
+    ],
+    "aten.index.Tensor": [
+        lambda: call(f(5, 3), [i(5, 0)]),
+        lambda: call(f(5, 3), [-1 - i(5, 4)]),
+    ],
+    "aten.index_put.default": [
+        lambda: call(f(5, 3), [i(5, 0)], f(0, 3), True),
+        lambda: call(f(5, 3), [b(5, 3)], f()),
+    ],
+    "aten.index_select.default": [
+        lambda: call(f(), 0, i(1, 1)),
+        lambda: call(b(5, 3), 0, i(5, 4)),
+    ],
     "aten.native_layer_norm.default": [lambda: call(f(3), [3], None, None, 1e-5)],
 }
 
@@ -391,23 +643,32 @@ IN_TABLES: dict[str, list[Callable[[], Sample]]] = {
     **batch_samples.IMAGES,
     **batch_samples.REST,
 }
-IN_TABLES = {name: [*found, *EDGES.get(name, ())] for name, found in IN_TABLES.items()}
+IN_TABLES = {
+    name: [*found, *EDGES.get(name, ())] for name, found in IN_TABLES.items()
+}
 
 _UNARY = (
-    "abs acos angle asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac i0 isinf "
-    "isnan lgamma nan_to_num neg positive reciprocal relu relu6 round sgn sigmoid sign signbit silu sin sinc sinh square tan "
-    "tanh trunc mish selu celu elu gelu hardtanh hardsigmoid hardshrink softshrink softplus leaky_relu logical_not clone "
+    "abs acos angle asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv "
+    "exp exp2 expm1 floor frac i0 isinf "
+    "isnan lgamma nan_to_num neg positive reciprocal relu relu6 round sgn sigmoid sign "
+    "signbit silu sin sinc sinh square tan "
+    "tanh trunc mish selu celu elu gelu hardtanh hardsigmoid hardshrink softshrink "
+    "softplus leaky_relu logical_not clone "
     "detach alias lift_fresh_copy isfinite special_entr special_erfcx special_i0e special_i1"
 )
 _POSITIVE = "log log10 log1p log2 rsqrt sqrt acosh special_log_ndtr logit"
 _BINARY = (
-    "atan2 hypot logaddexp logaddexp2 maximum minimum fmax fmin nextafter add.Tensor sub.Tensor mul.Tensor div.Tensor "
-    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor fmod.Tensor remainder.Tensor copysign.Tensor heaviside "
-    "logical_and logical_or logical_xor max.other min.other clamp_min.Tensor clamp_max.Tensor true_divide.Tensor copy"
+    "atan2 hypot logaddexp logaddexp2 maximum minimum fmax fmin nextafter add.Tensor "
+    "sub.Tensor mul.Tensor div.Tensor "
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor fmod.Tensor "
+    "remainder.Tensor copysign.Tensor heaviside "
+    "logical_and logical_or logical_xor max.other min.other clamp_min.Tensor "
+    "clamp_max.Tensor true_divide.Tensor copy"
 )
 _GRADIENTS = "tanh_backward sigmoid_backward silu_backward gelu_backward"
 _INTEGERS = (
-    "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor gcd lcm add.Tensor sub.Tensor mul.Tensor div.Tensor bitwise_left_shift.Tensor"
+    "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor gcd lcm add.Tensor sub.Tensor "
+    "mul.Tensor div.Tensor bitwise_left_shift.Tensor"
 )
 
 
@@ -422,13 +683,25 @@ def _pointwise() -> dict[str, list[Callable[[], Sample]]]:
     for op in _POSITIVE.split():
         out[_name(op)] = [lambda: call(positive(5, 3)), lambda: call(positive(7))]
     for op in _BINARY.split():
-        out[_name(op)] = [lambda: call(f(5, 3), f(5, 3)), lambda: call(f(3, 5, 2), f(5, 1)), lambda: call(f(1, 3), f(1, 3))]
+        out[_name(op)] = [
+            lambda: call(f(5, 3), f(5, 3)),
+            lambda: call(f(3, 5, 2), f(5, 1)),
+            lambda: call(f(1, 3), f(1, 3)),
+        ]
         if op != "copy":
-            out[_name(op)] += [lambda: call(f(3), f(5, 1)), lambda: call(f(5, 3), f())]
+            out[_name(op)] += [
+                lambda: call(f(3), f(5, 1)),
+                lambda: call(f(5, 3), f()),
+            ]
     for op in _GRADIENTS.split():
-        out[_name(op)] = [lambda: call(f(5, 3), f(5, 3)), lambda: call(f(2, 1, 3), f(2, 1, 3))]
+        out[_name(op)] = [
+            lambda: call(f(5, 3), f(5, 3)),
+            lambda: call(f(2, 1, 3), f(2, 1, 3)),
+        ]
     for op in _INTEGERS.split():
-        out.setdefault(_name(op), []).append(lambda: call(i(9, 5, 3) + 1, i(9, 3) + 1))
+        out.setdefault(_name(op), []).append(
+            lambda: call(i(9, 5, 3) + 1, i(9, 3) + 1)
+        )
     return out
 
 
@@ -451,7 +724,10 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(5, 3), i(9, 3)),
         lambda: call(f(5, 1), f(1, 3)),
     ],
-    "aten.sub.Tensor": [lambda: call(f(5, 3), f(3), alpha=2), lambda: call(f(1, 3), f(5, 1))],
+    "aten.sub.Tensor": [
+        lambda: call(f(5, 3), f(3), alpha=2),
+        lambda: call(f(1, 3), f(5, 1)),
+    ],
     "aten.mul.Tensor": [
         lambda: call(f(5, 3), f(5, 1)),
         lambda: call(f(5, 3), 2.0),
@@ -459,14 +735,21 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(f(5, 3), b(5, 3)),
         lambda: call(i(9, 5), i(9, 5)),
     ],
-    "aten.div.Tensor": [lambda: call(f(5, 3), f(5, 1)), lambda: call(i(9, 5), i(9, 5) + 1), lambda: call(f(5, 3), 2.0)],
+    "aten.div.Tensor": [
+        lambda: call(f(5, 3), f(5, 1)),
+        lambda: call(i(9, 5), i(9, 5) + 1),
+        lambda: call(f(5, 3), 2.0),
+    ],
     "aten.pow.Tensor_Tensor": [lambda: call(positive(5, 3), f(3))],
     "aten.pow.Tensor_Scalar": [lambda: call(f(5, 3), 3)],
     "aten.pow.Scalar": [lambda: call(2.0, f(5, 3))],
     "aten.eq.Scalar": [lambda: call(i(3, 5, 3), 1)],
     "aten.ge.Scalar": [lambda: call(f(5, 3), 0.0)],
     "aten.clamp.default": [lambda: call(f(5, 3), -0.5, 0.5)],
-    "aten.clamp.Tensor": [lambda: call(f(5, 3), f(3) - 2, f(5, 1) + 2), lambda: call(f(5, 3), None, f(3))],
+    "aten.clamp.Tensor": [
+        lambda: call(f(5, 3), f(3) - 2, f(5, 1) + 2),
+        lambda: call(f(5, 3), None, f(3)),
+    ],
     "aten.clamp_min.default": [lambda: call(f(5, 3), 0.1)],
     "aten.where.self": [
         lambda: call(b(5, 3), f(5, 3), f(5, 3)),
@@ -474,17 +757,26 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(b(3), f(5, 3), f(5, 1)),
         lambda: call(b(2, 5, 1), f(5, 3), f(2, 1, 1)),
     ],
-    "aten.masked_fill.Scalar": [lambda: call(f(5, 3), b(3), -1.0), lambda: call(f(3), b(5, 3), 0.0)],
+    "aten.masked_fill.Scalar": [
+        lambda: call(f(5, 3), b(3), -1.0),
+        lambda: call(f(3), b(5, 3), 0.0),
+    ],
     "aten.masked_fill.Tensor": [lambda: call(f(5, 3), b(5, 1), f())],
     "aten.addcmul.default": [lambda: call(f(5, 3), f(3), f(5, 1), value=0.5)],
-    "aten.addcdiv.default": [lambda: call(f(5, 3), f(3), positive(5, 1), value=0.5)],
+    "aten.addcdiv.default": [
+        lambda: call(f(5, 3), f(3), positive(5, 1), value=0.5)
+    ],
     "aten.lerp.Scalar": [lambda: call(f(5, 3), f(3), 0.3)],
     "aten.lerp.Tensor": [lambda: call(f(5, 3), f(3), f(5, 1))],
     "aten.threshold_backward.default": [lambda: call(f(5, 3), f(5, 3), 0)],
-    "aten.leaky_relu_backward.default": [lambda: call(f(5, 3), f(5, 3), 0.1, False)],
+    "aten.leaky_relu_backward.default": [
+        lambda: call(f(5, 3), f(5, 3), 0.1, False)
+    ],
     "aten.hardtanh_backward.default": [lambda: call(f(5, 3), f(5, 3), -1, 1)],
     "aten.softplus_backward.default": [lambda: call(f(5, 3), f(5, 3), 1, 20)],
-    "aten.elu_backward.default": [lambda: call(f(5, 3), 1.0, 1.0, 1.0, False, f(5, 3))],
+    "aten.elu_backward.default": [
+        lambda: call(f(5, 3), 1.0, 1.0, 1.0, False, f(5, 3))
+    ],
     "aten.gelu.default": [lambda: call(f(5, 3), approximate="tanh")],
     "aten.threshold.default": [lambda: call(f(5, 3), 0.1, 7.0)],
     "aten.xlogy.Tensor": [lambda: call(f(5, 3), positive(3))],
@@ -496,7 +788,10 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
         lambda: call(i(9, 5), dtype=torch.float64),
         lambda: call(f(5, 3), dtype=torch.complex128),
     ],
-    "aten.clone.default": [lambda: call(f(5, 3)), lambda: call(f(3, 5).t(), memory_format=torch.contiguous_format)],
+    "aten.clone.default": [
+        lambda: call(f(5, 3)),
+        lambda: call(f(3, 5).t(), memory_format=torch.contiguous_format),
+    ],
 }
 
 

@@ -24,7 +24,11 @@ class Module(NamedTuple):
     @property
     def package(self) -> str:
         """What a relative import counts from."""
-        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        return (
+            self.name
+            if self.path.name == "__init__.py"
+            else self.name.rpartition(".")[0]
+        )
 
     @property
     def unit(self) -> str:
@@ -33,7 +37,9 @@ class Module(NamedTuple):
 
 
 class Import(NamedTuple):
-    """One name that a module imports: `from target import name`, or `import target` with no name."""
+    """One name that a module imports: `from target import name`, or `import target` with no
+    name.
+    """
 
     module: Module
     node: ast.stmt
@@ -77,25 +83,46 @@ def imports(module: Module) -> Iterator[Import]:
 def _imports(module: Module, parent: ast.AST, *, inside: bool) -> Iterator[Import]:
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.Import):
-            yield from (Import(module, node, alias.name, "", inside) for alias in node.names)
+            yield from (
+                Import(module, node, alias.name, "", inside) for alias in node.names
+            )
         elif isinstance(node, ast.ImportFrom):
             target = _absolute(module, node)
-            yield from (Import(module, node, target, alias.name, inside) for alias in node.names)
+            yield from (
+                Import(module, node, target, alias.name, inside)
+                for alias in node.names
+            )
         else:
-            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            function = isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+            )
             yield from _imports(module, node, inside=inside or function)
 
 
 def _absolute(module: Module, node: ast.ImportFrom) -> str:
-    base = module.package.split(".")[: None if node.level <= 1 else 1 - node.level] if node.level else []
+    base = (
+        module.package.split(".")[: None if node.level <= 1 else 1 - node.level]
+        if node.level
+        else []
+    )
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def own_edges(found: list[Module]) -> list[tuple[Import, str]]:
-    """Every import of one file of the library by another, and the dotted name of the file imported."""
+    """Every import of one file of the library by another, and the dotted name of the file
+    imported.
+    """
     known = {module.name for module in found}
-    edges = [(i, i.full if i.full in known else i.target) for m in found for i in imports(m)]
-    return [(i, target) for i, target in edges if target.split(".")[0] == "shardfn" and target != i.module.name]
+    edges = [
+        (i, i.full if i.full in known else i.target)
+        for m in found
+        for i in imports(m)
+    ]
+    return [
+        (i, target)
+        for i, target in edges
+        if target.split(".")[0] == "shardfn" and target != i.module.name
+    ]
 
 
 def torch_names(module: Module) -> Iterator[tuple[str, str]]:
@@ -105,7 +132,11 @@ def torch_names(module: Module) -> Iterator[tuple[str, str]]:
         if i.target.split(".")[0] == "torch":
             yield i.where, i.full
             aliases |= _bound(i)
-    inner = {node.value for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    inner = {
+        node.value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+    }
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node not in inner:
             root, *rest = _chain(node)

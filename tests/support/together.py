@@ -8,7 +8,9 @@ from typing import Any
 
 
 def together(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each job in a thread of its own, all from the same moment; an error stands for what it raised."""
+    """Run each job in a thread of its own, all from the same moment; an error stands for what
+    it raised.
+    """
     results: list[Any] = [None] * len(jobs)
     start = threading.Barrier(len(jobs))
 

@@ -1,4 +1,6 @@
-"""Every refusal says which function, which argument, what it got and what to try; each text is written out here."""
+"""Every refusal says which function, which argument, what it got and what to try; each text is
+written out here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from shardfn import P
 X = torch.ones(6, 4)
 LOG: list[int] = []
 HERE = re.compile(re.escape(__file__) + r":\d+")
-FIT = "  try: placements that fit each tensor and the mesh, such as P('axis') or None for the argument's own"
+FIT = (
+    "  try: placements that fit each tensor and the mesh, such as P('axis') or None for the "
+    "argument's own"
+)
 PURE = "  needed: one pure graph of tensor ops"
 
 
@@ -34,7 +39,9 @@ def sharded(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return sf.shard(fn, mesh(), *args, backend="aten", **options)
 
 
-def refusal(kind: type[sf.ShardError], call: Callable[[], Any]) -> tuple[sf.ShardError, str]:
+def refusal(
+    kind: type[sf.ShardError], call: Callable[[], Any]
+) -> tuple[sf.ShardError, str]:
     """The error and its text, with HERE for lines of this file."""
     with pytest.raises(kind) as caught:
         call()
@@ -51,28 +58,59 @@ def scale(params: Any, batch: Any) -> Any:
 
 
 PLACEMENTS = {
-    "unknown axis": (P("data"), "P('data') names axis 'data'; the mesh has (dp=2, tp=4)"),
-    "missing dim": (P(None, None, "dp"), "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)"),
-    "axis twice": (P("dp", "dp"), "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1"),
-    "axes out of order": (P(("tp", "dp")), "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')"),
-    "missing dim of Shard": ([Shard(5), Replicate()], "S(5) names dim 5 of a tensor with 2 dims, shape (6, 4)"),
-    "too few": (Shard(0), "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=4)"),
-    "no placement": ("dp", "'dp' is no placement; write P('dp') or a torch Placement"),
-    "pending": ([Partial(), Replicate()], "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use sf.from_local"),
+    "unknown axis": (
+        P("data"),
+        "P('data') names axis 'data'; the mesh has (dp=2, tp=4)",
+    ),
+    "missing dim": (
+        P(None, None, "dp"),
+        "P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
+    ),
+    "axis twice": (
+        P("dp", "dp"),
+        "P('dp', 'dp') uses axis 'dp' twice, for dims 0 and 1",
+    ),
+    "axes out of order": (
+        P(("tp", "dp")),
+        "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')",
+    ),
+    "missing dim of Shard": (
+        [Shard(5), Replicate()],
+        "S(5) names dim 5 of a tensor with 2 dims, shape (6, 4)",
+    ),
+    "too few": (
+        Shard(0),
+        "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=4)",
+    ),
+    "no placement": (
+        "dp",
+        "'dp' is no placement; write P('dp') or a torch Placement",
+    ),
+    "pending": (
+        [Partial(), Replicate()],
+        (
+            "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use "
+            "sf.from_local"
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", list(PLACEMENTS))
 def test_a_placement_that_does_not_fit(case: str) -> None:
     placement, said = PLACEMENTS[case]
-    error, text = refusal(sf.PlacementError, lambda: sharded(double, (placement,))(X))
+    error, text = refusal(
+        sf.PlacementError, lambda: sharded(double, (placement,))(X)
+    )
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
     assert error.arg_path == "x" and error.fix and HERE.match(error.source or "")
 
 
 def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
     placements = ({"w": P("zz")}, {"x": P("dp", None, "tp")})
-    error, text = refusal(sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
+    error, text = refusal(
+        sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X})
+    )
     assert text == "\n".join([
         "shard(scale), 2 arguments: placements that do not fit",
         "  params['w']: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)",
@@ -85,7 +123,9 @@ def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
 
 def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
     placements = ({"w": P(), "v": P()}, {"y": P("dp")})
-    _, text = refusal(sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
+    _, text = refusal(
+        sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X})
+    )
     assert text == "\n".join([
         "shard(scale): in_placements is no prefix of the arguments",
         "  params: placements have also ['v']",
@@ -96,17 +136,34 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
 
 
 def test_out_placements_that_do_not_fit() -> None:
-    fix = "  try: a prefix of the result's tree, with placements that fit each tensor"
-    _, text = refusal(sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X))
-    assert text == f"shard(<lambda>), out_placements: the whole tree: placements have also [2]\n  at: HERE\n{fix}"
-    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: (x, x), P(), (P(), P("q")))(X))
-    assert text == f"shard(<lambda>), out_placements: P('q') names axis 'q'; the mesh has (dp=2, tp=4)\n  at: HERE\n{fix}"
+    fix = (
+        "  try: a prefix of the result's tree, with placements that fit each tensor"
+    )
+    _, text = refusal(
+        sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X)
+    )
+    assert text == (
+        "shard(<lambda>), out_placements: the whole tree: placements have also [2]\n  "
+        f"at: HERE\n{fix}"
+    )
+    _, text = refusal(
+        sf.PlacementError, lambda: sharded(lambda x: (x, x), P(), (P(), P("q")))(X)
+    )
+    assert text == (
+        "shard(<lambda>), out_placements: P('q') names axis 'q'; the mesh has (dp=2, "
+        f"tp=4)\n  at: HERE\n{fix}"
+    )
 
 
-def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> None:
+def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> (
+    None
+):
     x = sf.distribute(X, mesh(), P("dp"))
     _, text = refusal(sf.PlacementError, lambda: sharded(double, P("tp"))(x))
-    own, declared = "Shard(dim=0) on dp, Replicate() on tp", "Replicate() on dp, Shard(dim=0) on tp"
+    own, declared = (
+        "Shard(dim=0) on dp, Replicate() on tp",
+        "Replicate() on dp, Shard(dim=0) on tp",
+    )
     said = f"it is placed {own}, in_placements says {declared}; reshard it outside"
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
 
@@ -114,12 +171,18 @@ def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> 
 def test_a_dtensor_on_another_mesh() -> None:
     x = sf.distribute(X, sf.make_mesh((8,), ("dp",)), P("dp"))
     _, text = refusal(sf.PlacementError, lambda: sharded(double)(x))
-    assert text == f"shard(double), argument x: it lives on another mesh, (dp=8), and the function's is (dp=2, tp=4)\n  at: HERE\n{FIT}"
+    assert text == (
+        "shard(double), argument x: it lives on another mesh, (dp=8), and the "
+        f"function's is (dp=2, tp=4)\n  at: HERE\n{FIT}"
+    )
 
 
 def test_no_mesh() -> None:
     _, text = refusal(sf.PlacementError, lambda: sf.shard(double)(X))
-    assert text == "shard(double): there is no mesh\n  at: HERE\n  try: shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+    assert text == (
+        "shard(double): there is no mesh\n  at: HERE\n  try: shard(fn, mesh=...) or call "
+        "it inside `with use_mesh(mesh)`"
+    )
 
 
 def mutates(x: torch.Tensor) -> torch.Tensor:
@@ -169,8 +232,14 @@ def not_scalar(x: torch.Tensor) -> torch.Tensor:
 CAPTURE = {
     branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
     prints: ("it prints", "return the value and print it outside"),
-    stores: ("it changes something outside of itself: LOG", "return the new value instead of storing it"),
-    reads: (".item() reads a tensor's value while the function is traced", "keep the value a tensor: no .item(), bool() or int()"),
+    stores: (
+        "it changes something outside of itself: LOG",
+        "return the new value instead of storing it",
+    ),
+    reads: (
+        ".item() reads a tensor's value while the function is traced",
+        "keep the value a tensor: no .item(), bool() or int()",
+    ),
     grows: (
         "the shape of nonzero's result depends on values",
         "torch.nonzero_static(x, size=n), which pads to a size that you choose",
@@ -199,7 +268,10 @@ def test_a_function_that_writes_to_its_argument() -> None:
     error, text = refusal(sf.CaptureError, lambda: sharded(mutates, P("dp"))(X))
     fix = "return the new value, or write to a copy: x.clone()"
     needed = "a function that only returns"
-    assert text == f"shard(mutates), argument x: the function writes to it in place\n  at: HERE\n  needed: {needed}\n  try: {fix}"
+    assert text == (
+        "shard(mutates), argument x: the function writes to it in place\n  at: HERE\n  "
+        f"needed: {needed}\n  try: {fix}"
+    )
     assert error.arg_path == "x"
     assert torch.equal(X, torch.ones(6, 4)), "and has not written"
 
@@ -208,7 +280,10 @@ def test_a_function_that_changes_its_argument_tree() -> None:
     p = {"a": X}
     _, text = refusal(sf.CaptureError, lambda: sharded(mutates_tree)(p))
     fix = "return the new value instead of storing it"
-    assert text == f"shard(mutates_tree): it changes something outside of itself: argument p\n  at: HERE\n{PURE}\n  try: {fix}"
+    assert text == (
+        "shard(mutates_tree): it changes something outside of itself: argument p\n  at: "
+        f"HERE\n{PURE}\n  try: {fix}"
+    )
     assert p["a"] is X
 
 
@@ -225,41 +300,68 @@ class Thing:
 
 
 def test_a_result_that_is_neither_tensor_nor_constant() -> None:
-    error, text = refusal(sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X))
-    fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+    error, text = refusal(
+        sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X)
+    )
+    fix = (
+        "return tensors and constants; make a class of yours a NamedTuple or a dict"
+    )
     needed = "a tree of tensors and constants"
-    assert text == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
+    assert (
+        text
+        == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
+    )
     assert error.arg_path == "result[1]['t']"
 
 
 def test_an_argument_that_is_neither_tensor_nor_constant() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(double)(X.numpy()))
     fix = "torch.as_tensor(x); or x.item() for a constant"
-    assert text == f"shard(double), argument x: a numpy.ndarray\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
+    assert text == (
+        "shard(double), argument x: a numpy.ndarray\n  at: HERE\n  needed: a tensor or "
+        f"a constant\n  try: {fix}"
+    )
 
 
 def test_a_call_that_does_not_fit_the_signature() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(scale)(X))
     signature = "(params: 'Any', batch: 'Any') -> 'Any'"
-    assert text == f"shard(scale): missing a required argument: 'batch'\n  at: HERE\n  try: the arguments of {signature}"
+    assert text == (
+        "shard(scale): missing a required argument: 'batch'\n  at: HERE\n  try: the "
+        f"arguments of {signature}"
+    )
 
 
 def test_a_tensor_that_is_said_to_be_static() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(double, static_argnums=0)(X))
     fix = "leave it out of static_argnums: tensors are never constants"
-    assert text == f"shard(double): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  try: {fix}"
-    assert torch.equal(sf.full(sharded(lambda x, k: x * k, static_argnums=1)(X, 3)), X * 3)
+    assert text == (
+        "shard(double): static argument 0 holds a tensor\n  at: HERE\n  needed: "
+        f"constants\n  try: {fix}"
+    )
+    assert torch.equal(
+        sf.full(sharded(lambda x, k: x * k, static_argnums=1)(X, 3)), X * 3
+    )
 
 
 def test_what_is_not_covered_yet_is_refused_by_name() -> None:
-    branch = lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-    _, text = refusal(sf.CaptureError, lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X))
+    branch = lambda x: torch.cond(
+        x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)
+    )
+    _, text = refusal(
+        sf.CaptureError,
+        lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X),
+    )
     assert "it uses torch.cond or another higher-order op under a gradient" in text
 
 
 def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> None:
     layer = lambda w, x: torch.tanh(x @ w)
-    kept = lambda w, x: torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False).square().mean()
+    kept = lambda w, x: (
+        torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False)
+        .square()
+        .mean()
+    )
     w = torch.linspace(-1, 1, 16).reshape(4, 4)
     step = sharded(sf.bucketed_grad(kept), (P(), P("dp")))
     assert [b.leaves for b in step.lower(w, X).plan.buckets] == [("w",)]
@@ -267,8 +369,12 @@ def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> No
     torch.testing.assert_close(sf.full(step(w, X)), wanted)
 
 
-def test_a_checkpointed_function_of_torchs_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    inner = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
+def test_a_checkpointed_function_of_torchs_warns_of_nothing(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    inner = lambda x: torch.utils.checkpoint.checkpoint(
+        torch.sin, x, use_reentrant=False
+    ).sum()
     assert torch.equal(sf.full(sharded(sf.grad(inner))(X)), X.cos())
     assert not [w for w in recwarn if "checkpoint" in str(w.message)]
 
@@ -276,8 +382,14 @@ def test_a_checkpointed_function_of_torchs_warns_of_nothing(recwarn: pytest.Warn
 def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
     x = X.clone().requires_grad_()
     _, text = refusal(sf.ShardError, lambda: sharded(double)(x))
-    fix = "differentiate inside with shardfn's grad, and pass x.detach(), or call it under torch.no_grad()"
-    assert text == f"shard(double), argument x: it requires grad, and autograd would not see through the call\n  at: HERE\n  try: {fix}"
+    fix = (
+        "differentiate inside with shardfn's grad, and pass x.detach(), or call it under "
+        "torch.no_grad()"
+    )
+    assert text == (
+        "shard(double), argument x: it requires grad, and autograd would not see "
+        f"through the call\n  at: HERE\n  try: {fix}"
+    )
     with torch.no_grad():
         assert torch.equal(sf.full(sharded(double)(x)), X * 2)
     y = sharded(double)
@@ -288,18 +400,34 @@ def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
 def test_a_world_that_does_not_match_the_mesh() -> None:
     fix = "a shape whose product is 8, or fake_world(3)"
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((3,), ("dp",)))
-    assert text == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
+    assert (
+        text
+        == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
+    )
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp")))
-    assert text == "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name for each axis"
-    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p")))
+    assert text == (
+        "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name "
+        "for each axis"
+    )
+    _, text = refusal(
+        sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p"))
+    )
     assert text == "make_mesh: axis names ['t-p']\n  needed: names like dp or tp"
 
 
 def test_differentiating_integers() -> None:
-    _, text = refusal(sf.TreeError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)))
+    _, text = refusal(
+        sf.TreeError,
+        lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)),
+    )
     fix = "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated"
-    got = "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
-    assert text == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
+    got = (
+        "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
+    )
+    assert (
+        text
+        == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
+    )
 
 
 def test_differentiating_what_is_not_a_scalar() -> None:
@@ -312,24 +440,50 @@ def test_differentiating_what_is_not_a_scalar() -> None:
 def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
     _, text = refusal(sf.RuleError, lambda: sharded(lambda x: x + torch.rand(4))(X))
     said = "it draws random numbers, which ranks would draw differently"
-    assert text == f"shard(<lambda>), op aten.rand.default: {said}\n  at: HERE\n  try: pass random tensors in as arguments"
+    assert text == (
+        f"shard(<lambda>), op aten.rand.default: {said}\n  at: HERE\n  try: pass random "
+        "tensors in as arguments"
+    )
 
 
 def test_constraints_that_do_not_fit() -> None:
     fix = "P with axes of the mesh, one part for each dim"
-    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X))
-    assert text == f"constrain: a placement of 3 dims for a tensor of 2, shape (6, 4)\n  at: HERE\n  try: {fix}"
-    _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X))
-    assert text == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
+    _, text = refusal(
+        sf.PlacementError,
+        lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X),
+    )
+    assert text == (
+        "constrain: a placement of 3 dims for a tensor of 2, shape (6, 4)\n  at: HERE\n "
+        f" try: {fix}"
+    )
+    _, text = refusal(
+        sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X)
+    )
+    assert (
+        text
+        == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
+    )
 
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
-    fix = "another placement where one is named, constrain where the move is wanted, or implicit_comm='allow'"
-    error, text = refusal(sf.PlacementError, lambda: sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="error")(X))
+    fix = (
+        "another placement where one is named, constrain where the move is wanted, or "
+        "implicit_comm='allow'"
+    )
+    error, text = refusal(
+        sf.PlacementError,
+        lambda: sharded(lambda x: x.sort(0)[0], P("dp"), implicit_comm="error")(X),
+    )
     assert text == "\n".join([
         "shard(<lambda>): 1 implicit collective, 96 B",
-        "  all_gather over dp, 96 B, for aten.sort.default at HERE: self is f32[6@dp, 4]; cut on dim 1, or whole, it would send nothing",
-        "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed whole, for 96 B: no choice of its rule keeps the cut",
+        (
+            "  all_gather over dp, 96 B, for aten.sort.default at HERE: self is f32[6@dp, "
+            "4]; cut on dim 1, or whole, it would send nothing"
+            ),
+        (
+            "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed whole, for 96 B: no "
+            "choice of its rule keeps the cut"
+            ),
         f"  try: {fix}",
     ])  # fmt: skip
     assert HERE.match(error.source or "") and error.fix == fix
@@ -338,30 +492,66 @@ def test_implicit_communication_when_it_is_forbidden() -> None:
 
 
 def test_unknown_options() -> None:
-    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), backend="xla"))
-    assert text == "shard(double): backend is 'xla'\n  needed: one of aten, inductor"
-    _, text = refusal(sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe"))
-    assert text == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
+    _, text = refusal(
+        sf.ShardError, lambda: sf.shard(double, mesh(), backend="xla")
+    )
+    assert (
+        text == "shard(double): backend is 'xla'\n  needed: one of aten, inductor"
+    )
+    _, text = refusal(
+        sf.ShardError, lambda: sf.shard(double, mesh(), implicit_comm="maybe")
+    )
+    assert (
+        text
+        == "shard(double): implicit_comm is 'maybe'\n  needed: one of allow, warn, error"
+    )
     _, text = refusal(sf.TreeError, lambda: sf.shard(3, mesh()))
-    assert text == "shard: a int\n  at: HERE\n  needed: a function\n  try: shard(fn, mesh, ...)"
+    assert (
+        text
+        == "shard: a int\n  at: HERE\n  needed: a function\n  try: shard(fn, mesh, ...)"
+    )
 
 
 def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
-    _, text = refusal(sf.PlacementError, lambda: sf.distribute({"a": X, "b": X}, mesh(), {"a": P("q"), "b": P(None, None, "dp")}))
+    _, text = refusal(
+        sf.PlacementError,
+        lambda: sf.distribute(
+            {"a": X, "b": X}, mesh(), {"a": P("q"), "b": P(None, None, "dp")}
+        ),
+    )
     assert text == "\n".join([
         "distribute: ['a']: P('q') names axis 'q'; the mesh has (dp=2, tp=4)",
         "  ['b']: P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
         "  try: placements that fit each tensor",
     ])  # fmt: skip
-    _, text = refusal(sf.PlacementError, lambda: sf.distribute(X, mesh(), [Partial(), Replicate()]))  # it would be twice X
-    said = "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use sf.from_local"
-    assert text == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
-    _, text = refusal(sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()}))
-    assert text == "distribute: placements is no prefix of the tree\n  the whole tree: placements lack ['a']; placements have also ['b']"
+    _, text = refusal(
+        sf.PlacementError,
+        lambda: sf.distribute(X, mesh(), [Partial(), Replicate()]),
+    )  # it would be twice X
+    said = (
+        "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use "
+        "sf.from_local"
+    )
+    assert (
+        text
+        == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
+    )
+    _, text = refusal(
+        sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()})
+    )
+    assert text == (
+        "distribute: placements is no prefix of the tree\n  the whole tree: placements "
+        "lack ['a']; placements have also ['b']"
+    )
     _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))
     assert text == "from_local: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)"
-    _, text = refusal(sf.PlacementError, lambda: sf.from_local([X] * 3, mesh(), P("dp")))
-    assert text == "from_local: 3 tensors\n  needed: one, or one for each rank of a simulated mesh"
+    _, text = refusal(
+        sf.PlacementError, lambda: sf.from_local([X] * 3, mesh(), P("dp"))
+    )
+    assert (
+        text
+        == "from_local: 3 tensors\n  needed: one, or one for each rank of a simulated mesh"
+    )
 
 
 def test_values_of_simulated_ranks_that_differ_are_not_read_as_one() -> None:
@@ -370,7 +560,11 @@ def test_values_of_simulated_ranks_that_differ_are_not_read_as_one() -> None:
     _, text = refusal(sf.DivergenceError, lambda: x.to_local().sum().item())
     values = [float(i) for i in range(8)]
     assert text == (
-        f"aten._local_scalar_dense.default: ranks hold different values: {values}\n  try: read the whole value with sf.full(x)"
+        f"aten._local_scalar_dense.default: ranks hold different values: {values}\n  "
+        "try: read the whole value with sf.full(x)"
     )
     _, text = refusal(sf.ShardError, lambda: x.redistribute(m, [Replicate()]))
-    assert text.endswith("an eager collective on a simulated tensor\n  try: use shard's out_placements, or sf.full to read a value")
+    assert text.endswith(
+        "an eager collective on a simulated tensor\n  try: use shard's out_placements, "
+        "or sf.full to read a value"
+    )

@@ -21,7 +21,9 @@ F64 = torch.float64
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=F64
+    )
 
 
 class MLP(nn.Module):
@@ -44,7 +46,9 @@ class Tied(nn.Module):
 
 
 class Trees(nn.Module):
-    """Containers of modules, a shared one, a weight behind a list, a scale that is no buffer, any tree as result."""
+    """Containers of modules, a shared one, a weight behind a list, a scale that is no buffer,
+    any tree as result.
+    """
 
     class Out(NamedTuple):
         y: Tensor
@@ -52,16 +56,32 @@ class Trees(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({"a": nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])})
-        self.again, self.rates, self.scale = self.parts["a"][0], [0.5, {"k": 2}], torch.tensor(3.0, dtype=F64)
+        self.parts = nn.ModuleDict(
+            {"a": nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])}
+        )
+        self.again, self.rates, self.scale = (
+            self.parts["a"][0],
+            [0.5, {"k": 2}],
+            torch.tensor(3.0, dtype=F64),
+        )
         self.alias = [self.again.weight]
-        self.register_buffer("shift", torch.tensor(0.25, dtype=F64), persistent=False)
+        self.register_buffer(
+            "shift", torch.tensor(0.25, dtype=F64), persistent=False
+        )
 
     def forward(self, x: Tensor, *, k: float = 1.0) -> Any:
         for part in self.parts["a"]:
             x = part(x) * self.rates[0]
         x = self.again(x) * self.scale * k + self.shift
-        return self.Out(x, {"n": 3, "none": None, "list": [x.sum(), (x @ self.alias[0],)], "o": OrderedDict(z=x.mean())})
+        return self.Out(
+            x,
+            {
+                "n": 3,
+                "none": None,
+                "list": [x.sum(), (x @ self.alias[0],)],
+                "o": OrderedDict(z=x.mean()),
+            },
+        )
 
 
 class Ema(nn.Module):
@@ -100,7 +120,12 @@ class Itself(nn.Module):
         self.attention = attention
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1))[0]
+        return self.attention(
+            x,
+            x,
+            x,
+            attn_mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1),
+        )[0]
 
 
 def old_weight_norm() -> nn.Module:
@@ -114,29 +139,70 @@ def encoder() -> nn.Module:
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "MLP": (MLP, rand(8, 3)),
-    "Sequential": (lambda: nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5)), rand(8, 3)),
+    "Sequential": (
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.LayerNorm(5)),
+        rand(8, 3),
+    ),
     "tied": (Tied, torch.arange(8) % 7),
     "trees": (lambda: Taken(Trees(), first), rand(8, 3)),
-    "BatchNorm": (lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), rand(8, 3)),
-    "Conv and BatchNorm": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()), rand(8, 2, 4, 4)),
+    "BatchNorm": (
+        lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)),
+        rand(8, 3),
+    ),
+    "Conv and BatchNorm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()
+        ),
+        rand(8, 2, 4, 4),
+    ),
     "Ema": (Ema, rand(8, 3)),
-    "LSTM": (lambda: Taken(nn.LSTM(3, 4, 2, batch_first=True), first), rand(8, 5, 3)),
+    "LSTM": (
+        lambda: Taken(nn.LSTM(3, 4, 2, batch_first=True), first),
+        rand(8, 5, 3),
+    ),
     "GRU": (lambda: Taken(nn.GRU(3, 4, batch_first=True), first), rand(8, 5, 3)),
-    "RNN": (lambda: Taken(nn.RNN(3, 4, bidirectional=True, batch_first=True), first), rand(8, 5, 3)),
+    "RNN": (
+        lambda: Taken(nn.RNN(3, 4, bidirectional=True, batch_first=True), first),
+        rand(8, 5, 3),
+    ),
     "LSTMCell": (lambda: Taken(nn.LSTMCell(3, 4), first), rand(8, 3)),
     "GRUCell": (lambda: nn.GRUCell(3, 4), rand(8, 3)),
-    "MultiheadAttention": (lambda: Itself(nn.MultiheadAttention(4, 2, batch_first=True)), rand(8, 5, 4)),
+    "MultiheadAttention": (
+        lambda: Itself(nn.MultiheadAttention(4, 2, batch_first=True)),
+        rand(8, 5, 4),
+    ),
     "TransformerEncoderLayer": (encoder, rand(8, 5, 4)),
-    "weight_norm": (lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), rand(8, 3)),
+    "weight_norm": (
+        lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
+        rand(8, 3),
+    ),
     "old weight_norm": (old_weight_norm, rand(8, 3)),
-    "spectral_norm": (lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)), rand(8, 3)),
-    "orthogonal": (lambda: torch.nn.utils.parametrizations.orthogonal(nn.Linear(3, 3), orthogonal_map="cayley"), rand(8, 3)),
-    "GroupNorm": (lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4)), rand(8, 2, 5)),
-    "InstanceNorm": (lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True), rand(8, 2, 5)),
+    "spectral_norm": (
+        lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)),
+        rand(8, 3),
+    ),
+    "orthogonal": (
+        lambda: torch.nn.utils.parametrizations.orthogonal(
+            nn.Linear(3, 3), orthogonal_map="cayley"
+        ),
+        rand(8, 3),
+    ),
+    "GroupNorm": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 2), nn.GroupNorm(2, 4)),
+        rand(8, 2, 5),
+    ),
+    "InstanceNorm": (
+        lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
+        rand(8, 2, 5),
+    ),
     "PReLU": (lambda: nn.PReLU(3), rand(8, 3)),
 }
 MODES = {"train": True, "eval": False}
-NAMES = [pytest.param(name, training, id=f"{name} {mode}") for name in MODULES for mode, training in MODES.items()]
+NAMES = [
+    pytest.param(name, training, id=f"{name} {mode}")
+    for name in MODULES
+    for mode, training in MODES.items()
+]
 
 
 def made(name: str, training: bool = True) -> nn.Module:
@@ -150,19 +216,30 @@ def made(name: str, training: bool = True) -> nn.Module:
 
 
 def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12, check_device=False)
+    torch.testing.assert_close(
+        got, wanted, rtol=1e-12, atol=1e-12, check_device=False
+    )
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
-    return {k: x.detach().clone() for k, x in (*module.named_parameters(), *module.named_buffers())}
+    return {
+        k: x.detach().clone()
+        for k, x in (*module.named_parameters(), *module.named_buffers())
+    }
 
 
-def judged(name: str, training: bool) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+def judged(
+    name: str, training: bool
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """(loss, gradients, buffers afterwards), of the plain module with plain autograd."""
     module, x = made(name, training), MODULES[name][1]
     loss = module(x).square().sum()
     loss.backward()
-    return loss.detach(), {k: p.grad for k, p in module.named_parameters()}, dict(module.named_buffers())
+    return (
+        loss.detach(),
+        {k: p.grad for k, p in module.named_parameters()},
+        dict(module.named_buffers()),
+    )
 
 
 def loss_of(fn: Any) -> Callable[..., Any]:
@@ -174,7 +251,9 @@ def loss_of(fn: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(("name", "training"), NAMES)
-def test_the_function_equals_the_module_and_leaves_it_alone(name: str, training: bool) -> None:
+def test_the_function_equals_the_module_and_leaves_it_alone(
+    name: str, training: bool
+) -> None:
     module, x = made(name, training), MODULES[name][1]
     before, given = state(module), x.clone()
     fn, params, buffers = sf.functionalize(module)
@@ -187,16 +266,29 @@ def test_the_function_equals_the_module_and_leaves_it_alone(name: str, training:
 
 
 @pytest.mark.parametrize(("name", "training"), NAMES)
-def test_gradients_and_new_buffers_equal_autograds(name: str, training: bool) -> None:
+def test_gradients_and_new_buffers_equal_autograds(
+    name: str, training: bool
+) -> None:
     module, x = made(name, training), MODULES[name][1]
     fn, params, buffers = sf.functionalize(module)
     loss, grads, new = judged(name, training)
-    (value, after), found = sf.value_and_grad(loss_of(fn), has_aux=True)(params, buffers, x)
+    (value, after), found = sf.value_and_grad(loss_of(fn), has_aux=True)(
+        params, buffers, x
+    )
     close((value, found, after), (loss, grads, new))
 
 
 WORLDS = {"2": ((2,), P("a")), "2 x 4": ((2, 4), P(("a", "b")))}
-SHARDED = ["MLP", "tied", "trees", "BatchNorm", "Conv and BatchNorm", "Ema", "LSTM", "MultiheadAttention"]
+SHARDED = [
+    "MLP",
+    "tied",
+    "trees",
+    "BatchNorm",
+    "Conv and BatchNorm",
+    "Ema",
+    "LSTM",
+    "MultiheadAttention",
+]
 SHARDED += ["TransformerEncoderLayer", "weight_norm"]
 
 
@@ -217,15 +309,39 @@ def test_sharding_over_the_batch_changes_nothing(name: str, world: str) -> None:
             close(sf.full((value, found, after)), (loss, grads, new))
 
 
-@pytest.mark.parametrize("name", ["MLP", "tied", "BatchNorm", "Ema", "LSTM", "TransformerEncoderLayer", "weight_norm", "old weight_norm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MLP",
+        "tied",
+        "BatchNorm",
+        "Ema",
+        "LSTM",
+        "TransformerEncoderLayer",
+        "weight_norm",
+        "old weight_norm",
+    ],
+)
 def test_vmap_over_parameters_is_an_ensemble(name: str) -> None:
     x = MODULES[name][1]
     fn, params, buffers = sf.functionalize(made(name))
-    scaled = [sf.tree_map(lambda p, k=k: p * k if p.is_floating_point() else p, (params, buffers)) for k in (1.0, 0.75, 0.5)]
+    scaled = [
+        sf.tree_map(
+            lambda p, k=k: p * k if p.is_floating_point() else p, (params, buffers)
+        )
+        for k in (1.0, 0.75, 0.5)
+    ]
     stacked = sf.tree_map(lambda *ps: torch.stack(ps), *scaled)
     got = sf.vmap(fn, in_axes=(0, 0, None))(*stacked, x)
-    close(got, sf.tree_map(lambda *outs: torch.stack(outs), *[fn(*ps, x) for ps in scaled]))
-    grads = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(0, 0, None))(*stacked, x)
+    close(
+        got,
+        sf.tree_map(
+            lambda *outs: torch.stack(outs), *[fn(*ps, x) for ps in scaled]
+        ),
+    )
+    grads = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(0, 0, None))(
+        *stacked, x
+    )
     wanted = [sf.grad(loss_of(fn), has_aux=True)(*ps, x) for ps in scaled]
     close(grads, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
 
@@ -237,12 +353,25 @@ def test_vmap_over_inputs_gives_each_sample_its_own_new_buffers(name: str) -> No
     got = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, xs)
     wanted = [fn(params, buffers, x) for x in xs]
     close(got, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
-    found = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(None, None, 0))(params, buffers, xs)
+    found = sf.vmap(sf.grad(loss_of(fn), has_aux=True), in_axes=(None, None, 0))(
+        params, buffers, xs
+    )
     wanted = [sf.grad(loss_of(fn), has_aux=True)(params, buffers, x) for x in xs]
     close(found, sf.tree_map(lambda *outs: torch.stack(outs), *wanted))
 
 
-@pytest.mark.parametrize("name", ["MLP", "tied", "BatchNorm", "Conv and BatchNorm", "weight_norm", "GRUCell", "LSTM"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MLP",
+        "tied",
+        "BatchNorm",
+        "Conv and BatchNorm",
+        "weight_norm",
+        "GRUCell",
+        "LSTM",
+    ],
+)
 def test_jvp_and_grad_agree(name: str) -> None:
     x = MODULES[name][1]
     fn, params, buffers = sf.functionalize(made(name))
@@ -257,7 +386,9 @@ def test_second_derivatives_and_jacobians_pass_through() -> None:
     module, x = made("MLP"), MODULES["MLP"][1]
     fn, params, buffers = sf.functionalize(module)
     loss = lambda w: loss_of(fn)({**params, "second.weight": w}, buffers, x)[0]
-    plain = lambda w: torch.func.functional_call(module, {"second.weight": w}, x).square().sum()
+    plain = lambda w: (
+        torch.func.functional_call(module, {"second.weight": w}, x).square().sum()
+    )
     w = params["second.weight"]
     close(sf.hessian(loss)(w), torch.func.hessian(plain)(w))
     close(sf.jacrev(loss)(w), torch.func.jacrev(plain)(w))
@@ -266,7 +397,12 @@ def test_second_derivatives_and_jacobians_pass_through() -> None:
 def test_torch_func_takes_it_too() -> None:
     fn, params, buffers = sf.functionalize(made("BatchNorm"))
     _, grads, new = judged("BatchNorm", True)
-    close(torch.func.grad(loss_of(fn), has_aux=True)(params, buffers, MODULES["BatchNorm"][1]), (grads, new))
+    close(
+        torch.func.grad(loss_of(fn), has_aux=True)(
+            params, buffers, MODULES["BatchNorm"][1]
+        ),
+        (grads, new),
+    )
 
 
 def test_trees_of_arguments_and_results_keep_their_kind() -> None:
@@ -275,9 +411,18 @@ def test_trees_of_arguments_and_results_keep_their_kind() -> None:
     fn, params, buffers = sf.functionalize(module)
     got, _ = fn(params, buffers, x, k=0.5)
     wanted = module(x, k=0.5)
-    assert type(got) is Trees.Out and type(got.rest["o"]) is OrderedDict and type(got.rest["list"]) is list
+    assert (
+        type(got) is Trees.Out
+        and type(got.rest["o"]) is OrderedDict
+        and type(got.rest["list"]) is list
+    )
     assert (got.rest["n"], got.rest["none"]) == (3, None)
-    close((got.y, got.rest["list"], got.rest["o"]["z"]), sf.tree_map(torch.detach, (wanted.y, wanted.rest["list"], wanted.rest["o"]["z"])))
+    close(
+        (got.y, got.rest["list"], got.rest["o"]["z"]),
+        sf.tree_map(
+            torch.detach, (wanted.y, wanted.rest["list"], wanted.rest["o"]["z"])
+        ),
+    )
 
 
 def test_a_tied_weight_is_there_once() -> None:
@@ -318,9 +463,15 @@ def test_two_calls_capture_once() -> None:
     assert cache.counts["captures"] == before + 2
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda fn: pickle.loads(pickle.dumps(fn))], ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda fn: pickle.loads(pickle.dumps(fn))],
+    ids=["copy", "deepcopy", "pickle"],
+)
 @pytest.mark.parametrize("name", ["MLP", "BatchNorm", "LSTM", "tied"])
-def test_it_survives_copies_and_pickle(name: str, again: Callable[[Any], Any]) -> None:
+def test_it_survives_copies_and_pickle(
+    name: str, again: Callable[[Any], Any]
+) -> None:
     fn, params, buffers = sf.functionalize(made(name))
     x = MODULES[name][1]
     wanted = fn(params, buffers, x)
@@ -350,10 +501,19 @@ def test_it_can_be_differentiated_itself_and_its_arguments_are_named() -> None:
     module(x).backward()
     wanted = {k: p.grad for k, p in module.named_parameters()}
     with sf.fake_world(2):
-        step = sf.shard(sf.bucketed_grad(fn, has_aux=True), sf.make_mesh((2,), ("a",)), (None, None, P("a")), backend="aten")
+        step = sf.shard(
+            sf.bucketed_grad(fn, has_aux=True),
+            sf.make_mesh((2,), ("a",)),
+            (None, None, P("a")),
+            backend="aten",
+        )
         (_, new), grads = step(params, buffers, x)
         close(sf.full((grads, new)), (wanted, dict(module.named_buffers())))
-        leaves = [leaf for bucket in step.lower(params, buffers, x).plan.buckets for leaf in bucket.leaves]
+        leaves = [
+            leaf
+            for bucket in step.lower(params, buffers, x).plan.buckets
+            for leaf in bucket.leaves
+        ]
     assert sorted(leaves) == ["params['norm.bias']", "params['norm.weight']"]
     with pytest.raises(sf.TreeError, match="missing a required argument: 'x'"):
         fn(params, buffers)

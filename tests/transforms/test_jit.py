@@ -1,4 +1,6 @@
-"""jit: a function compiled whole equals the function, is compiled once, keeps placements, and refuses by name."""
+"""jit: a function compiled whole equals the function, is compiled once, keeps placements, and
+refuses by name.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,24 @@ def test_it_equals_the_function_and_is_compiled_once(backend: str) -> None:
     fn = sf.jit(sf.value_and_grad(loss), backend=backend)
     before = dict(cache.counts)
     for k in (1.0, 2.0, 3.0):
-        close(fn({"w": W * k}, X), torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1])
-    made = {name: cache.counts[name] - before.get(name, 0) for name in ("captures", "compilations")}
+        close(
+            fn({"w": W * k}, X),
+            torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1],
+        )
+    made = {
+        name: cache.counts[name] - before.get(name, 0)
+        for name in ("captures", "compilations")
+    }
     assert made == {"captures": 1, "compilations": backend == "inductor"}
     assert fn.compile({"w": W}, X).backend == backend
 
 
 def test_results_keep_their_tree_and_constants() -> None:
     got = sf.jit(layer, backend="aten")({"w": W}, X, k=0.5)
-    assert list(got) == ["y", "mean", "k", "none"] and (got["k"], got["none"]) == (0.5, None)
+    assert list(got) == ["y", "mean", "k", "none"] and (got["k"], got["none"]) == (
+        0.5,
+        None,
+    )
     close(got["y"], layer({"w": W}, X, k=0.5)["y"])
 
 
@@ -68,7 +79,11 @@ def test_it_prints_and_decorates() -> None:
         return x * 2
 
     close(chosen(X), X * 2)
-    assert (repr(plain), repr(chosen), repr(sf.jit(sf.grad(loss)))) == ("jit(plain)", "jit(chosen)", "jit(grad(loss))")
+    assert (repr(plain), repr(chosen), repr(sf.jit(sf.grad(loss)))) == (
+        "jit(plain)",
+        "jit(chosen)",
+        "jit(grad(loss))",
+    )
     assert str(chosen.trace(X)).startswith("jit(chosen): 1 ops over global shapes")
 
 
@@ -76,7 +91,12 @@ ORDERS: dict[str, Callable[[], Any]] = {
     "grad of jit": lambda: sf.grad(sf.jit(loss)),
     "jit of grad": lambda: sf.jit(sf.grad(loss), backend="aten"),
     "jit of jit": lambda: sf.jit(sf.jit(sf.grad(sf.jit(loss))), backend="aten"),
-    "vmap inside": lambda: sf.jit(lambda p, x: sf.grad(lambda p: sf.vmap(sf.jit(loss), in_axes=(None, 0))(p, x).sum())(p), backend="aten"),
+    "vmap inside": lambda: sf.jit(
+        lambda p, x: sf.grad(
+            lambda p: sf.vmap(sf.jit(loss), in_axes=(None, 0))(p, x).sum()
+        )(p),
+        backend="aten",
+    ),
 }
 
 
@@ -86,14 +106,24 @@ def test_inside_another_transform_it_is_the_function(order: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 4)], ids=str)
-def test_dtensors_keep_their_placements_and_the_program_is_cut_around_them(shape: tuple[int, ...]) -> None:
+def test_dtensors_keep_their_placements_and_the_program_is_cut_around_them(
+    shape: tuple[int, ...],
+) -> None:
     names = ("a", "b")[: len(shape)]
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, names)
-        x, p = sf.distribute(X, mesh, P("a")), sf.distribute({"w": W}, mesh, P(None, names[-1]) if len(shape) == 2 else None)
+        x, p = (
+            sf.distribute(X, mesh, P("a")),
+            sf.distribute(
+                {"w": W}, mesh, P(None, names[-1]) if len(shape) == 2 else None
+            ),
+        )
         step = sf.jit(sf.value_and_grad(loss), backend="aten")
         value, grads = step(p, x)
-        assert isinstance(value, DTensor) and grads["w"].placements == p["w"].placements
+        assert (
+            isinstance(value, DTensor)
+            and grads["w"].placements == p["w"].placements
+        )
         wanted = torch.func.grad_and_value(loss)({"w": W}, X)[::-1]
         close(sf.full((value, grads)), wanted)
         assert {c.axis for c in step.lower(p, x).collectives} <= set(names)
@@ -106,9 +136,14 @@ def test_dtensors_of_two_meshes_are_refused_by_name() -> None:
         x = sf.distribute(X, sf.make_mesh((4,), ("a",)), P("a"))
         y = sf.distribute(X, sf.make_mesh((2, 2), ("a", "b")), P("a"))
         said = "it lives on another mesh, (a=2, b=2), and the function's is (a=4)"
-        fix = "placements that fit each tensor and the mesh, such as P('axis') or None for the argument's own"
+        fix = (
+            "placements that fit each tensor and the mesh, such as P('axis') or None for the "
+            "argument's own"
+        )
         text = refusal(lambda: sf.jit(torch.add)(x, y), sf.PlacementError)
-        assert text == f"jit(add), argument args[1]: {said}\n  at: HERE\n  try: {fix}"
+        assert (
+            text == f"jit(add), argument args[1]: {said}\n  at: HERE\n  try: {fix}"
+        )
 
 
 class Config:
@@ -130,27 +165,44 @@ def test_static_arguments_may_be_objects_and_are_compared() -> None:
     for n in (2, 2, 3, 2):
         close(fn(Config(n), X), X * n)
     assert cache.counts["captures"] == before + 2
-    last = sf.jit(lambda x, c, s: x * c.n + len(s), static_argnums=(1, 2), backend="aten")
+    last = sf.jit(
+        lambda x, c, s: x * c.n + len(s), static_argnums=(1, 2), backend="aten"
+    )
     close(last(X, Config(3), ("a", "b")), X * 3 + 2)
 
 
 def test_a_tensor_is_no_static_argument() -> None:
-    text = refusal(lambda: sf.jit(torch.add, static_argnums=(0,), backend="aten")(X, X), sf.TreeError)
+    text = refusal(
+        lambda: sf.jit(torch.add, static_argnums=(0,), backend="aten")(X, X),
+        sf.TreeError,
+    )
     fix = "leave it out of static_argnums: tensors are never constants"
-    assert text == f"jit(add): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  try: {fix}"
+    assert text == (
+        "jit(add): static argument 0 holds a tensor\n  at: HERE\n  needed: constants\n  "
+        f"try: {fix}"
+    )
 
 
 def test_a_donated_argument_is_gone() -> None:
     x = X.clone()
     close(sf.jit(lambda x: x * 2, donate_argnums=0)(x), X * 2)
     fix = "use the call's results, or leave the argument out of donate_argnums"
-    said = f"jit(<lambda>): this tensor was donated to that call and its memory is gone\n  try: {fix}"
+    said = (
+        "jit(<lambda>): this tensor was donated to that call and its memory is gone\n  try: "
+        f"{fix}"
+    )
     assert refusal(lambda: x + 1, sf.ShardError) == said
 
 
 def test_wrong_options_are_refused_when_it_is_made() -> None:
-    assert refusal(lambda: sf.jit(loss, backend="c"), sf.ShardError) == "jit(loss): backend is 'c'\n  needed: one of aten, inductor"
-    assert refusal(lambda: sf.jit(3), sf.TreeError) == "jit: a int\n  at: HERE\n  needed: a function\n  try: jit(fn)"
+    assert (
+        refusal(lambda: sf.jit(loss, backend="c"), sf.ShardError)
+        == "jit(loss): backend is 'c'\n  needed: one of aten, inductor"
+    )
+    assert (
+        refusal(lambda: sf.jit(3), sf.TreeError)
+        == "jit: a int\n  at: HERE\n  needed: a function\n  try: jit(fn)"
+    )
     assert refusal(lambda: sf.jit(loss)({"w": W}), sf.TreeError) == (
         "jit(loss): missing a required argument: 'x'\n  at: HERE\n"
         "  try: the arguments of (p: 'dict[str, Tensor]', x: 'Tensor') -> 'Tensor'"
@@ -159,7 +211,9 @@ def test_wrong_options_are_refused_when_it_is_made() -> None:
 
 def test_a_module_trains_under_jit() -> None:
     torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    ).double()
     fn, params, buffers = sf.functionalize(module)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
 

@@ -1,4 +1,6 @@
-"""The manners of every transformed function: decorators, methods, names, signatures, copies, pickles, keywords and leaks."""
+"""The manners of every transformed function: decorators, methods, names, signatures, copies,
+pickles, keywords and leaks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from shardfn.runtime import cache
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(4)
-W, X = torch.randn(4, generator=G, dtype=F64), torch.randn(4, generator=G, dtype=F64)
+W, X = (
+    torch.randn(4, generator=G, dtype=F64),
+    torch.randn(4, generator=G, dtype=F64),
+)
 HERE = re.compile(re.escape(__file__) + r":\d+")
 PURE = "  needed: one pure graph of tensor ops"
 
@@ -45,11 +50,15 @@ def judge_accumulate(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_first(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: torch.func.grad_and_value(fn)(*args, **kwargs)[::-1]
+    return lambda *args, **kwargs: torch.func.grad_and_value(fn)(*args, **kwargs)[
+        ::-1
+    ]
 
 
 def with_keywords(transform: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda fn: lambda *args, **kwargs: transform(functools.partial(fn, **kwargs))(*args)
+    return lambda fn: (
+        lambda *args, **kwargs: transform(functools.partial(fn, **kwargs))(*args)
+    )
 
 
 def mean(w: Tensor, x: Any = 2.0, *, k: Any = 2.0, b: float = 1.0) -> Tensor:
@@ -61,12 +70,19 @@ aten_shard = functools.partial(sf.shard, backend="aten")
 aten_jit = functools.partial(sf.jit, backend="aten")
 halved = functools.partial(sf.accumulate, microbatches=2)
 
-TABLE: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]] = {
+TABLE: dict[
+    str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], str]
+] = {
     # name: the transform, a function for it, the judge, how it prints
     "grad": (sf.grad, loss, torch.func.grad, "grad"),
     "value_and_grad": (sf.value_and_grad, loss, value_first, "value_and_grad"),
     "bucketed_grad": (sf.bucketed_grad, loss, value_first, "bucketed_grad"),
-    "vmap": (functools.partial(sf.vmap, in_axes=(0, None)), twice, lambda f: torch.func.vmap(f, in_dims=(0, None)), "vmap"),
+    "vmap": (
+        functools.partial(sf.vmap, in_axes=(0, None)),
+        twice,
+        lambda f: torch.func.vmap(f, in_dims=(0, None)),
+        "vmap",
+    ),
     "jacrev": (sf.jacrev, loss, with_keywords(torch.func.jacrev), "jacrev"),
     "jacfwd": (sf.jacfwd, loss, with_keywords(torch.func.jacrev), "jacfwd"),
     "hessian": (sf.hessian, loss, with_keywords(torch.func.hessian), "hessian"),
@@ -79,7 +95,9 @@ PLAIN_SECOND = {"vmap": 3.0}  # an argument that is no batch
 
 @pytest.fixture(params=TABLE)
 def row(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """(transform, function, judge, what it prints, a second argument) in a world of one rank, whose mesh is current."""
+    """(transform, function, judge, what it prints, a second argument) in a world of one rank,
+    whose mesh is current.
+    """
     with sf.fake_world(1), sf.use_mesh(sf.make_mesh((1,), ("a",))):
         yield *TABLE[request.param], PLAIN_SECOND.get(request.param, X)
 
@@ -90,7 +108,10 @@ def close(got: Any, wanted: Any) -> None:
 
 def test_it_takes_keywords_and_defaults(row: Any) -> None:
     transform, fn, judge, _, second = row
-    close(transform(fn)(W, second, k=torch.tensor(3.0, dtype=F64)), judge(fn)(W, second, k=torch.tensor(3.0, dtype=F64)))
+    close(
+        transform(fn)(W, second, k=torch.tensor(3.0, dtype=F64)),
+        judge(fn)(W, second, k=torch.tensor(3.0, dtype=F64)),
+    )
     close(transform(fn)(W, second, k=3, b=0.5), judge(fn)(W, second, k=3, b=0.5))
     if transform not in (halved,) and second is X:
         close(transform(fn)(W), judge(fn)(W))
@@ -120,39 +141,65 @@ def test_it_takes_partials_and_callable_objects(row: Any) -> None:
         def __call__(self, w: Tensor, x: Any) -> Tensor:
             return fn(w, x, k=self.k)
 
-    found = transform(functools.partial(fn, k=torch.tensor(0.5, dtype=F64))), transform(Scaled())
+    found = (
+        transform(functools.partial(fn, k=torch.tensor(0.5, dtype=F64))),
+        transform(Scaled()),
+    )
     for made in found:
         close(made(W, second), judge(fn)(W, second, k=0.5))
-    assert [repr(made) for made in found] == [f"{verb}({fn.__name__})", f"{verb}(Scaled)"]
+    assert [repr(made) for made in found] == [
+        f"{verb}({fn.__name__})",
+        f"{verb}(Scaled)",
+    ]
     assert found[1].__doc__ == "An object that is called."
 
 
 def test_it_prints_and_is_named_as_its_function(row: Any) -> None:
     transform, fn, _, verb, _ = row
     made = transform(transform(fn))
-    assert repr(made) == str(made) == made.__name__ == f"{verb}({verb}({fn.__name__}))"
+    assert (
+        repr(made) == str(made) == made.__name__ == f"{verb}({verb}({fn.__name__}))"
+    )
     assert made.__wrapped__.__wrapped__ is fn
-    assert (made.__doc__, made.__module__, made.__qualname__) == (fn.__doc__, fn.__module__, fn.__qualname__)
+    assert (made.__doc__, made.__module__, made.__qualname__) == (
+        fn.__doc__,
+        fn.__module__,
+        fn.__qualname__,
+    )
     assert inspect.signature(made) == inspect.signature(fn)
     assert inspect.unwrap(made) is fn
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"])
-def test_copies_give_equal_results_and_capture_nothing_anew(row: Any, again: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_copies_give_equal_results_and_capture_nothing_anew(
+    row: Any, again: Callable[[Any], Any]
+) -> None:
     transform, fn, _, _, second = row
     made = transform(fn)
     wanted = made(W, second)
     other = again(made)
     captures = cache.counts["captures"]
     close(other(W, second), sf.full(wanted))
-    assert (repr(other), other.__doc__, cache.counts["captures"]) == (repr(made), made.__doc__, captures)
+    assert (repr(other), other.__doc__, cache.counts["captures"]) == (
+        repr(made),
+        made.__doc__,
+        captures,
+    )
     assert other.__wrapped__ is fn
 
 
 def test_a_copy_of_a_nest_is_a_nest(row: Any) -> None:
     transform, fn, _, verb, second = row
     nest = aten_jit(transform(fn))
-    for other in (copy.copy(nest), copy.deepcopy(nest), pickle.loads(pickle.dumps(nest))):
+    for other in (
+        copy.copy(nest),
+        copy.deepcopy(nest),
+        pickle.loads(pickle.dumps(nest)),
+    ):
         assert repr(other) == f"jit({verb}({fn.__name__}))"
         close(other(W, second), sf.full(nest(W, second)))
 
@@ -162,7 +209,10 @@ def test_a_callable_objects_state_is_copied_with_it() -> None:
     other = pickle.loads(pickle.dumps(made)), copy.deepcopy(made)
     for f in (made, *other):
         close(f(W), 3 * W**2)
-    assert other[0].__wrapped__ is not made.__wrapped__ and other[1].__wrapped__ is not made.__wrapped__
+    assert (
+        other[0].__wrapped__ is not made.__wrapped__
+        and other[1].__wrapped__ is not made.__wrapped__
+    )
 
 
 class Power:
@@ -249,7 +299,12 @@ def test_methods_of_trees_take_self_as_their_first_argument() -> None:
 
 def test_methods_inside_another_transform_are_bound_too() -> None:
     plain, point = Plain(3.0), Point(W, 0.5)
-    fn = sf.jit(lambda x: plain.of_x(x) + point.value(x) + plain.value(x) + Holder.inside(x), backend="aten")
+    fn = sf.jit(
+        lambda x: (
+            plain.of_x(x) + point.value(x) + plain.value(x) + Holder.inside(x)
+        ),
+        backend="aten",
+    )
     close(fn(X), 6 * X + W * X * 0.5 + W * X * 3 + 3 * X**2)
     compiled = point.value.compile(X)
     close(compiled(point, X), W * X * 0.5)
@@ -261,14 +316,19 @@ def test_a_gradient_by_self_needs_a_tree_of_floating_tensors_only() -> None:
         Point(W, 3.0).of_self(X)
     fix = "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated"
     got = "an argument cannot be differentiated\n  self.c is a float"
-    text = f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"
+    text = (
+        f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"
+    )
     assert without_line(caught.value) == text
 
 
 def test_a_self_that_is_no_tree_is_refused_by_name() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Plain(3.0).of_x(X)
-    fix = "the transform of the bound method, which is read when it is captured; static_argnums=0 of jit or shard; or Plain a NamedTuple"
+    fix = (
+        "the transform of the bound method, which is read when it is captured; "
+        "static_argnums=0 of jit or shard; or Plain a NamedTuple"
+    )
     assert HERE.sub("HERE", str(caught.value)) == "\n".join([
         "grad(of_x), argument self: a Plain",
         "  at: HERE",
@@ -291,7 +351,10 @@ def test_a_module_as_an_argument_is_refused_by_name() -> None:
     with pytest.raises(sf.TreeError) as caught:
         sf.grad(lambda x, m: m(x).sum())(X, torch.nn.Linear(4, 1))
     fix = "fn, params, buffers = sf.functionalize(module), and its params and buffers as arguments"
-    said = f"grad(<lambda>), argument m: a Linear\n  at: HERE\n  needed: a tensor or a constant\n  try: {fix}"
+    said = (
+        "grad(<lambda>), argument m: a Linear\n  at: HERE\n  needed: a tensor or a "
+        f"constant\n  try: {fix}"
+    )
     assert HERE.sub("HERE", str(caught.value)) == said
 
 
@@ -305,9 +368,15 @@ def test_compose_prints_compares_and_pickles() -> None:
     assert repr(both) == "compose(jit, grad)"
     assert repr(both(loss)) == "jit(grad(loss))"
     assert repr(sf.compose(both, sf.vmap)) == "compose(compose(jit, grad), vmap)"
-    assert sf.compose(sf.grad, sf.vmap) == sf.compose(sf.grad, sf.vmap) != sf.compose(sf.vmap, sf.grad)
+    assert (
+        sf.compose(sf.grad, sf.vmap)
+        == sf.compose(sf.grad, sf.vmap)
+        != sf.compose(sf.vmap, sf.grad)
+    )
     again = pickle.loads(pickle.dumps(sf.compose(sf.shard, sf.grad)))
-    assert repr(again) == "compose(shard, grad)" and again == sf.compose(sf.shard, sf.grad)
+    assert repr(again) == "compose(shard, grad)" and again == sf.compose(
+        sf.shard, sf.grad
+    )
     close(pickle.loads(pickle.dumps(both))(loss)(W, X), torch.func.grad(loss)(W, X))
 
 
@@ -362,19 +431,46 @@ def in_a_nonlocal() -> Callable[..., Any]:
     return fn
 
 
-LEAKS = {"LEAKED": in_a_list, "STATE": in_a_dict, "kept": in_a_closure(), "nonlocal": in_a_nonlocal(), "last": Keeps()}
+LEAKS = {
+    "LEAKED": in_a_list,
+    "STATE": in_a_dict,
+    "kept": in_a_closure(),
+    "nonlocal": in_a_nonlocal(),
+    "last": Keeps(),
+}
 
 
-@pytest.mark.parametrize("name", ["grad", "value_and_grad", "bucketed_grad", "jacrev", "jacfwd", "hessian", "jit", "shard"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "grad",
+        "value_and_grad",
+        "bucketed_grad",
+        "jacrev",
+        "jacfwd",
+        "hessian",
+        "jit",
+        "shard",
+    ],
+)
 @pytest.mark.parametrize("where", LEAKS)
-def test_storing_a_traced_value_is_refused_when_it_happens(where: str, name: str) -> None:
+def test_storing_a_traced_value_is_refused_when_it_happens(
+    where: str, name: str
+) -> None:
     fn, (transform, *_, verb) = LEAKS[where], TABLE[name]
-    with sf.fake_world(1), sf.use_mesh(sf.make_mesh((1,), ("a",))), pytest.raises(sf.CaptureError) as caught:
+    with (
+        sf.fake_world(1),
+        sf.use_mesh(sf.make_mesh((1,), ("a",))),
+        pytest.raises(sf.CaptureError) as caught,
+    ):
         transform(fn)(W)
     place = {"nonlocal": "kept", "last": "an attribute of Keeps"}.get(where, where)
     said = HERE.sub("HERE", str(caught.value)).splitlines()
     called = getattr(fn, "__name__", "Keeps")
-    assert said[0] == f"{verb}({called}): it changes something outside of itself: {place}"
+    assert (
+        said[0]
+        == f"{verb}({called}): it changes something outside of itself: {place}"
+    )
     assert said[-2:] == [PURE, "  try: return the new value instead of storing it"]
     assert not LEAKED and not STATE and LEAKS["last"].last is None
 
@@ -388,24 +484,42 @@ LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("transform", [sf.grad, sf.value_and_grad, sf.bucketed_grad], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "transform",
+    [sf.grad, sf.value_and_grad, sf.bucketed_grad],
+    ids=lambda t: t.__name__,
+)
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_that_has_no_gradient_is_refused_by_name(kind: str, transform: Callable[..., Any]) -> None:
+def test_a_loss_that_has_no_gradient_is_refused_by_name(
+    kind: str, transform: Callable[..., Any]
+) -> None:
     fn, what = LOSSES[kind]
     with pytest.raises(sf.CaptureError) as caught:
         transform(fn)(W)
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
-    text = f"the gradient of <lambda>: its value is {what}\n  needed: a floating scalar\n  try: {fix}"
+    text = (
+        f"the gradient of <lambda>: its value is {what}\n  needed: a floating scalar\n  try: "
+        f"{fix}"
+    )
     assert without_line(caught.value) == text
 
 
-@pytest.mark.parametrize("transform", [sf.grad, sf.value_and_grad, sf.bucketed_grad], ids=lambda t: t.__name__)
-def test_a_loss_that_is_no_scalar_is_refused_by_name(transform: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "transform",
+    [sf.grad, sf.value_and_grad, sf.bucketed_grad],
+    ids=lambda t: t.__name__,
+)
+def test_a_loss_that_is_no_scalar_is_refused_by_name(
+    transform: Callable[..., Any],
+) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         transform(lambda w: w * w)(W)
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
     shape = f"of shape {tuple(W.shape)}"
-    text = f"the gradient of <lambda>: its value is {shape}\n  needed: a floating scalar\n  try: {fix}"
+    text = (
+        f"the gradient of <lambda>: its value is {shape}\n  needed: a floating scalar\n  "
+        f"try: {fix}"
+    )
     assert without_line(caught.value) == text
 
 
@@ -413,5 +527,8 @@ def test_auxiliary_data_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         sf.grad(lambda w: w.sum(), has_aux=True)(W)
     fix = "return (value, aux), or has_aux=False"
-    text = f"<lambda>: it returns a Tensor\n  needed: a pair (value, aux): has_aux=True\n  try: {fix}"
+    text = (
+        "<lambda>: it returns a Tensor\n  needed: a pair (value, aux): has_aux=True\n  try: "
+        f"{fix}"
+    )
     assert without_line(caught.value) == text

@@ -1,4 +1,6 @@
-"""Every check that runs while Dynamo reads a function arrives in our words, with the user's line."""
+"""Every check that runs while Dynamo reads a function arrives in our words, with the user's
+line.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,17 @@ CHECKED = "constant_in_graph"
 
 
 def raising() -> Iterator[tuple[str, bool]]:
-    """(function, whether Dynamo runs it as it is) for every function of the transforms that raises."""
-    for file in (*sorted((PACKAGE / "transforms").glob("*.py")), PACKAGE / "argnums.py"):
+    """(function, whether Dynamo runs it as it is) for every function of the transforms that
+    raises.
+    """
+    for file in (
+        *sorted((PACKAGE / "transforms").glob("*.py")),
+        PACKAGE / "argnums.py",
+    ):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and any(isinstance(n, ast.Raise) for n in ast.walk(node)):
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(n, ast.Raise) for n in ast.walk(node)
+            ):
                 decorators = " ".join(map(ast.unparse, node.decorator_list))
                 yield f"{file.stem}.{node.name}", CHECKED in decorators
 
@@ -56,22 +65,38 @@ HALF = torch.float16
 
 # A function that Dynamo reads, for each check; what it does wrong stands in one line of this file.
 TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
-    "_accumulate.check_rows": lambda x: sf.accumulate(sf.grad(lambda w, y: (w * y).sum()), 2)(x[0], x),
+    "_accumulate.check_rows": lambda x: sf.accumulate(
+        sf.grad(lambda w, y: (w * y).sum()), 2
+    )(x[0], x),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
-    "_control_checks.rows_of": lambda x: sf.scan(lambda c, r: (c, r), x, {"a": x, "b": x[:2]}),
+    "_control_checks.rows_of": lambda x: sf.scan(
+        lambda c, r: (c, r), x, {"a": x, "b": x[:2]}
+    ),
     "_control_checks.check_carry": lambda x: sf.scan(lambda c, r: (c, r), 1.0, x),
     "_control_checks.check_step": lambda x: sf.scan(lambda c, r: c + r, x[0], x),
-    "_control_checks.check_after": lambda x: sf.scan(lambda c, r: (c[:1], r), x[0], x),
-    "_control_checks.check_choice": lambda x: sf.cond(x > 0, torch.sin, torch.cos, x),
-    "_control_checks.check_branch_trees": lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: (x,)),
-    "_control_checks.branch_dtypes": lambda x: sf.cond(x.sum() > 0, lambda: x, lambda: x.double()),
+    "_control_checks.check_after": lambda x: sf.scan(
+        lambda c, r: (c[:1], r), x[0], x
+    ),
+    "_control_checks.check_choice": lambda x: sf.cond(
+        x > 0, torch.sin, torch.cos, x
+    ),
+    "_control_checks.check_branch_trees": lambda x: sf.cond(
+        x.sum() > 0, lambda: x, lambda: (x,)
+    ),
+    "_control_checks.branch_dtypes": lambda x: sf.cond(
+        x.sum() > 0, lambda: x, lambda: x.double()
+    ),
     "_custom.check_unruled": ruled_twice,
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
-    "_exchanges.check_size": lambda x: sf.vmap(lambda r: sf.psum_scatter(r, "i"), axis_name="i")(x),
-    "_exchanges.check_perm": lambda x: sf.vmap(lambda r: sf.ppermute(r, "i", [(0, 9)]), axis_name="i")(x),
+    "_exchanges.check_size": lambda x: sf.vmap(
+        lambda r: sf.psum_scatter(r, "i"), axis_name="i"
+    )(x),
+    "_exchanges.check_perm": lambda x: sf.vmap(
+        lambda r: sf.ppermute(r, "i", [(0, 9)]), axis_name="i"
+    )(x),
     "_flattened.check_aux": lambda x: sf.grad(torch.sum, has_aux=True)(x),
     "_functionalize.check_names": of_module,
     "_grad.refuse_loss": lambda x: sf.grad(torch.sin)(x),
@@ -80,13 +105,19 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_options.refuse_function": lambda x: sf.vmap(3)(x),
     "_paired.check_alike": lambda x: sf.jvp(torch.sin, (x,), (x[0],)),
     "_paired.check_leaves": lambda x: sf.grad(lambda n: x.sum() * n)(2),
-    "_shard_map.check_given": lambda x: sf.shard_map(torch.sin, MESHES[0], out_placements=P())(x),
-    "_shard_map.check_axis_names": lambda x: sf.shard_map(torch.sin, MESHES[0], P(), P(), axis_names=3)(x),
+    "_shard_map.check_given": lambda x: sf.shard_map(
+        torch.sin, MESHES[0], out_placements=P()
+    )(x),
+    "_shard_map.check_axis_names": lambda x: sf.shard_map(
+        torch.sin, MESHES[0], P(), P(), axis_names=3
+    )(x),
     "_vmap.check_prefix": lambda x: sf.vmap(torch.sin, in_axes=(0, 0))(x),
     "_vmap.batch_size": lambda x: sf.vmap(torch.add)(x, x[:2]),
     "_vmap.check_outs": lambda x: sf.vmap(lambda r: "text")(x),
     "_vmap.check_settings": lambda x: sf.vmap(torch.sin, axis_size=-1)(x),
-    "_wishes.wishes_text": lambda x: sf.bucketed_grad(torch.sum, reduce_dtype=torch.int32)(x),
+    "_wishes.wishes_text": lambda x: sf.bucketed_grad(
+        torch.sum, reduce_dtype=torch.int32
+    )(x),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
@@ -120,34 +151,48 @@ ELSEWHERE = {
 MODULES_ELSEWHERE = ("_rule", "_proof")  # rules are registered outside of functions
 
 
-def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> None:
+def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> (
+    None
+):
     found = dict(raising())
     checks = {name for name, checked in found.items() if checked} - ELSEWHERE.keys()
     others = {name for name, checked in found.items() if not checked}
     assert checks == TRIGGERS.keys()
-    assert {name for name in others if name.split(".")[0] not in MODULES_ELSEWHERE} <= ELSEWHERE.keys()
+    assert {
+        name for name in others if name.split(".")[0] not in MODULES_ELSEWHERE
+    } <= ELSEWHERE.keys()
     assert ELSEWHERE.keys() <= found.keys()
 
 
 def lines_of(fn: Any) -> range:
     """The lines of a function of this file."""
     code = fn.__code__
-    return range(code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1)
+    return range(
+        code.co_firstlineno, max(line for *_, line in code.co_lines() if line) + 1
+    )
 
 
 @pytest.mark.parametrize("check", TRIGGERS)
 @pytest.mark.parametrize("outer", ["jit", "shard"])
-def test_a_check_under_dynamo_arrives_in_our_words_with_the_users_line(check: str, outer: str) -> None:
+def test_a_check_under_dynamo_arrives_in_our_words_with_the_users_line(
+    check: str, outer: str
+) -> None:
     fn = TRIGGERS[check]
     with sf.fake_world(2):
         MESHES[:] = [sf.make_mesh((2,), ("dp",))]
-        staged = sf.jit(fn, backend="aten") if outer == "jit" else sf.shard(fn, MESHES[0], backend="aten")
+        staged = (
+            sf.jit(fn, backend="aten")
+            if outer == "jit"
+            else sf.shard(fn, MESHES[0], backend="aten")
+        )
         with pytest.raises(sf.ShardError) as caught:
             staged(X)
     error = caught.value
     file, _, line = (error.source or "").rpartition(":")
     assert file == __file__ and int(line) in lines_of(fn)
-    assert "cannot be read as one graph" not in str(error) and "it raises" not in str(error)
+    assert "cannot be read as one graph" not in str(
+        error
+    ) and "it raises" not in str(error)
     assert f"at: {error.source}" in str(error)
 
 
@@ -178,28 +223,61 @@ def inside_world(x: Tensor) -> Tensor:
 
 # What cannot be captured -> what the error says to write instead.
 UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "new_group": (meets(lambda x: dist.new_group([0, 1])), "outside of the function"),
-    "init_process_group": (meets(lambda x: dist.init_process_group("gloo")), "outside"),
-    "destroy_process_group": (meets(lambda x: dist.destroy_process_group()), "outside"),
-    "barrier": (meets(lambda x: dist.barrier()), "ranks keep in step by their collectives"),
-    "init_device_mesh": (meets(lambda x: init_device_mesh("cpu", (2,))), "make the mesh outside"),
-    "DeviceMesh": (meets(lambda x: DeviceMesh("cpu", [0, 1])), "make the mesh outside"),
-    "make_mesh": (meets(lambda x: sf.make_mesh((2,), ("q",))), "make the mesh outside"),
+    "new_group": (
+        meets(lambda x: dist.new_group([0, 1])),
+        "outside of the function",
+    ),
+    "init_process_group": (
+        meets(lambda x: dist.init_process_group("gloo")),
+        "outside",
+    ),
+    "destroy_process_group": (
+        meets(lambda x: dist.destroy_process_group()),
+        "outside",
+    ),
+    "barrier": (
+        meets(lambda x: dist.barrier()),
+        "ranks keep in step by their collectives",
+    ),
+    "init_device_mesh": (
+        meets(lambda x: init_device_mesh("cpu", (2,))),
+        "make the mesh outside",
+    ),
+    "DeviceMesh": (
+        meets(lambda x: DeviceMesh("cpu", [0, 1])),
+        "make the mesh outside",
+    ),
+    "make_mesh": (
+        meets(lambda x: sf.make_mesh((2,), ("q",))),
+        "make the mesh outside",
+    ),
     "with mesh": (inside_mesh, "close over the mesh"),
     "use_mesh": (inside_use_mesh, "close over the mesh"),
     "current_mesh": (meets(lambda x: sf.current_mesh()), "close over the mesh"),
     "fake_world": (inside_world, "enter the world outside"),
     "get_rank": (lambda x: x * dist.get_rank(), "sf.axis_index(axis_name)"),
-    "get_local_rank": (lambda x: x * MESHES[0].get_local_rank("dp"), "sf.axis_index(axis_name)"),
-    "get_coordinate": (lambda x: x * MESHES[0].get_coordinate()[0], "sf.axis_index(axis_name)"),
+    "get_local_rank": (
+        lambda x: x * MESHES[0].get_local_rank("dp"),
+        "sf.axis_index(axis_name)",
+    ),
+    "get_coordinate": (
+        lambda x: x * MESHES[0].get_coordinate()[0],
+        "sf.axis_index(axis_name)",
+    ),
     "all_reduce": (meets(lambda x: dist.all_reduce(x)), "sf.psum(x, axis_name)"),
     "broadcast": (meets(lambda x: dist.broadcast(x, 0)), "sf.all_gather"),
     "send": (meets(lambda x: dist.send(x, 1)), "sf.ppermute"),
     "isend": (meets(lambda x: dist.isend(x, 1)), "sf.ppermute"),
-    "all_gather_object": (meets(lambda x: dist.all_gather_object([None], 1)), "sf.all_gather for tensors"),
+    "all_gather_object": (
+        meets(lambda x: dist.all_gather_object([None], 1)),
+        "sf.all_gather for tensors",
+    ),
     "distribute": (lambda x: sf.distribute(x, MESHES[0], P("dp")), "sf.constrain"),
     "from_local": (lambda x: sf.from_local(x, MESHES[0], P("dp")), "sf.constrain"),
-    "functionalize": (meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))), "make it outside"),
+    "functionalize": (
+        meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
+        "make it outside",
+    ),
     "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
     "check": (meets(lambda x: sf.check(torch.sin, x)), "outside of the function"),
 }
@@ -207,7 +285,9 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize("call", UNSUPPORTED)
 @pytest.mark.parametrize("outer", ["jit", "shard_map"])
-def test_s7_5_what_cannot_be_captured_says_what_to_write_instead(call: str, outer: str) -> None:
+def test_s7_5_what_cannot_be_captured_says_what_to_write_instead(
+    call: str, outer: str
+) -> None:
     fn, instead = UNSUPPORTED[call]
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))

@@ -1,4 +1,6 @@
-"""What a checkpointed call keeps for its backward: policies, written as text, which every stage of reading Python carries through."""
+"""What a checkpointed call keeps for its backward: policies, written as text, which every stage
+of reading Python carries through.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ aten = torch.ops.aten
 DOTS = (aten.mm, aten.addmm, aten.mv, aten.addmv, aten.dot, aten.vdot)
 BATCHED_DOTS = (aten.bmm, aten.baddbmm)
 OTHER_DOTS = (
-    aten.convolution, aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention,
-    aten._scaled_dot_product_fused_attention_overrideable, aten._scaled_dot_product_attention_math,
-)  # fmt: skip
+    aten.convolution,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_cudnn_attention,
+    aten._scaled_dot_product_fused_attention_overrideable,
+    aten._scaled_dot_product_attention_math,
+)
 
 EVERYTHING = "everything_saveable"
 Names = frozenset[str]
-Policy = Callable[[torch.fx.Node, Names], bool]  # whether a forward value, which has these names, is kept
+Policy = Callable[
+    [torch.fx.Node, Names], bool
+]  # whether a forward value, which has these names, is kept
 
 
 def _is_dot(node: torch.fx.Node, _: Names) -> bool:
@@ -47,9 +55,15 @@ PLAIN: dict[str, Policy] = {
     "checkpoint_dots_with_no_batch_dims": _is_dot_without_batch,
 }
 NAMED: dict[str, Callable[[Names], Policy]] = {
-    "save_only_these_names": lambda wanted: lambda node, names: bool(names & wanted),
-    "save_anything_except_these_names": lambda unwanted: lambda node, names: not names & unwanted,
-    "save_any_names_but_these": lambda unwanted: lambda node, names: bool(names - unwanted),
+    "save_only_these_names": lambda wanted: (
+        lambda node, names: bool(names & wanted)
+    ),
+    "save_anything_except_these_names": lambda unwanted: (
+        lambda node, names: not names & unwanted
+    ),
+    "save_any_names_but_these": lambda unwanted: (
+        lambda node, names: bool(names - unwanted)
+    ),
 }
 BOTH = "save_from_both_policies"
 
@@ -59,7 +73,8 @@ def read(text: str) -> Policy:
     """The policy that a text stands for.
 
     Args:
-        text: a name of PLAIN, a name of NAMED with names behind it, or two policies: `save_only_these_names('q', 'k')`.
+        text: a name of PLAIN, a name of NAMED with names behind it, or two policies:
+            `save_only_these_names('q', 'k')`.
 
     Raises:
         ValueError, SyntaxError: it stands for none.
@@ -82,7 +97,15 @@ def check(where: str, text: str) -> None:
         read(text)
     except (SyntaxError, ValueError):
         fix = f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two"
-        raise ShardError(problem(where, f"the policy is {text}", needed="one of checkpoint_policies", fix=fix), fix=fix) from None
+        raise ShardError(
+            problem(
+                where,
+                f"the policy is {text}",
+                needed="one of checkpoint_policies",
+                fix=fix,
+            ),
+            fix=fix,
+        ) from None
 
 
 def _meaning(tree: ast.expr) -> Policy:
@@ -93,7 +116,11 @@ def _meaning(tree: ast.expr) -> Policy:
     """
     if isinstance(tree, ast.Name) and tree.id in PLAIN:
         return PLAIN[tree.id]
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
+    if (
+        isinstance(tree, ast.Call)
+        and isinstance(tree.func, ast.Name)
+        and not tree.keywords
+    ):
         if tree.func.id in NAMED:
             return NAMED[tree.func.id](frozenset(_text(x) for x in tree.args))
         if tree.func.id == BOTH and len(tree.args) == 2:

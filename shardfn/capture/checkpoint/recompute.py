@@ -1,7 +1,9 @@
-"""Checkpointed calls: what their backward reads is computed once more, from what went in, and not kept.
+"""Checkpointed calls: what their backward reads is computed once more, from what went in, and
+not kept.
 
-A pass on the joint graph of forward and backward. It looks at each node's meta alone: `phase`, and in `custom` the calls that
-the node is in (`sources.REGION`) or, of a backward node, those that its forward op is in (`inside`).
+A pass on the joint graph of forward and backward. It looks at each node's meta alone: `phase`,
+and in `custom` the calls that the node is in (`sources.REGION`) or, of a backward node, those
+that its forward op is in (`inside`).
 """
 
 from __future__ import annotations
@@ -19,25 +21,39 @@ from . import policies
 
 aten = torch.ops.aten
 SHAPE_ONLY = {  # read a tensor for its shape alone
-    aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default, aten.new_full.default,
-    aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default, aten.new_empty_strided.default,
-}  # fmt: skip
-SAME_MEMORY = {aten._unsafe_view.default, placement.ALIGN, placement.REDISTRIBUTE}  # and whatever torch calls a view
+    aten.full_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+    aten.new_full.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+SAME_MEMORY = {
+    aten._unsafe_view.default,
+    placement.ALIGN,
+    placement.REDISTRIBUTE,
+}  # and whatever torch calls a view
 
 
 def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph in which the backward of each checkpointed call computes again what the call's policy does not keep.
+    """The graph in which the backward of each checkpointed call computes again what the call's
+    policy does not keep.
 
-    A forward node of such a call that a backward node of it reads is copied, in phase "backward", to right before its first
-    reader. Copies read what came from outside of the call, and what is kept, through `shardfn::after`, so that no compiler
-    computes them together with the forward. Of nested calls the outer one keeps what its own policy says, and computes the
-    rest for the inner ones' backward. What is random is kept. Values never change.
+    A forward node of such a call that a backward node of it reads is copied, in phase
+    "backward", to right before its first reader. Copies read what came from outside of the
+    call, and what is kept, through `shardfn::after`, so that no compiler computes them together
+    with the forward. Of nested calls the outer one keeps what its own policy says, and computes
+    the rest for the inner ones' backward. What is random is kept. Values never change.
 
     Args:
         graph: functional ATen; nodes carry `val`, `phase` and `custom`. It is not changed.
 
     Returns:
-        A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are gone, and noted in `custom` as `names`.
+        A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are
+        gone, and noted in `custom` as `names`.
     """
     graph = copied(graph)
     graph.eliminate_dead_code()
@@ -48,11 +64,24 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
             members.setdefault(key, []).append(node)
     if members:
         work = _Work(members, _tokens(graph))
-        inner_first = sorted(members, key=lambda key: (len(members[key]), -int(key.removeprefix(sources.REGION))))
-        policy = {key: policies.read(_regions(nodes[0])[key]) for key, nodes in members.items()}
+        inner_first = sorted(
+            members,
+            key=lambda key: (
+                len(members[key]),
+                -int(key.removeprefix(sources.REGION)),
+            ),
+        )
+        policy = {
+            key: policies.read(_regions(nodes[0])[key])
+            for key, nodes in members.items()
+        }
         depth = {key: i for i, key in enumerate(inner_first)}
         for key in inner_first:
-            around = tuple(other for other in _regions(members[key][0]) if depth[other] > depth[key])
+            around = tuple(
+                other
+                for other in _regions(members[key][0])
+                if depth[other] > depth[key]
+            )
             _Region(graph, work, key, policy[key], around).recompute()
         graph.eliminate_dead_code()
         graph.lint()
@@ -60,17 +89,27 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """What a forward keeps for its backward: the inputs and forward values that backward nodes read.
+    """What a forward keeps for its backward: the inputs and forward values that backward nodes
+    read.
 
     Args:
-        graph: nodes carry `val` and `phase`; `outermost` in `custom` tells a backward from one that is differentiated itself.
+        graph: nodes carry `val` and `phase`; `outermost` in `custom` tells a backward from one
+            that is differentiated itself.
 
     Returns:
         In order, each once: the nodes that own the memory; for a view, what it looks at.
     """
     backward = [node for node in graph.nodes if _is_backward(node)]
-    late = {node for node in backward if _noted(node).get(sources.OUTERMOST)} or set(backward)
-    kept = {owner_of(x) for node in late if node.target not in SHAPE_ONLY for x in node.all_input_nodes if x not in late}
+    late = {
+        node for node in backward if _noted(node).get(sources.OUTERMOST)
+    } or set(backward)
+    kept = {
+        owner_of(x)
+        for node in late
+        if node.target not in SHAPE_ONLY
+        for x in node.all_input_nodes
+        if x not in late
+    }
     return [node for node in graph.nodes if node in kept]
 
 
@@ -87,15 +126,29 @@ def names_of(node: torch.fx.Node) -> tuple[str, ...]:
 
 
 def _note_names(graph: torch.fx.Graph) -> None:
-    """Note each name on the value that it names, and on what that is a mere view of, and take the op that gave it out."""
+    """Note each name on the value that it names, and on what that is a mere view of, and take
+    the op that gave it out.
+    """
     for node in graph.find_nodes(op="call_function", target=placement.NAME):
         value, name = node.args
         node.replace_all_uses_with(value)
         graph.erase_node(node)
         while value is not None:
-            value.meta["custom"] = {**_noted(value), "names": (*names_of(value), name)}
-            under = value.all_input_nodes[0] if value.op == "call_function" and _is_view(value) else None
-            value = under if under is not None and under.meta["val"].numel() == value.meta["val"].numel() else None
+            value.meta["custom"] = {
+                **_noted(value),
+                "names": (*names_of(value), name),
+            }
+            under = (
+                value.all_input_nodes[0]
+                if value.op == "call_function" and _is_view(value)
+                else None
+            )
+            value = (
+                under
+                if under is not None
+                and under.meta["val"].numel() == value.meta["val"].numel()
+                else None
+            )
 
 
 def _noted(node: torch.fx.Node) -> dict[str, Any]:
@@ -119,23 +172,39 @@ def _is_item(node: torch.fx.Node) -> bool:
 
 
 def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
-    """For each backward node a value of the backward that is there before it: one that it reads, or else the last one made.
+    """For each backward node a value of the backward that is there before it: one that it
+    reads, or else the last one made.
 
-    Constants do not count, for they may be made at any time; nor does what is of a call's own forward, such as a gradient
-    inside of it; nor, if the node does not read them itself, do gradients that may have to be reduced first.
+    Constants do not count, for they may be made at any time; nor does what is of a call's own
+    forward, such as a gradient inside of it; nor, if the node does not read them itself, do
+    gradients that may have to be reduced first.
     """
     found: dict[torch.fx.Node, torch.fx.Node | None] = {}
     fixed, good = set[torch.fx.Node](), set[torch.fx.Node]()
-    last: dict[frozenset[str], torch.fx.Node] = {}  # by the calls that a node is in; the latest comes last
+    last: dict[
+        frozenset[str], torch.fx.Node
+    ] = {}  # by the calls that a node is in; the latest comes last
     for node in graph.nodes:
-        if node.op == "call_function" and (node.target in SHAPE_ONLY or fixed.issuperset(node.all_input_nodes)):
+        if node.op == "call_function" and (
+            node.target in SHAPE_ONLY or fixed.issuperset(node.all_input_nodes)
+        ):
             fixed.add(node)
         if _is_backward(node):
             around = frozenset(_regions(node))
-            near = (x for x in node.all_input_nodes if x in good and around.issuperset(_regions(x)))
-            found[node] = next(near, None) or next((x for calls, x in reversed(last.items()) if calls <= around), None)
+            near = (
+                x
+                for x in node.all_input_nodes
+                if x in good and around.issuperset(_regions(x))
+            )
+            found[node] = next(near, None) or next(
+                (x for calls, x in reversed(last.items()) if calls <= around), None
+            )
             value = node.meta.get("val")
-            if node not in fixed and isinstance(value, torch.Tensor) and value.is_floating_point():
+            if (
+                node not in fixed
+                and isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+            ):
                 good.add(node)
                 if node.target is not placement.ALIGN:
                     last.pop(around, None)
@@ -151,7 +220,9 @@ class _Work:
     tokens: dict[torch.fx.Node, torch.fx.Node | None]  # of each backward node
 
     def enter(self, made: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Take note of a node made for a reader: calls around may have to compute again what it reads."""
+        """Take note of a node made for a reader: calls around may have to compute again what it
+        reads.
+        """
         self.tokens[made] = self.tokens[reader]
         for key in _regions(made):
             self.members[key].append(made)
@@ -167,34 +238,57 @@ class _Region:
     keeps: policies.Policy
     around: tuple[str, ...]  # the calls that this one is in
     copies: dict[torch.fx.Node, torch.fx.Node] = attrs.field(factory=dict)
-    barred: dict[torch.fx.Node, torch.fx.Node] = attrs.field(factory=dict)  # a value -> what the backward reads in its place
-    late: set[torch.fx.Node] = attrs.field(factory=set)  # what no compiler can compute in the forward
+    barred: dict[torch.fx.Node, torch.fx.Node] = attrs.field(
+        factory=dict
+    )  # a value -> what the backward reads in its place
+    late: set[torch.fx.Node] = attrs.field(
+        factory=set
+    )  # what no compiler can compute in the forward
 
     def recompute(self) -> None:
         """Let every backward node of this call read what is computed again."""
         members = self.work.members[self.key]
         inputs = {x for node in members for x in node.all_input_nodes}
-        for reader in sorted({user for x in inputs.union(members) for user in x.users if self.reads(user)}):
+        for reader in sorted(
+            {
+                user
+                for x in inputs.union(members)
+                for user in x.users
+                if self.reads(user)
+            }
+        ):
             self.serve(reader)
 
     def reads(self, node: torch.fx.Node) -> bool:
         """Whether a node belongs to this call's backward; one of which nothing is known does."""
-        if not _is_backward(node) or node.target in SHAPE_ONLY or self.key in _noted(node):
+        if (
+            not _is_backward(node)
+            or node.target in SHAPE_ONLY
+            or self.key in _noted(node)
+        ):
             return False
         return self.key in _noted(node).get("inside", (self.key,))
 
     def serve(self, reader: torch.fx.Node) -> None:
-        """Have one backward node read copies of what is lost, made right before it, and the rest as the copies read it."""
+        """Have one backward node read copies of what is lost, made right before it, and the
+        rest as the copies read it.
+        """
         needed, queue = set[torch.fx.Node](), list(reader.all_input_nodes)
         while queue:
             node = queue.pop()
-            if node not in needed and node not in self.copies and self.is_lost(node):
+            if (
+                node not in needed
+                and node not in self.copies
+                and self.is_lost(node)
+            ):
                 needed.add(node)
                 queue += node.all_input_nodes
         with self.graph.inserting_before(reader):
             for node in sorted(needed):
                 self.copy(node, reader)
-        reader.args, reader.kwargs = torch.fx.node.map_arg((reader.args, reader.kwargs), self.current)
+        reader.args, reader.kwargs = torch.fx.node.map_arg(
+            (reader.args, reader.kwargs), self.current
+        )
 
     def is_lost(self, node: torch.fx.Node) -> bool:
         """Whether a value is of this call's forward, and not kept."""
@@ -202,7 +296,9 @@ class _Region:
             return False
         names = frozenset(names_of(node))
         if _is_item(node):
-            return self.is_lost(node.args[0]) and not (names and self.keeps(node, names))
+            return self.is_lost(node.args[0]) and not (
+                names and self.keeps(node, names)
+            )
         return not draws(node) and not self.keeps(node, names)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -215,8 +311,17 @@ class _Region:
         for x in node.all_input_nodes if token else ():
             if x not in self.copies and x not in self.barred and not _is_early(x):
                 self.bar(x, reader)
-        computes = not _is_view(node) and not _is_item(node) and node.target not in SHAPE_ONLY
-        if token and computes and node.all_input_nodes and not any(self.current(x) in self.late for x in node.all_input_nodes):
+        computes = (
+            not _is_view(node)
+            and not _is_item(node)
+            and node.target not in SHAPE_ONLY
+        )
+        if (
+            token
+            and computes
+            and node.all_input_nodes
+            and not any(self.current(x) in self.late for x in node.all_input_nodes)
+        ):
             self.bar(node.all_input_nodes[0], reader)
         again = self.copies[node] = self.graph.node_copy(node, self.current)
         again.meta = self.about(node, reader)
@@ -227,7 +332,9 @@ class _Region:
     def bar(self, x: torch.fx.Node, reader: torch.fx.Node) -> None:
         """Have what is computed again read x after something of the backward is there."""
         into = self.copies if x in self.copies else self.barred
-        after = self.graph.call_function(placement.AFTER, (self.current(x), self.work.tokens[reader]))
+        after = self.graph.call_function(
+            placement.AFTER, (self.current(x), self.work.tokens[reader])
+        )
         after.meta = self.about(x, reader)
         self.work.enter(after, reader)
         into[x] = after
@@ -236,12 +343,30 @@ class _Region:
     def about(self, node: torch.fx.Node, reader: torch.fx.Node) -> dict[str, Any]:
         """The meta of what is made from a node for a reader; it is where the reader is."""
         noted = _noted(node)
-        plain = {key: said for key, said in noted.items() if key not in sources.place(noted) and key not in ("names", "belongs_to")}
+        plain = {
+            key: said
+            for key, said in noted.items()
+            if key not in sources.place(noted)
+            and key not in ("names", "belongs_to")
+        }
         there = sources.place(_noted(reader))
-        return {**node.meta, "phase": "backward", "custom": {**plain, **there, "phase": "backward", "inside": self.around}}
+        return {
+            **node.meta,
+            "phase": "backward",
+            "custom": {
+                **plain,
+                **there,
+                "phase": "backward",
+                "inside": self.around,
+            },
+        }
 
 
 def _is_early(node: torch.fx.Node) -> bool:
     """Whether a value is an input, a constant, or a view of one: there is nothing in it to keep."""
     node = owner_of(node)
-    return node.op != "call_function" or not node.all_input_nodes or node.target in SHAPE_ONLY
+    return (
+        node.op != "call_function"
+        or not node.all_input_nodes
+        or node.target in SHAPE_ONLY
+    )

@@ -1,4 +1,6 @@
-"""Tensors that a function closes over: how the user calls them, and which gradients a call would lose."""
+"""Tensors that a function closes over: how the user calls them, and which gradients a call
+would lose.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,27 @@ class ClosedOver:
     tensors: tuple[torch.Tensor, ...] = ()
     names: tuple[str, ...] = ()  # as the user calls each
     lines: tuple[str | None, ...] = ()  # where each is used first
-    followed: frozenset[int] = frozenset()  # those that autograd followed while the function was captured
-    reached: frozenset[int] = frozenset()  # those of them that a gradient of a result would reach
+    followed: frozenset[int] = (
+        frozenset()
+    )  # those that autograd followed while the function was captured
+    reached: frozenset[int] = (
+        frozenset()
+    )  # those of them that a gradient of a result would reach
 
-    def traced(self, stand_ins: Sequence[torch.Tensor], ends: set[int], constants: Sequence[torch.Tensor]) -> ClosedOver:
-        """After a trace: what stood for the tensors, by id which of it gradients reach, and what was written out."""
-        followed = [i for i, x in enumerate(stand_ins) if x.requires_grad and torch.is_grad_enabled()]
+    def traced(
+        self,
+        stand_ins: Sequence[torch.Tensor],
+        ends: set[int],
+        constants: Sequence[torch.Tensor],
+    ) -> ClosedOver:
+        """After a trace: what stood for the tensors, by id which of it gradients reach, and
+        what was written out.
+        """
+        followed = [
+            i
+            for i, x in enumerate(stand_ins)
+            if x.requires_grad and torch.is_grad_enabled()
+        ]
         return attrs.evolve(
             self,
             tensors=(*self.tensors, *constants),
@@ -47,19 +64,29 @@ class ClosedOver:
         )
 
     def named(self, roots: dict[str, Any]) -> ClosedOver:
-        """With names, which are looked for in the function and in the arguments that are no tensors."""
-        return attrs.evolve(self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ())
+        """With names, which are looked for in the function and in the arguments that are no
+        tensors.
+        """
+        return attrs.evolve(
+            self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ()
+        )
 
     def suspects(self) -> tuple[torch.Tensor, ...]:
         """Those that a call must not meet requiring grad."""
         harmless = self.followed - self.reached
         rows = enumerate(self.tensors)
-        return tuple(x for i, x in rows if i not in harmless and _can_require_grad(x))
+        return tuple(
+            x for i, x in rows if i not in harmless and _can_require_grad(x)
+        )
 
     def is_known(self) -> bool:
-        """Whether it is known of all that require grad here and now if a gradient would reach them."""
+        """Whether it is known of all that require grad here and now if a gradient would reach
+        them.
+        """
         rows = enumerate(self.tensors)
-        return not torch.is_grad_enabled() or all(i in self.followed for i, x in rows if x.requires_grad)
+        return not torch.is_grad_enabled() or all(
+            i in self.followed for i, x in rows if x.requires_grad
+        )
 
     def refuse_lost(self, name: str) -> None:
         """Refuse a call that would lose a gradient.
@@ -76,17 +103,26 @@ class ClosedOver:
         if _compat.in_dual_level():
             dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
             if dual:
-                raise lost_tangent(f"{name}, {self.names[dual[0]]} that it closes over")
+                raise lost_tangent(
+                    f"{name}, {self.names[dual[0]]} that it closes over"
+                )
 
     def _lost(self, name: str, lost: list[int]) -> CaptureError:
         names = list(dict.fromkeys(self.names[i] for i in lost))
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        verb, its = ("requires", "its gradient") if len(names) == 1 else ("require", "their gradients")
+        verb, its = (
+            ("requires", "its gradient")
+            if len(names) == 1
+            else ("require", "their gradients")
+        )
         got = f"it closes over {', '.join(names[:4])}{more}, which {verb} grad: {its} would be lost"
         fixes = FIXES
         if any(isinstance(self.tensors[i], torch.nn.Parameter) for i in lost):
             owner = names[0].rpartition(".")[0] or "module"
-            fixes = (f"fn, params, buffers = sf.functionalize({owner}), and its params as an argument", *FIXES)
+            fixes = (
+                f"fn, params, buffers = sf.functionalize({owner}), and its params as an argument",
+                *FIXES,
+            )
         fix, source = "; or ".join(fixes), self.lines[lost[0]] or call_site()
         needed = "tensors that need no gradient, or arguments"
         text = problem(name, got, needed=needed, fix=fix, source=source)
@@ -97,7 +133,9 @@ def lost_tangent(where: str) -> ShardError:
     """The error of a dual number of forward-mode AD, whose tangent a call would drop."""
     fix, source = "sf.jvp(fn, primals, tangents), or torch.func.jvp", call_site()
     got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
-    return ShardError(problem(where, got, fix=fix, source=source), source=source, fix=fix)
+    return ShardError(
+        problem(where, got, fix=fix, source=source), source=source, fix=fix
+    )
 
 
 def _can_require_grad(x: torch.Tensor) -> bool:
@@ -124,7 +162,9 @@ def reached_from(results: Sequence[torch.Tensor]) -> set[int]:
 
 
 def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str]:
-    """How the user calls each tensor: the shortest way to it from a function, as Python writes it."""
+    """How the user calls each tensor: the shortest way to it from a function, as Python writes
+    it.
+    """
     wanted = {id(x) for x in tensors}
     names: dict[int, str] = {}
     seen: set[int] = set()
@@ -152,13 +192,21 @@ def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield "", x.__func__
     elif isinstance(x, functools.partial):
         names = getattr(getattr(x.func, "__code__", None), "co_varnames", ())
-        yield from ((names[i] if i < len(names) else f"args[{i}]", y) for i, y in enumerate(x.args))
+        yield from (
+            (names[i] if i < len(names) else f"args[{i}]", y)
+            for i, y in enumerate(x.args)
+        )
         yield from x.keywords.items()
         yield "", x.func
     elif isinstance(x, (list, tuple)):
-        yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(x[:MANY]))
+        yield from (
+            (f"{name}[{i}]" if name else "", child)
+            for i, child in enumerate(x[:MANY])
+        )
     elif isinstance(x, dict):
-        yield from ((f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY])
+        yield from (
+            (f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY]
+        )
     elif isinstance(x, torch.nn.Module):
         yield from _of_module(name or "self", x)
     elif not isinstance(x, (torch.Tensor, type, types.ModuleType)):
@@ -173,15 +221,25 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         except ValueError:
             continue  # empty
     defaults = fn.__defaults__ or ()
-    yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
+    yield from zip(
+        code.co_varnames[: code.co_argcount][-len(defaults) :],
+        defaults,
+        strict=False,
+    )
     yield from (fn.__kwdefaults__ or {}).items()
     if sources.is_ours(code.co_filename):
         return
     for variable in _names(code):
         value = fn.__globals__.get(variable)
-        if isinstance(value, types.ModuleType) and not sources.is_ours(getattr(value, "__file__", None) or "<frozen"):
+        if isinstance(value, types.ModuleType) and not sources.is_ours(
+            getattr(value, "__file__", None) or "<frozen"
+        ):
             known = ((other, getattr(value, other, None)) for other in _names(code))
-            yield from ((f"{variable}.{other}", child) for other, child in known if child is not None)
+            yield from (
+                (f"{variable}.{other}", child)
+                for other, child in known
+                if child is not None
+            )
         elif value is not None:
             yield variable, value
 
@@ -194,14 +252,35 @@ def _names(code: types.CodeType) -> list[str]:
 
 def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     held = (module._parameters, module._buffers, module._modules)
-    yield from ((f"{name}.{key}", x) for table in held for key, x in table.items() if x is not None)
-    yield from ((f"{name}.{key}", x) for key, x in vars(module).items() if not key.startswith("_"))
+    yield from (
+        (f"{name}.{key}", x)
+        for table in held
+        for key, x in table.items()
+        if x is not None
+    )
+    yield from (
+        (f"{name}.{key}", x)
+        for key, x in vars(module).items()
+        if not key.startswith("_")
+    )
     yield "", type(module).forward
 
 
 def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object; those of a transform of ours are called as if they were alone."""
+    """The attributes of an object; those of a transform of ours are called as if they were
+    alone.
+    """
     ours = type(x).__module__.startswith(__package__.partition(".")[0])
-    slots = [s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ()) if isinstance(s, str)]
-    held = {**{s: getattr(x, s, None) for s in slots if not s.startswith("__")}, **getattr(x, "__dict__", {})}
-    yield from (("" if ours else f"{name}.{key}", child) for key, child in held.items())
+    slots = [
+        s
+        for kind in type(x).__mro__
+        for s in getattr(kind, "__slots__", ())
+        if isinstance(s, str)
+    ]
+    held = {
+        **{s: getattr(x, s, None) for s in slots if not s.startswith("__")},
+        **getattr(x, "__dict__", {}),
+    }
+    yield from (
+        ("" if ours else f"{name}.{key}", child) for key, child in held.items()
+    )

@@ -39,7 +39,9 @@ SOFT = {  # guards that any object of the same type passes, if what is read of i
     "CONSTANT_MATCH",
     "EQUALS_MATCH",
 }
-SETTINGS = (torch.is_grad_enabled,)  # functions whose answer is a constant of the program
+SETTINGS = (
+    torch.is_grad_enabled,
+)  # functions whose answer is a constant of the program
 WORLD = (
     "torch.distributed",
     "shardfn.world",
@@ -55,14 +57,18 @@ class Reads:
         reads: what `_compat.capture_python` tells.
     """
 
-    def __init__(self, fn: Callable[..., Any], reads: Iterable[_compat.Read]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], reads: Iterable[_compat.Read]
+    ) -> None:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
         self.fixed: set[Path] = (
             set()
         )  # places that hold the same object as long as what they are in lives
-        self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}  # guard, its key, what it found
+        self.answers: dict[
+            Path, list[tuple[str, Any, Any]]
+        ] = {}  # guard, its key, what it found
         for read in reads:
             self._note(read)
         self.check = self._compiled()
@@ -74,7 +80,9 @@ class Reads:
                 return
         x = self.values[read.path]
         kind = "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
-        self.answers.setdefault(read.path, []).append((kind, read.key, _answer(x, kind, read.key)))
+        self.answers.setdefault(read.path, []).append(
+            (kind, read.key, _answer(x, kind, read.key))
+        )
 
     def _found(self, path: Path) -> bool:
         """Look a place up; whether it is there, and not inside a library."""
@@ -98,7 +106,9 @@ class Reads:
         return True
 
     def _compiled(self) -> Callable[[], bool] | None:
-        """One expression, true while each place holds the object that was read; None if none was."""
+        """One expression, true while each place holds the object that was read; None if none
+        was.
+        """
         names: dict[str, Any] = {}
 
         def bound(x: Any) -> str:
@@ -110,7 +120,8 @@ class Reads:
             if path not in self.fixed:
                 owner, kind, to = _home(self.values[path[:-1]], *path[-1])
                 terms.setdefault(
-                    (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
+                    (id(owner), kind, repr(to)),
+                    _identity(owner, kind, to, value, bound),
                 )
             for kind, key, answer in self.answers.get(path, ()):
                 if answer is not None:
@@ -145,7 +156,9 @@ class Reads:
                 new = old if len(path) == 1 else _step(now[path[:-1]], *path[-1])
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
-                alike = alike and all(_answer(new, kind, key) == x for kind, key, x in answers)
+                alike = alike and all(
+                    _answer(new, kind, key) == x for kind, key, x in answers
+                )
             except MISSING:
                 new, alike = None, False
             if alike:
@@ -173,7 +186,9 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
     for fn in functions:
         fn = getattr(fn, "__func__", fn)
         if isinstance(fn, types.FunctionType) and not _is_library(fn):
-            reads += [_compat.Read(path, "CONSTANT_MATCH", None) for path in _held(fn)]
+            reads += [
+                _compat.Read(path, "CONSTANT_MATCH", None) for path in _held(fn)
+            ]
     return reads
 
 
@@ -183,7 +198,10 @@ def _held(fn: types.FunctionType) -> list[Path]:
     paths: list[Path] = [
         (scope, ("item", name)) for name in code.co_names if name in fn.__globals__
     ]
-    paths += [(*cells, ("item", i), ("cell", name)) for i, name in enumerate(code.co_freevars)]
+    paths += [
+        (*cells, ("item", i), ("cell", name))
+        for i, name in enumerate(code.co_freevars)
+    ]
     return [path for path in paths if is_constant(_at(path))]
 
 
@@ -202,12 +220,16 @@ def name_of(path: Path) -> str:
     """How the user calls a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
     text = ""
     for kind, to in path:
-        if kind == "attr" and not (to in ("__self__", "held", "fn", "func") or (to == "__dict__")):
+        if kind == "attr" and not (
+            to in ("__self__", "held", "fn", "func") or (to == "__dict__")
+        ):
             text += f".{to}" if text else str(to)
         elif kind == "cell":
             text = str(to)
         elif kind in ("item", "value"):
-            text += f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
+            text += (
+                f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
+            )
     return text.strip(".") or "something that it closes over"
 
 
@@ -294,7 +316,9 @@ def _is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
     if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
         return True  # torch puts hooks into the dict, and never another dict in its place
     ours = (type(x).__module__ or "").startswith("shardfn.")
-    unstable = kind == "attr" and to not in _names(x) and getattr(x, to) is not value  # a method
+    unstable = (
+        kind == "attr" and to not in _names(x) and getattr(x, to) is not value
+    )  # a method
     return (ours and not isinstance(x, types.ModuleType)) or unstable
 
 
@@ -304,7 +328,9 @@ def _home(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
     return (names, "item", to) if to in names else (x, kind, to)
 
 
-def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]) -> str:
+def _identity(
+    x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]
+) -> str:
     """The test that a place holds the very object that was read."""
     owner, expected = bound(x), bound(value)
     if kind == "cell":
@@ -313,7 +339,11 @@ def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str
         return f"getattr({owner}, {to!r}) is {expected}"
     if kind == "item":
         plain = not isinstance(x, dict) or type(x).__getitem__ is dict.__getitem__
-        found = f"{owner}[{bound(to)}]" if plain else f"dict.__getitem__({owner}, {bound(to)})"
+        found = (
+            f"{owner}[{bound(to)}]"
+            if plain
+            else f"dict.__getitem__({owner}, {bound(to)})"
+        )
         return f"{found} is {expected}"
     return f"{bound(_step)}({owner}, {kind!r}, {to!r}) is {expected}"
 
@@ -338,10 +368,17 @@ def _answer(x: Any, kind: str, key: Any) -> Any:
 
 
 LENGTH = ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT")
-CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
+CONTAINS = (
+    "DICT_CONTAINS",
+    "DICT_NOT_CONTAINS",
+    "SET_CONTAINS",
+    "SET_NOT_CONTAINS",
+)
 
 
-def _test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
+def _test(
+    x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]
+) -> str:
     """The test that the answer is what it was."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
@@ -371,7 +408,9 @@ def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
         return False
     if is_constant(old):
         return constant_key(old) == constant_key(new)
-    if isinstance(old, types.FunctionType):  # its defaults and closure are places of their own
+    if isinstance(
+        old, types.FunctionType
+    ):  # its defaults and closure are places of their own
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
     hard = isinstance(old, (torch.Tensor, types.ModuleType, type)) or not kinds
     return not hard and kinds <= SOFT

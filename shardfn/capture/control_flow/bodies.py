@@ -1,8 +1,10 @@
-"""Regions: functions that Dynamo reads as graphs of their own, so that a loop or a branch can be made of them.
+"""Regions: functions that Dynamo reads as graphs of their own, so that a loop or a branch can
+be made of them.
 
-In a traced function `region(fn, xs)` stands for one run of fn, `leave` marks what it returns, and an ending, such as
-that of a scan, says what is to become of it; the ending's results have the right shapes while Dynamo reads. When its graph
-is replayed, regions are not run: the ending is given them as functions of tensors.
+In a traced function `region(fn, xs)` stands for one run of fn, `leave` marks what it returns,
+and an ending, such as that of a scan, says what is to become of it; the ending's results have
+the right shapes while Dynamo reads. When its graph is replayed, regions are not run: the ending
+is given them as functions of tensors.
 """
 
 from __future__ import annotations
@@ -24,20 +26,41 @@ class Region:
         replay: runs such a graph.
     """
 
-    def __init__(self, graph: torch.fx.GraphModule, given: Sequence[Any], replay: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        given: Sequence[Any],
+        replay: Callable[..., Any],
+    ) -> None:
         self.graph, self.replay = graph, replay
-        self.entered = {i: x.number for i, x in enumerate(given) if isinstance(x, Entered)}
+        self.entered = {
+            i: x.number for i, x in enumerate(given) if isinstance(x, Entered)
+        }
         self.free = [x for x in given if not isinstance(x, Entered)]
         (output,) = graph.graph.find_nodes(op="output")
-        self.order = [node.args[1] for node in output.args[0]]  # of each result, which one of `leave`'s it is
+        self.order = [
+            node.args[1] for node in output.args[0]
+        ]  # of each result, which one of `leave`'s it is
 
-    def __call__(self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(
+        self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         feed = iter(free)
         count = len(self.graph.graph.find_nodes(op="placeholder"))
-        inputs = [entered[self.entered[i]] if i in self.entered else next(feed) for i in range(count)]
-        with torch.enable_grad():  # an autograd.Function turns it off where it runs, and a graph with grad in it relies on it
+        inputs = [
+            entered[self.entered[i]] if i in self.entered else next(feed)
+            for i in range(count)
+        ]
+        # an autograd.Function turns it off where it runs, and a graph with grad in it relies on
+        # it
+        with torch.enable_grad():
             outs = self.replay(self.graph).run(*inputs)
-        return [x for _, x in sorted(zip(self.order, outs, strict=True), key=lambda pair: pair[0])]
+        return [
+            x
+            for _, x in sorted(
+                zip(self.order, outs, strict=True), key=lambda pair: pair[0]
+            )
+        ]
 
 
 class Entered:
@@ -55,12 +78,16 @@ class Left:
 
 
 def enter(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What enters a region; Dynamo leaves this whole, so that each can be told from what is closed over."""
+    """What enters a region; Dynamo leaves this whole, so that each can be told from what is
+    closed over.
+    """
     return [x.clone() for x in xs]
 
 
 def inside(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What entered, as values of the region's own graph: of others, Dynamo reads x.T in the graph around it (torch 2.13)."""
+    """What entered, as values of the region's own graph: of others, Dynamo reads x.T in the
+    graph around it (torch 2.13).
+    """
     return [x.clone() for x in xs]
 
 
@@ -70,11 +97,19 @@ def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
-    """One run of a function of tensors that returns what `leave` gave it, in any tree; only inside a traced function."""
-    return _compat.wrapped(lambda *ys: fn(*inside(list(ys))), *enter(xs)) if xs else _compat.wrapped(fn)
+    """One run of a function of tensors that returns what `leave` gave it, in any tree; only
+    inside a traced function.
+    """
+    return (
+        _compat.wrapped(lambda *ys: fn(*inside(list(ys))), *enter(xs))
+        if xs
+        else _compat.wrapped(fn)
+    )
 
 
-def wrap(replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any) -> tuple[Left, ...]:
+def wrap(
+    replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
+) -> tuple[Left, ...]:
     """A region instead of its results, where Dynamo's graph is replayed."""
     made = Region(graph, given, replay)
     return tuple(Left(made, k) for k in made.order)

@@ -14,23 +14,41 @@ from ...ops.loops import Branch, Tensors, While
 from .. import annotations as sources
 from .. import trace
 from .bodies import Left
-from .flat import Body, add_inputs, filled, floats_of, is_float, mapped, move_constants, split, spread
+from .flat import (
+    Body,
+    add_inputs,
+    filled,
+    floats_of,
+    is_float,
+    mapped,
+    move_constants,
+    split,
+    spread,
+)
 
 
 @attrs.frozen(eq=False)
 class Branched:
-    """A branch that is not traced yet: two bodies of the same tensors with results of the same shapes."""
+    """A branch that is not traced yet: two bodies of the same tensors with results of the same
+    shapes.
+    """
 
     bodies: tuple[Body, Body]
-    derived: bool = False  # whether it computes a derivative of another, and on the way what that computes
+    # whether it computes a derivative of another, and on the way what that computes
+    derived: bool = False
 
 
 class _Branch(torch.autograd.Function):
     """(truth, consts) -> results."""
 
     @staticmethod
-    def forward(branch: Branched, truth: torch.Tensor, *consts: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (yes, first), (no, second) = (trace.traced(body, consts, "cond", branch.derived) for body in branch.bodies)
+    def forward(
+        branch: Branched, truth: torch.Tensor, *consts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        (yes, first), (no, second) = (
+            trace.traced(body, consts, "cond", branch.derived)
+            for body in branch.bodies
+        )
         add_inputs(yes, len(consts) + len(first), second)
         add_inputs(no, len(consts), first)
         made = Branch((yes, no), len(consts) + len(first) + len(second))
@@ -48,34 +66,68 @@ class _Branch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         truth, *consts = ctx.saved_tensors
         given = [k for k, g in enumerate(cotangents) if g is not None]
-        bodies = [_transposed(body, len(consts), given) for body in ctx.branch.bodies]
-        found = _Branch.apply(Branched((bodies[0], bodies[1]), derived=True), truth, *consts, *(cotangents[k] for k in given))
+        bodies = [
+            _transposed(body, len(consts), given) for body in ctx.branch.bodies
+        ]
+        found = _Branch.apply(
+            Branched((bodies[0], bodies[1]), derived=True),
+            truth,
+            *consts,
+            *(cotangents[k] for k in given),
+        )
         return None, None, *spread(consts, found)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, __: Any, *tangents: torch.Tensor | None) -> Any:
         truth, *consts = ctx.saved_tensors
-        dots = [torch.zeros_like(x) if t is None else t for x, t in zip(consts, tangents, strict=True) if is_float(x)]
+        dots = [
+            torch.zeros_like(x) if t is None else t
+            for x, t in zip(consts, tangents, strict=True)
+            if is_float(x)
+        ]
         floating: list[bool] = []
-        bodies = [_with_tangents(body, len(consts), floating) for body in ctx.branch.bodies]
-        found = iter(_Branch.apply(Branched((bodies[0], bodies[1]), derived=True), truth, *consts, *dots))
+        bodies = [
+            _with_tangents(body, len(consts), floating)
+            for body in ctx.branch.bodies
+        ]
+        found = iter(
+            _Branch.apply(
+                Branched((bodies[0], bodies[1]), derived=True),
+                truth,
+                *consts,
+                *dots,
+            )
+        )
         return tuple(next(found) if f else None for f in floating)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, branch: Branched, truth: torch.Tensor, *consts: torch.Tensor) -> Any:
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        branch: Branched,
+        truth: torch.Tensor,
+        *consts: torch.Tensor,
+    ) -> Any:
         dims = tuple(in_dims[2:])
         bodies = [mapped(body, dims, info.batch_size) for body in branch.bodies]
         if in_dims[1] is None:
-            outs = _Branch.apply(attrs.evolve(branch, bodies=(bodies[0], bodies[1])), truth, *consts)
+            outs = _Branch.apply(
+                attrs.evolve(branch, bodies=(bodies[0], bodies[1])), truth, *consts
+            )
         else:
             truth = truth.movedim(in_dims[1], 0)
             pairs = zip(*(body(*consts) for body in bodies), strict=True)
-            outs = tuple(torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b) for a, b in pairs)
+            outs = tuple(
+                torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
+                for a, b in pairs
+            )
         return outs, tuple([0] * len(outs))
 
 
 def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
-    """The cotangents of a body's floating inputs, of its inputs and the cotangents of some results."""
+    """The cotangents of a body's floating inputs, of its inputs and the cotangents of some
+    results.
+    """
 
     def pulled(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
         consts, cotangents = xs[:count], xs[count:]
@@ -122,14 +174,22 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (go_on, first), (body, second) = (trace.traced(f, tensors, "while_loop", loop.derived) for f in (loop.go_on, loop.body))
+        (go_on, first), (body, second) = (
+            trace.traced(f, tensors, "while_loop", loop.derived)
+            for f in (loop.go_on, loop.body)
+        )
         count = loop.consts + len(first) + len(second)
         move_constants(go_on, len(first), loop.consts)
         move_constants(body, len(second), loop.consts)
         add_inputs(go_on, loop.consts + len(first), second)
         add_inputs(body, loop.consts, first)
         made = While((go_on, body), count, len(tensors) - loop.consts)
-        return tuple(trace.emitted(made, [*tensors[: loop.consts], *first, *second, *tensors[loop.consts :]]))
+        return tuple(
+            trace.emitted(
+                made,
+                [*tensors[: loop.consts], *first, *second, *tensors[loop.consts :]],
+            )
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -141,18 +201,36 @@ class _While(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         fix = "scan with a fixed length, and torch.where for what is done only sometimes; or jvp"
-        raise CaptureError(problem("while_loop", "it is differentiated in reverse, and how often it runs is not known", fix=fix), fix=fix)
+        raise CaptureError(
+            problem(
+                "while_loop",
+                "it is differentiated in reverse, and how often it runs is not known",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
         loop, tensors = ctx.loop, ctx.saved_tensors
-        dots = [torch.zeros_like(x) if t is None and is_float(x) else t for x, t in zip(tensors, tangents, strict=True)]
-        n, along = loop.consts, [[t for t in part if t is not None] for part in (dots[: loop.consts], dots[loop.consts :])]
+        dots = [
+            torch.zeros_like(x) if t is None and is_float(x) else t
+            for x, t in zip(tensors, tangents, strict=True)
+        ]
+        n, along = (
+            loop.consts,
+            [
+                [t for t in part if t is not None]
+                for part in (dots[: loop.consts], dots[loop.consts :])
+            ],
+        )
         sizes = (n, len(along[0]), len(tensors) - n, len(along[1]))
 
         def body(*xs: torch.Tensor) -> list[torch.Tensor]:
             consts, of_consts, carries, of_carries = split(xs, sizes)
-            moved = _with_tangents(loop.body, len(tensors), [])(*consts, *carries, *of_consts, *of_carries)
+            moved = _with_tangents(loop.body, len(tensors), [])(
+                *consts, *carries, *of_consts, *of_carries
+            )
             return [*loop.body(*consts, *carries), *moved]
 
         def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -169,20 +247,28 @@ class _While(torch.autograd.Function):
         size, n = info.batch_size, loop.consts
         dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
         pairs = list(zip(tensors, in_dims[1:], strict=True))
-        init = [x.expand(size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs[n:]]
+        init = [
+            x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in pairs[n:]
+        ]
         go_on, body = mapped(loop.go_on, dims, size), mapped(loop.body, dims, size)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)
             moved = zip(body(*xs), xs[n:], strict=True)
-            return [torch.where(truth.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in moved]
+            return [
+                torch.where(truth.view(-1, *[1] * (new.dim() - 1)), new, old)
+                for new, old in moved
+            ]
 
         made = Looped(lambda *xs: [go_on(*xs)[0].any()], step, n, loop.derived)
         outs = _While.apply(made, *tensors[:n], *init)
         return outs, tuple([0] * len(outs))
 
 
-def branched(truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]) -> Tensors:
+def branched(
+    truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
+) -> Tensors:
     """One of two regions."""
     first, second = yes[0].region, no[0].region
     n = len(first.free)
@@ -190,9 +276,15 @@ def branched(truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]) -> Te
     return list(_Branch.apply(Branched(bodies), truth, *first.free, *second.free))
 
 
-def looped(go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]) -> Tensors:
+def looped(
+    go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]
+) -> Tensors:
     """A region run on its results as long as another says so."""
     test, body = go_on.region, left[0].region
     n, count = len(test.free), len(test.free) + len(body.free)
-    made = Looped(lambda *xs: test(xs[count:], xs[:n]), lambda *xs: body(xs[count:], xs[n:count]), count)
+    made = Looped(
+        lambda *xs: test(xs[count:], xs[:n]),
+        lambda *xs: body(xs[count:], xs[n:count]),
+        count,
+    )
     return list(_While.apply(made, *test.free, *body.free, *init))

@@ -41,7 +41,10 @@ class Rule:
         raise NotImplementedError
 
     def pushed(
-        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+        self,
+        level: _compat.Level,
+        tensors: Tensors,
+        tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         """The results at a level of forward mode, of tensors and tangents of the level below."""
         raise NotImplementedError
@@ -68,18 +71,26 @@ def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
         return list(rule.fn(*tensors))
     with level.lowered():
         outs = ruled(rule, [level.below(x) for x in tensors])
-    if level.kind == "jvp" and any(level.tangent(x) is not None for x in tensors[: rule.count]):
-        return [level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs]
+    if level.kind == "jvp" and any(
+        level.tangent(x) is not None for x in tensors[: rule.count]
+    ):
+        return [
+            level.dual(x, torch.zeros_like(x)) if is_float(x) else x for x in outs
+        ]
     return outs
 
 
-def _differentiated(rule: Rule, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
+def _differentiated(
+    rule: Rule, level: _compat.Level, tensors: Tensors
+) -> list[torch.Tensor]:
     """The results at a level that differentiates by some argument."""
     if level.kind is None:
         return rule.pulled(level, tensors)
     below = [level.below(x) for x in tensors]
     if level.kind == "jvp":
-        return rule.pushed(level, below, [level.tangent(x) for x in tensors[: rule.count]])
+        return rule.pushed(
+            level, below, [level.tangent(x) for x in tensors[: rule.count]]
+        )
     return rule.pulled(level, tensors)
 
 
@@ -87,12 +98,19 @@ def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None
     """A rule says nothing of what the function closes over: its gradient would be lost."""
     if any(level.moves(x) for x in free):
         fix = "pass it as an argument, for which the rule gives a derivative"
-        text = problem(rule.name, "it closes over a value that is differentiated", fix=fix)
+        text = problem(
+            rule.name, "it closes over a value that is differentiated", fix=fix
+        )
         raise CaptureError(text, fix=fix)
 
 
-def _or_zeros(like: Tensors, xs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    return [torch.zeros_like(x) if t is None else t for x, t in zip(like, xs, strict=True)]
+def _or_zeros(
+    like: Tensors, xs: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    return [
+        torch.zeros_like(x) if t is None else t
+        for x, t in zip(like, xs, strict=True)
+    ]
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +128,10 @@ class Reverse(Rule):
     given: tuple[bool, ...]
 
     def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        xs, free = (
+            tensors[: self.count],
+            [level.below(x) for x in tensors[self.count :]],
+        )
         with level.lowered():
             outs = self.forward(*(level.below(x) for x in xs), *free)
 
@@ -119,13 +140,18 @@ class Reverse(Rule):
         ) -> list[torch.Tensor | None]:
             made = outs if again is None else self.forward(*again, *free)
             results, residuals = made[: self.results], made[self.results :]
-            feed = iter(self.back(*residuals, *_or_zeros(results, cotangents), *free))
+            feed = iter(
+                self.back(*residuals, *_or_zeros(results, cotangents), *free)
+            )
             return [next(feed) if has else None for has in self.given]
 
         return level.pulled(outs[: self.results], pull, xs)
 
     def pushed(
-        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+        self,
+        level: _compat.Level,
+        tensors: Tensors,
+        tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
         got = "it has a rule for reverse mode only, and forward mode is asked for"
@@ -155,15 +181,22 @@ class Forward(Rule):
     push: Body
 
     def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-        xs, free = tensors[: self.count], [level.below(x) for x in tensors[self.count :]]
+        xs, free = (
+            tensors[: self.count],
+            [level.below(x) for x in tensors[self.count :]],
+        )
         below = [level.below(x) for x in xs]
         with level.lowered():
-            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[: self.results]
+            outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[
+                : self.results
+            ]
 
         def pull(
             cotangents: Sequence[torch.Tensor | None], again: Tensors | None
         ) -> list[torch.Tensor | None]:
-            return self.transposed(below if again is None else again, free, cotangents)
+            return self.transposed(
+                below if again is None else again, free, cotangents
+            )
 
         return level.pulled(outs, pull, xs)
 
@@ -187,17 +220,25 @@ class Forward(Rule):
         return [next(feed) if is_float(x) else None for x in xs]
 
     def pushed(
-        self, level: _compat.Level, tensors: Tensors, tangents: list[torch.Tensor | None]
+        self,
+        level: _compat.Level,
+        tensors: Tensors,
+        tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         xs, free = tensors[: self.count], tensors[self.count :]
         with level.lowered():
             outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
         pairs = zip(outs[: self.results], outs[self.results :], strict=True)
-        return [level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs]
+        return [
+            level.dual(x, t) if is_float(x) else level.wrapped(x) for x, t in pairs
+        ]
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         xs, free = dims[: self.count], dims[self.count :]
-        fn, push = mapped(self.fn, dims, size), mapped(self.push, (*xs, *xs, *free), size)
+        fn, push = (
+            mapped(self.fn, dims, size),
+            mapped(self.push, (*xs, *xs, *free), size),
+        )
         return attrs.evolve(self, fn=fn, push=push)
 
 
@@ -221,13 +262,18 @@ def reverse_ruled(
     """
     plain, forward = outs[0].region, fwd[0].region
     back = bwd[0].region if bwd else None
-    n, sizes = len(xs), (len(plain.free), len(forward.free), len(back.free) if back else 0)
+    n, sizes = (
+        len(xs),
+        (len(plain.free), len(forward.free), len(back.free) if back else 0),
+    )
     at = [n, n + sizes[0], n + sizes[0] + sizes[1]]
 
     def pull(*ts: torch.Tensor) -> list[torch.Tensor]:
         if back is None:
             return []
-        end = len(ts) - sum(sizes)  # residuals and cotangents, then what all three close over
+        end = len(ts) - sum(
+            sizes
+        )  # residuals and cotangents, then what all three close over
         return back(ts[:end], ts[end + sizes[0] + sizes[1] :])
 
     rule = Reverse(
@@ -239,7 +285,9 @@ def reverse_ruled(
         pull,
         tuple(given),
     )
-    return ruled(rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])])
+    return ruled(
+        rule, [*xs, *plain.free, *forward.free, *(back.free if back else [])]
+    )
 
 
 def forward_ruled(

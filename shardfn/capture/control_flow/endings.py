@@ -1,4 +1,5 @@
-"""What becomes of regions: a scan, a branch, a while loop. As Dynamo sees it, and where its graph is replayed.
+"""What becomes of regions: a scan, a branch, a while loop. As Dynamo sees it, and where its
+graph is replayed.
 
 Dynamo needs results of the right shapes and dependencies only, and takes them from one run.
 """
@@ -15,44 +16,73 @@ from . import bodies, cond_while, custom_derivatives
 from . import scan as scans
 
 
-def scan(outs: list[torch.Tensor], init: list[torch.Tensor], columns: list[torch.Tensor], length: int, reverse: bool) -> list[torch.Tensor]:
+def scan(
+    outs: list[torch.Tensor],
+    init: list[torch.Tensor],
+    columns: list[torch.Tensor],
+    length: int,
+    reverse: bool,
+) -> list[torch.Tensor]:
     """The carries after the last run and the stacked results, of those of one run."""
     n = len(init)
     outs = _mingled(outs, [*outs, *init, *columns])
-    return [*outs[:n], *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:])]
+    return [
+        *outs[:n],
+        *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:]),
+    ]
 
 
-def cond(truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]) -> list[torch.Tensor]:
+def cond(
+    truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """The results of one of two regions."""
-    return _mingled([torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)], [*yes, *no])
+    return _mingled(
+        [torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)],
+        [*yes, *no],
+    )
 
 
-def while_loop(go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[torch.Tensor]) -> list[torch.Tensor]:
+def while_loop(
+    go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """The carries after the last run."""
     return _mingled(outs, [*outs, *init])
 
 
 def custom_vjp(
-    name: str, outs: list[torch.Tensor], fwd: list[torch.Tensor], bwd: list[torch.Tensor], xs: list[torch.Tensor], given: list[bool]
+    name: str,
+    outs: list[torch.Tensor],
+    fwd: list[torch.Tensor],
+    bwd: list[torch.Tensor],
+    xs: list[torch.Tensor],
+    given: list[bool],
 ) -> list[torch.Tensor]:
     """The results of a function with a rule for reverse mode."""
     return _mingled(outs, [*outs, *xs])
 
 
 def custom_jvp(
-    name: str, outs: list[torch.Tensor], pushed: list[torch.Tensor], xs: list[torch.Tensor]
+    name: str,
+    outs: list[torch.Tensor],
+    pushed: list[torch.Tensor],
+    xs: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     """The results of a function with a rule for forward mode."""
     return _mingled(outs, [*outs, *xs])
 
 
-def _mingled(outs: list[torch.Tensor], reads: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Each result, depending on everything: by the last run it may, and Dynamo asks one run whether it has a tangent."""
+def _mingled(
+    outs: list[torch.Tensor], reads: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Each result, depending on everything: by the last run it may, and Dynamo asks one run
+    whether it has a tangent.
+    """
     nothing = sum(x.sum() * 0 for x in reads if x.is_floating_point())
     return [x + nothing if x.is_floating_point() else x.clone() for x in outs]
 
 
-# Mark or ending -> what is done instead where Dynamo's graph is replayed; the first argument runs a graph of a region.
+# Mark or ending -> what is done instead where Dynamo's graph is replayed; the first argument
+# runs a graph of a region.
 REPLAYED: dict[Any, Callable[..., Any]] = {
     bodies.enter: bodies.entering,
     bodies.inside: bodies.leaving,

@@ -1,4 +1,6 @@
-"""Flat lists of tensors, of which the floating ones are differentiated; functions of them; graphs of such functions."""
+"""Flat lists of tensors, of which the floating ones are differentiated; functions of them;
+graphs of such functions.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,25 @@ def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x for x in xs if is_float(x)]
 
 
-def filled(like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def filled(
+    like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The first tensors with these in the places of the floating ones."""
     feed = iter(floats)
     return [next(feed) if is_float(x) else x for x in like]
 
 
-def spread(like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def spread(
+    like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
     """These in the places of the floating ones, None for the others."""
     feed = iter(found)
     return [next(feed) if is_float(x) else None for x in like]
 
 
-def split(xs: Sequence[torch.Tensor], sizes: Sequence[int], loose: bool = False) -> list[list[torch.Tensor]]:
+def split(
+    xs: Sequence[torch.Tensor], sizes: Sequence[int], loose: bool = False
+) -> list[list[torch.Tensor]]:
     """A list in parts of these sizes."""
     feed = iter(xs)
     parts = [[next(feed) for _ in range(n)] for n in sizes]
@@ -40,14 +48,22 @@ def split(xs: Sequence[torch.Tensor], sizes: Sequence[int], loose: bool = False)
 def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
     """Have the constants, which come in last, come in behind the first so many inputs."""
     holders = graph.find_nodes(op="placeholder")
-    for holder in holders[len(holders) - count :] if at < len(holders) - count else ():
+    for holder in (
+        holders[len(holders) - count :] if at < len(holders) - count else ()
+    ):
         holders[at].prepend(holder)
 
 
-def add_inputs(graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]) -> None:
+def add_inputs(
+    graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]
+) -> None:
     """Give a graph inputs that it does not read."""
     holders = graph.find_nodes(op="placeholder")
-    before = holders[at] if at < len(holders) else next(n for n in graph.nodes if n.op != "placeholder")
+    before = (
+        holders[at]
+        if at < len(holders)
+        else next(n for n in graph.nodes if n.op != "placeholder")
+    )
     for x in examples:
         with graph.inserting_before(before):
             graph.placeholder("unread").meta["val"] = x

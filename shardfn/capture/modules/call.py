@@ -1,4 +1,6 @@
-"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the graph is flattened."""
+"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the
+graph is flattened.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ from .hooks import HookedCall
 from .parameter_hooks import Hook, hooked
 
 # How torch.func says that a buffer has no batch yet.
-UNBATCHED = ("inplace arithmetic", "updated in place, were not batched", "doesn't match the broadcast shape")
+UNBATCHED = (
+    "inplace arithmetic",
+    "updated in place, were not batched",
+    "doesn't match the broadcast shape",
+)
 
 
 class PureModule:
@@ -37,23 +43,37 @@ class PureModule:
         hooks: of parameters, by name.
     """
 
-    def __init__(self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]) -> None:
+    def __init__(
+        self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]
+    ) -> None:
         self.name, self.shadow, self.hooks = name, shadow, hooks
-        self.known: list[dict[str, Any]] = []  # for each call in a traced function: what Dynamo's run of it found
+        self.known: list[
+            dict[str, Any]
+        ] = []  # for each call in a traced function: what Dynamo's run of it found
         self.number, self.flat, self.tree = self._steps()
 
     def _steps(self) -> tuple[Any, Any, Any]:
-        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and the tree of what it returned."""
+        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and
+        the tree of what it returned.
+        """
 
         def number() -> int:
             self.known.append({})
             return len(self.known) - 1
 
-        def flat(call: int, params: Any, buffers: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+        def flat(
+            call: int, params: Any, buffers: Any, args: Any, kwargs: Any
+        ) -> tuple[torch.Tensor, ...]:
             found = self.known[call]
-            with _compat.reading() as mode, _plain_modules(), Traced(mode, self.name) as traced:
+            with (
+                _compat.reading() as mode,
+                _plain_modules(),
+                Traced(mode, self.name) as traced,
+            ):
                 try:
-                    out = self.batched_if_needed(found, params, buffers, args, kwargs)
+                    out = self.batched_if_needed(
+                        found, params, buffers, args, kwargs
+                    )
                 except ShardError:
                     raise
                 except Exception as error:
@@ -66,7 +86,11 @@ class PureModule:
         def tree(call: int) -> Any:
             return self.known[call]["tree"]
 
-        return _compat.constant_in_graph(number), _compat.keep_in_graph(flat), _compat.constant_in_graph(tree)
+        return (
+            _compat.constant_in_graph(number),
+            _compat.keep_in_graph(flat),
+            _compat.constant_in_graph(tree),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name, "shadow": self.shadow, "hooks": self.hooks}
@@ -74,8 +98,17 @@ class PureModule:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
 
-    def batched_if_needed(self, found: dict[str, Any], params: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
-        """Under vmap a buffer that all samples share becomes one for each if the module writes to it."""
+    def batched_if_needed(
+        self,
+        found: dict[str, Any],
+        params: Any,
+        buffers: Any,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Under vmap a buffer that all samples share becomes one for each if the module writes
+        to it.
+        """
         if "batched" not in found:
             try:
                 out = self.run(params, buffers, args, kwargs)
@@ -90,32 +123,64 @@ class PureModule:
             buffers = _spread(buffers, frozen, (params, buffers, args, kwargs))
         return self.run(params, buffers, args, kwargs)
 
-    def run(self, params: dict[str, Any], buffers: dict[str, Any], args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def run(
+        self,
+        params: dict[str, Any],
+        buffers: dict[str, Any],
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
         """(what the module returns, its buffers and frozen parameters afterwards)."""
         known = hooked_values()
-        seen = {name: hooked(params[name], hooks, known) for name, hooks in self.hooks.items()}
-        held = {**params, **seen, **{name: x.clone() for name, x in buffers.items()}}
-        memo: dict[int, Any] = {id(p): held[name] for name, p in self.shadow.named_parameters()}
+        seen = {
+            name: hooked(params[name], hooks, known)
+            for name, hooks in self.hooks.items()
+        }
+        held = {
+            **params,
+            **seen,
+            **{name: x.clone() for name, x in buffers.items()},
+        }
+        memo: dict[int, Any] = {
+            id(p): held[name] for name, p in self.shadow.named_parameters()
+        }
         memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
         module = copies.copied(self.shadow, memo)
         before = copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
-        for fn in (module, *copies.code(module), *hooks):  # the module too: torch's old hooks on the backward want it alive
+        for fn in (
+            module,
+            *copies.code(module),
+            *hooks,
+        ):  # the module too: torch's old hooks on the backward want it alive
             leaks.watch(self.name, fn)
         with _compat.hooked_by(HookedCall):
             out = module(*args, **kwargs)
         wrong = copies.changes(before, copies.snapshot(module), module)
         if wrong:
-            fix = "self.register_buffer(...) for what changes, which is returned, or return the new value"
-            text = problem(self.name, f"it changes something outside of itself: {', '.join(wrong)}", fix=fix)
+            fix = (
+                "self.register_buffer(...) for what changes, which is returned, or return "
+                "the new value"
+            )
+            text = problem(
+                self.name,
+                f"it changes something outside of itself: {', '.join(wrong)}",
+                fix=fix,
+            )
             raise CaptureError(text, fix=fix)
         return out, {name: _held(module, name) for name in buffers}
 
-    def shape(self, x: Any, tensors: list[torch.Tensor]) -> tuple[str, Any, tuple[Any, ...]]:
-        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo takes; its tensors are noted."""
+    def shape(
+        self, x: Any, tensors: list[torch.Tensor]
+    ) -> tuple[str, Any, tuple[Any, ...]]:
+        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo
+        takes; its tensors are noted.
+        """
         if isinstance(x, torch.Tensor):
             if _compat.is_foreign(x):
-                raise tensor_classes.refused(self.name, f"the module returns a {type(x).__name__}", None)
+                raise tensor_classes.refused(
+                    self.name, f"the module returns a {type(x).__name__}", None
+                )
             tensors.append(x)
             return "tensor", len(tensors) - 1, ()
         if isinstance(x, CONSTANTS):
@@ -123,9 +188,17 @@ class PureModule:
         kind = "named" if hasattr(x, "_fields") else type(x).__name__
         if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
             fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-            text = problem(self.name, f"the module returns a {kind}", needed="a tree of tensors and constants", fix=fix)
+            text = problem(
+                self.name,
+                f"the module returns a {kind}",
+                needed="a tree of tensors and constants",
+                fix=fix,
+            )
             raise CaptureError(text, fix=fix)
-        children = tuple(self.shape(child, tensors) for child in (x.values() if isinstance(x, dict) else x))
+        children = tuple(
+            self.shape(child, tensors)
+            for child in (x.values() if isinstance(x, dict) else x)
+        )
         if kind == "named":  # Dynamo finds a class where an attribute holds it
             self.__dict__[f"class_{id(type(x))}"] = type(x)
             return kind, f"class_{id(type(x))}", children
@@ -140,12 +213,20 @@ def _held(module: torch.nn.Module, path: str) -> Any:
 
 def frozen_names(module: torch.nn.Module) -> frozenset[str]:
     """The parameters that require no gradient, which travel with the buffers."""
-    return frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
+    return frozenset(
+        name for name, p in module.named_parameters() if not p.requires_grad
+    )
 
 
-def _spread(buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any) -> dict[str, torch.Tensor]:
+def _spread(
+    buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any
+) -> dict[str, torch.Tensor]:
     """The buffers, but for frozen parameters, with every batch dim that any of the values has."""
-    zero = sum(x.new_zeros((), dtype=torch.int8) for x in _tree.quick_leaves(values) if isinstance(x, torch.Tensor))
+    zero = sum(
+        x.new_zeros((), dtype=torch.int8)
+        for x in _tree.quick_leaves(values)
+        if isinstance(x, torch.Tensor)
+    )
 
     def spread(x: torch.Tensor) -> torch.Tensor:
         return x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype)
@@ -154,7 +235,9 @@ def _spread(buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: An
 
 
 def _refuse_rank(file: str) -> None:
-    """Refuse a question for the rank that code in this file asks, but for torch's own, which asks where it logs."""
+    """Refuse a question for the rank that code in this file asks, but for torch's own, which
+    asks where it logs.
+    """
     if "/torch/distributed/tensor/" in file:
         _refuse_dtensor()
     if not is_ours(file):
@@ -179,19 +262,25 @@ def _plain_modules() -> contextlib.AbstractContextManager[None]:
 
 
 class Traced(TorchFunctionMode):
-    """While a module is captured: each op gets its source line, and what Dynamo takes for something else is taken here too.
+    """While a module is captured: each op gets its source line, and what Dynamo takes for
+    something else is taken here too.
 
     Args:
-        mode: makes fakes of tensors that the module holds or closes over and that are no parameters or buffers; None leaves them.
+        mode: makes fakes of tensors that the module holds or closes over and that are no
+            parameters or buffers; None leaves them.
         name: how errors call the module.
     """
 
     def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
         super().__init__()
         self.mode, self.name = mode, name
-        self.fakes: dict[int, tuple[Any, Any, int]] = {}  # of the tensors that are held, by id, and how often they were written to
+        self.fakes: dict[
+            int, tuple[Any, Any, int]
+        ] = {}  # of the tensors that are held, by id, and how often they were written to
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         line, kwargs = _line(PureModule.run.__code__), kwargs or {}
         if line:
             torch.fx.traceback.set_stack_trace([line])
@@ -199,19 +288,29 @@ class Traced(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if any(issubclass(t, DTensor) for t in types):
             raise RuntimeError(_compat.MAKES_DTENSOR)
-        if (reads := data_dependent.read_by(name)) and isinstance(args[0], torch.Tensor):
+        if (reads := data_dependent.read_by(name)) and isinstance(
+            args[0], torch.Tensor
+        ):
             return self.read(func, args, reads, line)
         if self.mode is not None:
             args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
         try:
             return _written_out(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
-            raise self.refused(data_dependent.needed_by(name) or data_dependent.cause(error, str(error)), line) from error
+            raise self.refused(
+                data_dependent.needed_by(name)
+                or data_dependent.cause(error, str(error)),
+                line,
+            ) from error
 
     def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
         """A value, if the tensor has one: it is held, or made of numbers on the way."""
         try:
-            with contextlib.nullcontext() if _compat.is_fake(args[0]) else _compat.values():
+            with (
+                contextlib.nullcontext()
+                if _compat.is_fake(args[0])
+                else _compat.values()
+            ):
                 return method(*args)
         except (RuntimeError, _compat.DATA_DEPENDENT) as error:
             raise self.refused(reads, line) from error
@@ -219,7 +318,13 @@ class Traced(TorchFunctionMode):
     def refused(self, found: Any, line: str | None) -> CaptureError:
         """The error of a call that needs a value."""
         (got, fix), source = found, sources.line_of(line)
-        text = problem(self.name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+        text = problem(
+            self.name,
+            got,
+            needed="one pure graph of tensor ops",
+            fix=fix,
+            source=source,
+        )
         return CaptureError(text, source=source, fix=fix)
 
     def fake(self, x: Any) -> Any:
@@ -232,14 +337,20 @@ class Traced(TorchFunctionMode):
         return self.fakes[id(x)][1]
 
     def refuse_written(self) -> None:
-        """Refuse what wrote in place to a tensor that has values: they would change while the module is captured.
+        """Refuse what wrote in place to a tensor that has values: they would change while the
+        module is captured.
 
         Raises:
             CaptureError: saying what to do.
         """
         if any(fake._version > version for _, fake, version in self.fakes.values()):
             got, fix = explain.HELD
-            raise CaptureError(problem(self.name, got, needed="one pure graph of tensor ops", fix=fix), fix=fix)
+            raise CaptureError(
+                problem(
+                    self.name, got, needed="one pure graph of tensor ops", fix=fix
+                ),
+                fix=fix,
+            )
 
 
 def _written_out(func: Any) -> Any:
@@ -249,10 +360,15 @@ def _written_out(func: Any) -> Any:
 
 
 def _line(until: CodeType) -> str | None:
-    """The innermost frame of user code, of those that the module runs in, as a stack trace shows it."""
+    """The innermost frame of user code, of those that the module runs in, as a stack trace
+    shows it.
+    """
     frame = sys._getframe(2)
     while frame is not None and frame.f_code is not until:
         if not is_ours(frame.f_code.co_filename):
-            return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
+            return (
+                f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in '
+                f"{frame.f_code.co_name}\n"
+            )
         frame = frame.f_back
     return None

@@ -1,4 +1,6 @@
-"""Copies of a module that share nothing but its values: what a pure call of it runs, and may change as it likes."""
+"""Copies of a module that share nothing but its values: what a pure call of it runs, and may
+change as it likes.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict)
 
 
 def copied(x: Any, memo: dict[int, Any]) -> Any:
-    """A copy of modules and containers, through and through, with other objects in place of some; all else is shared.
+    """A copy of modules and containers, through and through, with other objects in place of
+    some; all else is shared.
 
     Args:
         x: a module, or what one holds.
-        memo: by id, what stands in place of an object; every copy is noted in it, so that what is shared stays shared.
+        memo: by id, what stands in place of an object; every copy is noted in it, so that what
+            is shared stays shared.
     """
     if id(x) in memo:
         return memo[id(x)]
@@ -28,7 +32,9 @@ def copied(x: Any, memo: dict[int, Any]) -> Any:
     if kind is types.MethodType:  # a hook that is a method, or a forward of its own
         return types.MethodType(x.__func__, copied(x.__self__, memo))
     if kind is functools.partial:
-        return functools.partial(copied(x.func, memo), *copied(x.args, memo), **copied(x.keywords, memo))
+        return functools.partial(
+            copied(x.func, memo), *copied(x.args, memo), **copied(x.keywords, memo)
+        )
     if kind is weakref.ReferenceType and id(x()) in memo:
         return weakref.ref(memo[id(x())])
     return _container(x, memo) if kind in CONTAINERS else x
@@ -40,14 +46,18 @@ def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
         return made
     made = memo[id(module)] = object.__new__(type(module))
     state = {name: copied(x, memo) for name, x in module.__dict__.items()}
-    made.__dict__.update(state, _compiled_call_impl=None)  # what module.compile() made belongs to the original
+    made.__dict__.update(
+        state, _compiled_call_impl=None
+    )  # what module.compile() made belongs to the original
     return made
 
 
 def _container(x: Any, memo: dict[int, Any]) -> Any:
     if isinstance(x, dict):
         made = memo[id(x)] = type(x)()
-        made.update((copied(key, memo), copied(value, memo)) for key, value in x.items())
+        made.update(
+            (copied(key, memo), copied(value, memo)) for key, value in x.items()
+        )
     elif isinstance(x, list):
         made = memo[id(x)] = []
         made.extend(copied(child, memo) for child in x)
@@ -57,7 +67,9 @@ def _container(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Any]:
-    """What each attribute of a module and its parts is, by path; of parameters and buffers, which there are."""
+    """What each attribute of a module and its parts is, by path; of parameters and buffers,
+    which there are.
+    """
     found: dict[str, Any] = {}
     for prefix, part in module.named_modules():
         for name, x in part.__dict__.items():
@@ -65,7 +77,9 @@ def snapshot(module: torch.nn.Module) -> dict[str, Any]:
             if name == "_buffers":
                 found[path] = tuple(x)
             elif name in ("_parameters", "_modules"):
-                found |= {path.replace(name, key): id(child) for key, child in x.items()}
+                found |= {
+                    path.replace(name, key): id(child) for key, child in x.items()
+                }
             else:
                 found[path] = _identity(x)
     return found
@@ -73,7 +87,10 @@ def snapshot(module: torch.nn.Module) -> dict[str, Any]:
 
 def _identity(x: Any) -> Any:
     if isinstance(x, dict):
-        return tuple((key if isinstance(key, (str, int)) else id(key), _identity(child)) for key, child in x.items())
+        return tuple(
+            (key if isinstance(key, (str, int)) else id(key), _identity(child))
+            for key, child in x.items()
+        )
     if type(x) in CONTAINERS:
         return tuple(map(_identity, x))
     return id(x()) if type(x) is weakref.ReferenceType else id(x)
@@ -83,16 +100,34 @@ def code(module: torch.nn.Module) -> list[Any]:
     """The user's functions that a module runs: forwards and hooks."""
     found: list[Any] = []
     for part in module.modules():
-        hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
-        found += [part.__dict__.get("forward") or type(part).forward, *(hook for table in hooks for hook in table.values())]
+        hooks = (
+            part._forward_pre_hooks,
+            part._forward_hooks,
+            part._backward_pre_hooks,
+            part._backward_hooks,
+        )
+        found += [
+            part.__dict__.get("forward") or type(part).forward,
+            *(hook for table in hooks for hook in table.values()),
+        ]
     return found
 
 
-def changes(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module) -> list[str]:
-    """The attributes that a call changed, but for weights that hooks of torch compute anew each time: old weight_norm, pruning."""
+def changes(
+    before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module
+) -> list[str]:
+    """The attributes that a call changed, but for weights that hooks of torch compute anew each
+    time: old weight_norm, pruning.
+    """
     computed = set()
     for prefix, part in module.named_modules():
         for hook in part._forward_pre_hooks.values():
-            name = getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)
+            name = getattr(hook, "name", None) or getattr(
+                hook, "_tensor_name", None
+            )
             computed.add(f"{prefix}.{name}" if prefix else name)
-    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path) and path not in computed)
+    return sorted(
+        path
+        for path in before.keys() | after.keys()
+        if before.get(path) != after.get(path) and path not in computed
+    )

@@ -1,4 +1,6 @@
-"""Full backward hooks of modules, as identities with a derivative of their own: right under every transform of torch.func."""
+"""Full backward hooks of modules, as identities with a derivative of their own: right under
+every transform of torch.func.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +23,48 @@ class HookedCall:
         before: backward pre-hooks: (module, gradients of the results).
     """
 
-    def __init__(self, module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]
+    ) -> None:
         self.module, self.after, self.before = module, list(after), list(before)
-        self.floating: dict[str, list[int]] = {}  # "in" and "out": which of the values are floating tensors
+        self.floating: dict[
+            str, list[int]
+        ] = {}  # "in" and "out": which of the values are floating tensors
         self.count: dict[str, int] = {}  # how many values there are
-        self.tracked: dict[Any, bool] = {}  # by level of torch.func: whether an input has a gradient
-        self.arriving: dict[Any, tuple[Any, ...]] = {}  # by level: the gradients of the results
+        self.tracked: dict[
+            Any, bool
+        ] = {}  # by level of torch.func: whether an input has a gradient
+        self.arriving: dict[
+            Any, tuple[Any, ...]
+        ] = {}  # by level: the gradients of the results
         self.below: HookedCall | None = None
 
     def setup_input_hook(self, args: Any) -> Any:
         return self.through(_Entering, "in", args)
 
     def setup_output_hook(self, result: Any) -> Any:
-        return self.through(_Leaving, "out", result) if isinstance(result, tuple) else self.through(_Leaving, "out", (result,))[0]
+        return (
+            self.through(_Leaving, "out", result)
+            if isinstance(result, tuple)
+            else self.through(_Leaving, "out", (result,))[0]
+        )
 
     def through(self, function: Any, side: str, values: Any) -> Any:
         """Values of which the floating tensors have passed through an identity with hooks."""
-        at = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+        at = [
+            i
+            for i, x in enumerate(values)
+            if isinstance(x, torch.Tensor)
+            and (x.is_floating_point() or x.is_complex())
+        ]
         self.floating[side], self.count[side] = at, len(values)
-        passed = dict(zip(at, function.apply(self, *(values[i] for i in at)), strict=True)) if at else {}
+        passed = (
+            dict(
+                zip(at, function.apply(self, *(values[i] for i in at)), strict=True)
+            )
+            if at
+            else {}
+        )
         filled = [passed.get(i, x) for i, x in enumerate(values)]
         return tuple(filled) if type(values) is tuple else type(values)(*filled)
 
@@ -51,20 +76,29 @@ class HookedCall:
     def unpacked(self, side: str, gradients: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(gradients[i] for i in self.floating[side])
 
-    def asked(self, hooks: Sequence[Hook], gradients: tuple[Any, ...], *more: Any) -> tuple[Any, ...]:
+    def asked(
+        self, hooks: Sequence[Hook], gradients: tuple[Any, ...], *more: Any
+    ) -> tuple[Any, ...]:
         """Gradients after each hook has seen them."""
         for hook in hooks:
             found = hook(self.module, gradients, *more)
             found = (found,) if isinstance(found, torch.Tensor) else found
             if found is not None and len(found) != len(gradients):
-                raise RuntimeError(f"a backward hook returned {len(found)} gradients, and there are {len(gradients)}")
+                raise RuntimeError(
+                    f"a backward hook returned {len(found)} gradients, and there are "
+                    f"{len(gradients)}"
+                )
             gradients = gradients if found is None else tuple(found)
         return gradients
 
     def batched(self) -> HookedCall:
         """The same call one level of vmap below: each hook sees one sample."""
         if self.below is None:
-            self.below = HookedCall(self.module, [_each(h) for h in self.after], [_each(h) for h in self.before])
+            self.below = HookedCall(
+                self.module,
+                [_each(h) for h in self.after],
+                [_each(h) for h in self.before],
+            )
         self.below.floating, self.below.count = self.floating, self.count
         return self.below
 
@@ -78,9 +112,18 @@ def _each(hook: Hook) -> Hook:
 
         def one(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
             feed = iter(xs)
-            given = [tuple(None if x is None else next(feed) for x in group) for group in groups]
+            given = [
+                tuple(None if x is None else next(feed) for x in group)
+                for group in groups
+            ]
             found = hook(module, *given)
-            found = given[0] if found is None else (found,) if isinstance(found, torch.Tensor) else found
+            found = (
+                given[0]
+                if found is None
+                else (found,)
+                if isinstance(found, torch.Tensor)
+                else found
+            )
             there[:] = [x is not None for x in found]
             return tuple(x for x in found if x is not None)
 
@@ -90,14 +133,22 @@ def _each(hook: Hook) -> Hook:
     return run
 
 
-def _batched(function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any) -> Any:
+def _batched(
+    function: Any, info: Any, in_dims: Any, call: HookedCall, xs: Any
+) -> Any:
     pairs = zip(xs, in_dims[1:], strict=True)
-    moved = [x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs]
+    moved = [
+        x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+        for x, d in pairs
+    ]
     return function.apply(call.batched(), *moved), (0,) * len(moved)
 
 
 def _tangents(ctx: Any, tangents: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.zeros_like(x) if t is None else t.clone() for x, t in zip(ctx.saved_tensors, tangents, strict=True))
+    return tuple(
+        torch.zeros_like(x) if t is None else t.clone()
+        for x, t in zip(ctx.saved_tensors, tangents, strict=True)
+    )
 
 
 class _Entering(torch.autograd.Function):
@@ -112,16 +163,25 @@ class _Entering(torch.autograd.Function):
         ctx.call, ctx.level = inputs[0], _compat.level()
         ctx.call.tracked[ctx.level] = any(ctx.needs_input_grad)
         ctx.save_for_forward(*inputs[1:])
-        ctx.set_materialize_grads(False)  # hooks get None for what has no gradient, as torch's do
+        ctx.set_materialize_grads(
+            False
+        )  # hooks get None for what has no gradient, as torch's do
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         call = ctx.call
         arriving = call.arriving.pop(ctx.level, None)
-        if arriving is None:  # the gradient came past the module's result, as in the backward of a backward
+        if (
+            arriving is None
+        ):  # the gradient came past the module's result, as in the backward of a backward
             return None, *cotangents
-        wanted = [g if need else None for g, need in zip(cotangents, ctx.needs_input_grad[1:], strict=True)]
-        return None, *call.unpacked("in", call.asked(call.after, call.packed("in", wanted), arriving))
+        wanted = [
+            g if need else None
+            for g, need in zip(cotangents, ctx.needs_input_grad[1:], strict=True)
+        ]
+        return None, *call.unpacked(
+            "in", call.asked(call.after, call.packed("in", wanted), arriving)
+        )
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor) -> Any:
@@ -133,7 +193,9 @@ class _Entering(torch.autograd.Function):
 
 
 class _Leaving(torch.autograd.Function):
-    """What comes out of the module; its gradient is the first that the backward of the module meets."""
+    """What comes out of the module; its gradient is the first that the backward of the module
+    meets.
+    """
 
     @staticmethod
     def forward(call: HookedCall, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:

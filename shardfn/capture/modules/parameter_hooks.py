@@ -1,4 +1,6 @@
-"""Hooks on parameters, as an identity with a derivative of its own: right under every transform of torch.func."""
+"""Hooks on parameters, as an identity with a derivative of its own: right under every transform
+of torch.func.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,22 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     if not x.requires_grad:
         return ()
     found = tuple((x._backward_hooks or {}).values())
-    after, several = getattr(x, "_post_accumulate_grad_hooks", None), any(map(_is_of_several, found))
+    after, several = (
+        getattr(x, "_post_accumulate_grad_hooks", None),
+        any(map(_is_of_several, found)),
+    )
     if after or several:
-        kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
+        kind = (
+            "a post-accumulate-grad hook" if after else "a hook of several tensors"
+        )
         fix = "p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
         got = f"it has {kind}, and a pure function accumulates no .grad"
-        text = problem(f"{where}, parameter {path}", got, needed="hooks of one gradient", fix=fix)
+        text = problem(
+            f"{where}, parameter {path}",
+            got,
+            needed="hooks of one gradient",
+            fix=fix,
+        )
         raise CaptureError(text, arg_path=path, fix=fix)
     return found
 
@@ -38,19 +50,24 @@ def _is_of_several(hook: Any) -> bool:
     return code is not None and code.co_filename == torch.autograd.graph.__file__
 
 
-def hooked(x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]) -> torch.Tensor:
+def hooked(
+    x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]
+) -> torch.Tensor:
     """The value of a parameter whose gradient the hooks see, and may replace.
 
     Args:
         x: the value.
         hooks: in the order in which they fire.
-        known: of one capture; calls with the same value share a gradient, which hooks see once, as a sum.
+        known: of one capture; calls with the same value share a gradient, which hooks see once,
+            as a sum.
     """
     key = id(x), tuple(map(id, hooks)), torch.is_grad_enabled()
     if key in known:
         return known[key][1]
     out = _Hooked.apply(tuple(hooks), x)
-    if _compat.level_of(out) == _compat.level_of(x):  # else it belongs to a transform that ends before x does
+    if _compat.level_of(out) == _compat.level_of(
+        x
+    ):  # else it belongs to a transform that ends before x does
         known[key] = x, out
     return out
 
@@ -70,9 +87,17 @@ class _Hooked(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         for hook in ctx.hooks:
             found = hook(g)
-            if found is not None and (not isinstance(found, torch.Tensor) or found.shape != g.shape):
-                got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-                raise RuntimeError(f"a hook on a parameter returned {got} for a gradient of shape {tuple(g.shape)}")
+            if found is not None and (
+                not isinstance(found, torch.Tensor) or found.shape != g.shape
+            ):
+                got = (
+                    tuple(found.shape)
+                    if isinstance(found, torch.Tensor)
+                    else type(found).__name__
+                )
+                raise RuntimeError(
+                    f"a hook on a parameter returned {got} for a gradient of shape {tuple(g.shape)}"
+                )
             g = g if found is None else found
         return None, g
 
@@ -81,7 +106,9 @@ class _Hooked(torch.autograd.Function):
         return tangent.clone()
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, hooks: tuple[Hook, ...], x: torch.Tensor
+    ) -> Any:
         return _Hooked.apply(tuple(map(_each, hooks)), x.movedim(in_dims[1], 0)), 0
 
 

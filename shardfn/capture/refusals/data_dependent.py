@@ -1,4 +1,6 @@
-"""Functions that need a value to know a shape, or to go on: what to write instead, so that every rank runs one program."""
+"""Functions that need a value to know a shape, or to go on: what to write instead, so that
+every rank runs one program.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,87 @@ STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "nonzero": (SHAPE, "nonzero", STATIC),
     "argwhere": (SHAPE, "argwhere", STATIC),
-    "where": (SHAPE, "torch.where(condition)", f"torch.where(condition, a, b), or {STATIC}"),
-    "getitem": (SHAPE, "x[mask]", f"torch.where(mask, x, 0), x * mask, or {STATIC}"),
-    "masked_select": (SHAPE, "masked_select", "torch.where(mask, x, 0), or x * mask"),
-    "unique": (SHAPE, "unique", "s = torch.sort(x).values; s[1:] != s[:-1] marks where a new value begins"),
-    "unique_consecutive": (SHAPE, "unique_consecutive", "x[1:] != x[:-1], which marks where a new run begins"),
-    "bincount": (SHAPE, "bincount", "torch.zeros(n, dtype=x.dtype).scatter_add(0, x, torch.ones_like(x)) with n bins"),
-    "repeat_interleave": (SHAPE, "repeat_interleave", "repeat_interleave(x, repeats, dim, output_size=n)"),
-    "tensor_split": (SHAPE, "tensor_split", "sections, or a tuple of numbers, instead of a tensor of indices"),
+    "where": (
+        SHAPE,
+        "torch.where(condition)",
+        f"torch.where(condition, a, b), or {STATIC}",
+    ),
+    "getitem": (
+        SHAPE,
+        "x[mask]",
+        f"torch.where(mask, x, 0), x * mask, or {STATIC}",
+    ),
+    "masked_select": (
+        SHAPE,
+        "masked_select",
+        "torch.where(mask, x, 0), or x * mask",
+    ),
+    "unique": (
+        SHAPE,
+        "unique",
+        "s = torch.sort(x).values; s[1:] != s[:-1] marks where a new value begins",
+    ),
+    "unique_consecutive": (
+        SHAPE,
+        "unique_consecutive",
+        "x[1:] != x[:-1], which marks where a new run begins",
+    ),
+    "bincount": (
+        SHAPE,
+        "bincount",
+        "torch.zeros(n, dtype=x.dtype).scatter_add(0, x, torch.ones_like(x)) with n bins",
+    ),
+    "repeat_interleave": (
+        SHAPE,
+        "repeat_interleave",
+        "repeat_interleave(x, repeats, dim, output_size=n)",
+    ),
+    "tensor_split": (
+        SHAPE,
+        "tensor_split",
+        "sections, or a tuple of numbers, instead of a tensor of indices",
+    ),
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
     "_ctc_loss": (SHAPE, "ctc_loss", "lengths that are tuples of numbers"),
-    "item": (READ, ".item()", "keep the value a tensor: no .item(), bool() or int()"),
-    "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
+    "item": (
+        READ,
+        ".item()",
+        "keep the value a tensor: no .item(), bool() or int()",
+    ),
+    "tolist": (
+        READ,
+        ".tolist()",
+        "keep the value a tensor, or pass the list as an argument",
+    ),
     "equal": (READ, "torch.equal", "(a == b).all(), which stays a tensor"),
-    "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
+    "allclose": (
+        READ,
+        "allclose",
+        "torch.isclose(a, b).all(), which stays a tensor",
+    ),
 }
-SAME = {"_unique2": "unique", "unique_dim": "unique", "_local_scalar_dense": "item", "boolean mask": "getitem"}  # torch's own words
-READERS = {"__bool__": "branch", "__int__": "number", "__float__": "number", "__index__": "number", "item": "item", "tolist": "tolist"}
+SAME = {
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "_local_scalar_dense": "item",
+    "boolean mask": "getitem",
+}  # torch's own words
+READERS = {
+    "__bool__": "branch",
+    "__int__": "number",
+    "__float__": "number",
+    "__index__": "number",
+    "item": "item",
+    "tolist": "tolist",
+}
 BRANCH = ("it branches on a tensor's value", "torch.where(condition, a, b)")
 NUMBER = (
     "it takes a tensor's value for a number: an index, a size or a count",
     "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument",
 )
 
-# How torch says that an op needs a value, where no exception of its own says so, and what it means if the op has no row above.
+# How torch says that an op needs a value, where no exception of its own says so, and what it
+# means if the op has no row above.
 SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Data dependent operator", None),
     ("Dynamic shape operator", None),
@@ -67,23 +126,31 @@ NAMED = (
 def read_by(method: str) -> tuple[str, str] | None:
     """What is wrong and what to try, if a method of tensors reads a value; None for any other."""
     kind = READERS.get(method)
-    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(kind or "")
+    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(
+        kind or ""
+    )
 
 
 def needed_by(function: str) -> tuple[str, str] | None:
-    """What is wrong and what to try, if a function needs values to know its result's shape, or reads one."""
+    """What is wrong and what to try, if a function needs values to know its result's shape, or
+    reads one.
+    """
     row = FUNCTIONS.get(function) or FUNCTIONS.get(function.strip("_"))
     return (row[0].format(what=row[1]), row[2]) if row else None
 
 
 def cause(error: BaseException, said: str) -> tuple[str, str] | None:
-    """What is wrong and what to try, if an error is about a value that no rank has while it traces; None for any other error.
+    """What is wrong and what to try, if an error is about a value that no rank has while it
+    traces; None for any other error.
 
     Args:
         error: what Dynamo or make_fx raised.
         said: its text.
     """
-    reads, grows = isinstance(error, _compat.DATA_DEPENDENT), isinstance(error, _compat.DYNAMIC_SHAPE)
+    reads, grows = (
+        isinstance(error, _compat.DATA_DEPENDENT),
+        isinstance(error, _compat.DYNAMIC_SHAPE),
+    )
     sign = next((pair for pair in SIGNS if pair[0] in said), None)
     if not (reads or grows or sign):
         return None
@@ -92,9 +159,15 @@ def cause(error: BaseException, said: str) -> tuple[str, str] | None:
         return row
     if sign and sign[1]:
         return sign[1]
-    return (NUMBER[0].replace("it takes", f"{name or 'it'} takes"), NUMBER[1]) if reads else (SHAPE.format(what=name or "an op"), FIXED)
+    return (
+        (NUMBER[0].replace("it takes", f"{name or 'it'} takes"), NUMBER[1])
+        if reads
+        else (SHAPE.format(what=name or "an op"), FIXED)
+    )
 
 
 def _name(said: str) -> str:
-    found = next((m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), "")
+    found = next(
+        (m[1] for m in (re.search(pattern, said) for pattern in NAMED) if m), ""
+    )
     return SAME.get(found, found)

@@ -1,4 +1,6 @@
-"""Why a function could not be captured, in the user's words: what torch said becomes where, what and what to try."""
+"""Why a function could not be captured, in the user's words: what torch said becomes where,
+what and what to try.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ from .. import annotations as sources
 from . import data_dependent, tensor_classes
 from .unsupported import unsupported
 
-HELD = ("it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes")
+HELD = (
+    "it writes in place to what it is given or closes over",
+    "a new value; in a module, register_buffer for what changes",
+)
 
 ALONE = (
-    "global values, and placements; shard adds the communication, and constrain asks for it; in shard_map: "
+    "global values, and placements; shard adds the communication, and constrain asks for "
+    "it; in shard_map: "
     "sf.psum(x, axis_name), sf.all_gather, sf.psum_scatter, sf.all_to_all, sf.ppermute"
 )
 
@@ -28,10 +34,21 @@ CAUSES = (
     (
         "must override the setup_context",
         "it differentiates a custom op that has no derivative which can be used here",
-        "torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of them",
+        (
+            "torch.library.custom_op with register_autograd, and arguments that are tensors, "
+            "not lists of them"
+        ),
     ),
-    ("side effects happened", "it changes something outside of itself: {places}", "return the new value instead of storing it"),
-    ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
+    (
+        "side effects happened",
+        "it changes something outside of itself: {places}",
+        "return the new value instead of storing it",
+    ),
+    (
+        "Data-dependent branching",
+        "it branches on a tensor's value",
+        "torch.where(condition, a, b)",
+    ),
     (_compat.MAKES_DTENSOR, tensor_classes.DTENSOR, tensor_classes.FIX),
     (
         _compat.ASKS_RANK,
@@ -39,16 +56,56 @@ CAUSES = (
         "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
     ),
     ("operator `print`", "it prints", "return the value and print it outside"),
-    ("to return a scalar", "the function to differentiate does not return a scalar", "return loss.sum() or loss.mean()"),
-    ("Expected FakeTensor", "it uses torch.cond or another higher-order op under a gradient", "shardfn.cond, scan or while_loop"),
-    ("floating point dtype can require", "it differentiates an argument that is not floating", "argnums of floating arguments"),
-    ("Thing passed to transform API must be Tensor", "it differentiates what is no tensor", "argnums of trees of floating tensors only"),
-    ("an inplace view on a graph input", "it changes the shape of an argument in place", "a new view: x = x.squeeze(0)"),
-    ("Shape mismatch with out=", "out= has another shape than the result", "out= of the result's shape, or the result itself"),
-    ("with non-contiguous `out=`", "out= is a view with gaps", "assign the result: y[:, 1:] = torch.add(a, b)"),
-    ("Module-level backwards hooks", "a module in it has a full backward hook", "a hook on a tensor: y.register_hook(fn)"),
-    ("opaque object was created", "it makes an object that is no tensor, such as a generator", "pass random tensors in as arguments"),
-    ("of class `LeakedTensor`", "it uses a traced value that an earlier call has stored", "return the value from what computes it"),
+    (
+        "to return a scalar",
+        "the function to differentiate does not return a scalar",
+        "return loss.sum() or loss.mean()",
+    ),
+    (
+        "Expected FakeTensor",
+        "it uses torch.cond or another higher-order op under a gradient",
+        "shardfn.cond, scan or while_loop",
+    ),
+    (
+        "floating point dtype can require",
+        "it differentiates an argument that is not floating",
+        "argnums of floating arguments",
+    ),
+    (
+        "Thing passed to transform API must be Tensor",
+        "it differentiates what is no tensor",
+        "argnums of trees of floating tensors only",
+    ),
+    (
+        "an inplace view on a graph input",
+        "it changes the shape of an argument in place",
+        "a new view: x = x.squeeze(0)",
+    ),
+    (
+        "Shape mismatch with out=",
+        "out= has another shape than the result",
+        "out= of the result's shape, or the result itself",
+    ),
+    (
+        "with non-contiguous `out=`",
+        "out= is a view with gaps",
+        "assign the result: y[:, 1:] = torch.add(a, b)",
+    ),
+    (
+        "Module-level backwards hooks",
+        "a module in it has a full backward hook",
+        "a hook on a tensor: y.register_hook(fn)",
+    ),
+    (
+        "opaque object was created",
+        "it makes an object that is no tensor, such as a generator",
+        "pass random tensors in as arguments",
+    ),
+    (
+        "of class `LeakedTensor`",
+        "it uses a traced value that an earlier call has stored",
+        "return the value from what computes it",
+    ),
     (
         "can not return a BatchedTensor when out_dim is None",
         "a result that differs between the samples of a vmap has out_axes None",
@@ -56,53 +113,114 @@ CAUSES = (
     ),
     ("mutate a captured Tensor", *HELD),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
-    ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
+    (
+        "Tensor.resize_()",
+        "it resizes a tensor in place",
+        "x.reshape(shape), or torch.empty(shape)",
+    ),
 )
 
 
-def explained(error: BaseException, fn: Callable[..., Any], name: str, paths: Sequence[str], read: Any = None) -> CaptureError:
-    """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have read another around it."""
+def explained(
+    error: BaseException,
+    fn: Callable[..., Any],
+    name: str,
+    paths: Sequence[str],
+    read: Any = None,
+) -> CaptureError:
+    """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have
+    read another around it.
+    """
     said, source = str(error), _line(error) or _definition(fn)
     frames = list(getattr(error, "real_stack", None) or ())
     got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
-    text = problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+    text = problem(
+        name, got, needed="one pure graph of tensor ops", fix=fix, source=source
+    )
     return CaptureError(text, source=source, fix=fix)
 
 
 def raised(error: BaseException, name: str) -> CaptureError:
     """The CaptureError for what a module raised that runs as it is."""
     said = str(error)
-    frames = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if not is_ours(f.filename)]
+    frames = [
+        f"{f.filename}:{f.lineno}"
+        for f in traceback.extract_tb(error.__traceback__)
+        if not is_ours(f.filename)
+    ]
     source = frames[-1] if frames else None
-    known = next(((got, fix) for sign, got, fix in CAUSES if sign in said and "{" not in got), None) or data_dependent.cause(error, said)
-    got, fix = known or (f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}", "a call that works on plain tensors")
-    return CaptureError(problem(name, got, needed="one pure graph of tensor ops", fix=fix, source=source), source=source, fix=fix)
+    known = next(
+        (
+            (got, fix)
+            for sign, got, fix in CAUSES
+            if sign in said and "{" not in got
+        ),
+        None,
+    ) or data_dependent.cause(error, said)
+    got, fix = known or (
+        f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}",
+        "a call that works on plain tensors",
+    )
+    return CaptureError(
+        problem(
+            name, got, needed="one pure graph of tensor ops", fix=fix, source=source
+        ),
+        source=source,
+        fix=fix,
+    )
 
 
-def _cause(error: BaseException, said: str, paths: Sequence[str], read: Any) -> tuple[str, str]:
+def _cause(
+    error: BaseException, said: str, paths: Sequence[str], read: Any
+) -> tuple[str, str]:
     for sign, got, fix in CAUSES:
         if sign in said:
             return got.format(places=_places(said, paths, read)), fix
     if found := data_dependent.cause(error, said) or _foreign(said):
         return found
-    raised = re.search(r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)", said)
+    raised = re.search(
+        r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)",
+        said,
+    )
     if raised:
-        return f"it raises {raised[1]}: {raised[2]}", "a call that works on plain tensors"
-    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
-    why = next((line.removeprefix("Explanation: ") for line in rest if line.startswith("Explanation")), "")
-    return f"it cannot be read as one graph: {first}. {why}".rstrip(), "a pure function of tensors"
+        return (
+            f"it raises {raised[1]}: {raised[2]}",
+            "a call that works on plain tensors",
+        )
+    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    why = next(
+        (
+            line.removeprefix("Explanation: ")
+            for line in rest
+            if line.startswith("Explanation")
+        ),
+        "",
+    )
+    return (
+        f"it cannot be read as one graph: {first}. {why}".rstrip(),
+        "a pure function of tensors",
+    )
 
 
 def _foreign(said: str) -> tuple[str, str] | None:
-    """What is no plain tensor, or a collective of torch's, or asked of an argument that is a global tensor here."""
+    """What is no plain tensor, or a collective of torch's, or asked of an argument that is a
+    global tensor here.
+    """
     if found := re.search(_compat.FOREIGN + r" (\w+);", said):
         fix = "pass it as an argument, which carries its placement"
-        return f"it closes over a {found[1]}", fix if found[1] == "DTensor" else tensor_classes.UNWRAPPED
+        return f"it closes over a {found[1]}", fix if found[
+            1
+        ] == "DTensor" else tensor_classes.UNWRAPPED
     if found := re.search(_compat.MADE + r" (\w+);", said):
         return f"it makes a {found[1]}", tensor_classes.UNWRAPPED
     if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
         return f"it communicates by itself: {found[1]}", ALONE
-    asked = r"'\w*Tensor\w*' object has no attribute '(\w+)'", r"Tensor method `(\w+)` is not defined"
+    asked = (
+        r"'\w*Tensor\w*' object has no attribute '(\w+)'",
+        r"Tensor method `(\w+)` is not defined",
+    )
     found = re.search(asked[0], said) or re.search(asked[1], said)
     if found and hasattr(DTensor, found[1]):
         got = f"it asks for .{found[1]} of a global tensor, which is no DTensor inside"
@@ -112,25 +230,37 @@ def _foreign(said: str) -> tuple[str, str] | None:
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
     """Dynamo's names for what was changed, as the user's."""
-    found = re.findall(r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said)
+    found = re.findall(
+        r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said
+    )
     roots = list(dict.fromkeys(re.split(r"[\[.]", p)[0] for p in paths))
     places = []
     for whole, name, position, attribute, rest in found:
         if name == "args" and position:
-            places.append(f"argument {roots[int(position)]}" if int(position) < len(roots) else f"argument {position}")
+            places.append(
+                f"argument {roots[int(position)]}"
+                if int(position) < len(roots)
+                else f"argument {position}"
+            )
         elif name == "fn":  # the function itself, and what hangs on it
             places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
         else:
-            places.append(attribute or (name if not name.startswith("__import") else whole))
+            places.append(
+                attribute or (name if not name.startswith("__import") else whole)
+            )
     return ", ".join(dict.fromkeys(places)) or "something that it closes over"
 
 
 def _reached(x: Any, way: str) -> str:
-    """How the user calls what is reached from a function: a variable that it closes over, or an attribute of an object."""
+    """How the user calls what is reached from a function: a variable that it closes over, or an
+    attribute of an object.
+    """
     try:
         for attribute, position in re.findall(r"\.(\w+)|\[(\d+)\]", way):
             if attribute == "__closure__":
-                return x.__code__.co_freevars[int(way.partition("__closure__[")[2].partition("]")[0])]
+                return x.__code__.co_freevars[
+                    int(way.partition("__closure__[")[2].partition("]")[0])
+                ]
             x = getattr(x, attribute) if attribute else x[int(position)]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return "something that it closes over"
@@ -139,10 +269,18 @@ def _reached(x: Any, way: str) -> str:
 
 def _line(error: BaseException) -> str | None:
     """The innermost line of user code that an error knows of."""
-    frames = [(f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()]
-    frames += [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
+    frames = [
+        (f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()
+    ]
+    frames += [
+        (file, int(line))
+        for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    ]
     if not frames:
-        frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+        frames = [
+            (f.filename, f.lineno)
+            for f in traceback.extract_tb(error.__traceback__)
+        ]
     mine = [f"{file}:{line}" for file, line in frames if not is_ours(file)]
     return mine[-1] if mine else None
 
@@ -156,7 +294,9 @@ def _definition(fn: Callable[..., Any]) -> str | None:
 
 
 def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The input whose memory a value is, or an in-place op or an `out=` writes to, through views; None if it is the function's own."""
+    """The input whose memory a value is, or an in-place op or an `out=` writes to, through
+    views; None if it is the function's own.
+    """
     queue = [node]
     while queue:
         node = queue.pop()
@@ -176,21 +316,31 @@ def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments that an op writes to: the first of `add_`, the last ones of `sort(..., out=(v, i))`."""
+    """The arguments that an op writes to: the first of `add_`, the last ones of `sort(...,
+    out=(v, i))`.
+    """
     found: list[torch.fx.Node] = []
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            given = (
+                node.args[position]
+                if position < len(node.args)
+                else node.kwargs.get(argument.name)
+            )
             torch.fx.node.map_arg(given, found.append)
     return found
 
 
 def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, _compat.OpOverload) and node.target._schema.is_mutable
+    return (
+        isinstance(node.target, _compat.OpOverload)
+        and node.target._schema.is_mutable
+    )
 
 
 def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
-    """Refuse what communicates by itself: on values of whole tensors it would mean something else for every placement.
+    """Refuse what communicates by itself: on values of whole tensors it would mean something
+    else for every placement.
 
     Raises:
         CaptureError: naming the op and the line.
@@ -199,26 +349,53 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
-            text = problem(name, got, needed="a function of global tensors", fix=fix, source=source)
+            text = problem(
+                name,
+                got,
+                needed="a function of global tensors",
+                fix=fix,
+                source=source,
+            )
             raise CaptureError(text, source=source, fix=fix)
 
 
-def refuse_mutation(graph: torch.fx.GraphModule, name: str, paths: Sequence[str]) -> bool:
+def refuse_mutation(
+    graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
+) -> bool:
     """Whether the graph writes in place at all; an error if it writes to an input.
 
     Raises:
         CaptureError: naming the argument and the line.
     """
     holders = graph.graph.find_nodes(op="placeholder")
-    writes = [n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)]
+    writes = [
+        n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)
+    ]
     for node in writes:
         hit = written_input(node)
         if hit is None:
             continue
         position = holders.index(hit)
-        path = paths[position] if position < len(paths) else "a tensor that it closes over"
-        source, fix = sources.line_of(node.meta.get("stack_trace")), f"return the new value, or write to a copy: {path}.clone()"
-        where = f"{name}, argument {path}" if position < len(paths) else f"{name}, {path}"
-        text = problem(where, "the function writes to it in place", needed="a function that only returns", fix=fix, source=source)
+        path = (
+            paths[position]
+            if position < len(paths)
+            else "a tensor that it closes over"
+        )
+        source, fix = (
+            sources.line_of(node.meta.get("stack_trace")),
+            f"return the new value, or write to a copy: {path}.clone()",
+        )
+        where = (
+            f"{name}, argument {path}"
+            if position < len(paths)
+            else f"{name}, {path}"
+        )
+        text = problem(
+            where,
+            "the function writes to it in place",
+            needed="a function that only returns",
+            fix=fix,
+            source=source,
+        )
         raise CaptureError(text, arg_path=path, source=source, fix=fix)
     return bool(writes)

@@ -1,4 +1,6 @@
-"""Traced values that functions which Dynamo does not read have stored: every later use of one says where it comes from."""
+"""Traced values that functions which Dynamo does not read have stored: every later use of one
+says where it comes from.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,21 @@ import torch
 from ... import _compat, _tree
 from ...errors import CaptureError, problem
 
-_WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar("watched", default=None)
+_WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar(
+    "watched", default=None
+)
 
 
 class Watched:
-    """The functions that may store something while a function is captured, and what was stored before."""
+    """The functions that may store something while a function is captured, and what was stored
+    before.
+    """
 
     def __init__(self) -> None:
         self.functions: dict[int, tuple[str, Any]] = {}
-        self.before: list[tuple[Any, Any]] = []  # a list, a dict or a cell, and what it held
+        self.before: list[
+            tuple[Any, Any]
+        ] = []  # a list, a dict or a cell, and what it held
 
     def add(self, owner: str, fn: Any) -> None:
         if id(fn) in self.functions:
@@ -52,14 +60,24 @@ class Watched:
             for place in _places(fn):
                 _gather(place, found)
             for held in found.values():
-                for key, x in list(enumerate(held) if isinstance(held, list) else held.items()):
+                for key, x in list(
+                    enumerate(held) if isinstance(held, list) else held.items()
+                ):
                     changed = _replaced(x, owner)
                     if changed is not x:
                         held[key] = changed
 
 
 LARGE = 10_000
-KNOWN = ("__get__", "size", "dim", "stride", "numel", "is_floating_point", "is_complex")  # what is asked of a tensor without its values
+KNOWN = (
+    "__get__",
+    "size",
+    "dim",
+    "stride",
+    "numel",
+    "is_floating_point",
+    "is_complex",
+)  # what is asked of a tensor without its values
 
 
 class LeakedTensor(torch.Tensor):
@@ -67,7 +85,9 @@ class LeakedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, owner: str) -> LeakedTensor:
-        return torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device
+        )
 
     def __init__(self, like: torch.Tensor, owner: str) -> None:
         self.owner = owner
@@ -76,14 +96,22 @@ class LeakedTensor(torch.Tensor):
         return f"LeakedTensor(from {self.owner})"
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if getattr(func, "__name__", "") in KNOWN:
             return super().__torch_function__(func, types, args, kwargs or {})
         return cls.__torch_dispatch__(func, types, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        owners = [x.owner for x in _tree.leaves((args, kwargs or {})) if isinstance(x, LeakedTensor)]
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        owners = [
+            x.owner
+            for x in _tree.leaves((args, kwargs or {}))
+            if isinstance(x, LeakedTensor)
+        ]
         raise leaked(owners[0])
 
 
@@ -91,7 +119,9 @@ def leaked(where: str) -> CaptureError:
     """The error of a traced value that is used after its trace."""
     fix = "return the value from the function that computes it"
     got = "a traced value that was stored, and stands for no value once the trace is over"
-    return CaptureError(problem(where, got, needed="a tensor with a value", fix=fix), fix=fix)
+    return CaptureError(
+        problem(where, got, needed="a tensor with a value", fix=fix), fix=fix
+    )
 
 
 def watch(owner: str, fn: Any) -> None:
@@ -103,7 +133,9 @@ def watch(owner: str, fn: Any) -> None:
 
 @contextlib.contextmanager
 def swept() -> Iterator[Watched]:
-    """A capture: at its end the traced values that watched functions have stored become `LeakedTensor`s; if it fails, they are gone."""
+    """A capture: at its end the traced values that watched functions have stored become
+    `LeakedTensor`s; if it fails, they are gone.
+    """
     watched = Watched()
     token = _WATCHED.set(watched)
     try:
@@ -120,11 +152,17 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two lists or dicts hold the same objects."""
     if len(a) != len(b):
         return False
-    return all(x is y for x, y in zip(a, b, strict=True)) if isinstance(a, list) else all(key in b and b[key] is x for key, x in a.items())
+    return (
+        all(x is y for x, y in zip(a, b, strict=True))
+        if isinstance(a, list)
+        else all(key in b and b[key] is x for key, x in a.items())
+    )
 
 
 def _places(fn: Any) -> list[Any]:
-    """Where a function may store: what it closes over, the globals that it names, what it is bound to."""
+    """Where a function may store: what it closes over, the globals that it names, what it is
+    bound to.
+    """
     if isinstance(fn, functools.partial):
         return [*fn.args, *fn.keywords.values(), *_places(fn.func)]
     if isinstance(fn, types.MethodType):
@@ -132,12 +170,21 @@ def _places(fn: Any) -> list[Any]:
     if not isinstance(fn, types.FunctionType):
         return [fn]
     cells = [cell.cell_contents for cell in _cells(fn)]
-    return [*cells, *(fn.__globals__[name] for name in fn.__code__.co_names if name in fn.__globals__)]
+    return [
+        *cells,
+        *(
+            fn.__globals__[name]
+            for name in fn.__code__.co_names
+            if name in fn.__globals__
+        ),
+    ]
 
 
 def _cells(fn: Any) -> list[Any]:
     """The cells of a function that hold something."""
-    return [cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)]
+    return [
+        cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)
+    ]
 
 
 def _filled(cell: Any) -> bool:
@@ -149,14 +196,23 @@ def _filled(cell: Any) -> bool:
 
 def _held(place: Any) -> Any:
     """The list or dict that something stores in; None for what is no place to store."""
-    if isinstance(place, (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor)):
+    if isinstance(
+        place,
+        (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor),
+    ):
         return None
-    held = place if isinstance(place, (list, dict)) else getattr(place, "__dict__", None)
+    held = (
+        place
+        if isinstance(place, (list, dict))
+        else getattr(place, "__dict__", None)
+    )
     return held if isinstance(held, (list, dict)) else None
 
 
 def _gather(place: Any, found: dict[int, Any], depth: int = 3) -> None:
-    """The list or dict that something stores in, and those inside of it; not large ones, which are data."""
+    """The list or dict that something stores in, and those inside of it; not large ones, which
+    are data.
+    """
     held = _held(place)
     if held is None or id(held) in found or len(held) > LARGE:
         return

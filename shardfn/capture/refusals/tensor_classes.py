@@ -1,4 +1,6 @@
-"""Tensors of a class of their own, such as DTensors: a function that is captured makes none, takes none and returns none."""
+"""Tensors of a class of their own, such as DTensors: a function that is captured makes none,
+takes none and returns none.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from .. import annotations as sources
 from . import leaks
 
 FIX = (
-    "global tensors inside: in_placements, out_placements and sf.constrain(x, placements) say how they lie; "
+    "global tensors inside: in_placements, out_placements and sf.constrain(x, "
+    "placements) say how they lie; "
     "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
 )
 DTENSOR = "it makes a DTensor inside, or takes one apart"
-UNWRAPPED = "the plain tensors that it holds, passed and returned as a dict or a NamedTuple"
+UNWRAPPED = (
+    "the plain tensors that it holds, passed and returned as a dict or a NamedTuple"
+)
 
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
@@ -36,7 +41,10 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             value = node.meta.get("example_value")
             if isinstance(value, torch.Tensor) and _compat.is_foreign(value):
-                kind, source = type(value).__name__, sources.line_of(node.meta.get("stack_trace"))
+                kind, source = (
+                    type(value).__name__,
+                    sources.line_of(node.meta.get("stack_trace")),
+                )
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
 

@@ -8,18 +8,51 @@ from typing import Any
 
 _OURS = os.path.dirname(os.path.dirname(__file__))
 
-GROUP = ("it makes or ends a process group", "make groups and meshes outside, and close over the mesh")
-MESH = ("it makes a mesh", "make the mesh outside of the function, and close over it")
-WAITS = ("it waits for all ranks", "leave it out: ranks keep in step by their collectives; or call it outside")
-POINT = ("it sends to one rank", "sf.ppermute(x, axis_name, pairs) inside shard_map")
-OBJECTS = ("it sends Python objects", "send them outside of the function; sf.all_gather for tensors")
-ONE_RANK = ("it sends to, or from, one rank", "sf.all_gather, or sf.psum(torch.where(sf.axis_index(name) == 0, x, 0), name)")
-PLACES = ("it makes a DTensor", "sf.constrain(x, P('axis')) inside; sf.distribute and sf.from_local outside")
-STAGES = ("it stages another function", "call the function; .trace, .lower and .compile are for outside")
+GROUP = (
+    "it makes or ends a process group",
+    "make groups and meshes outside, and close over the mesh",
+)
+MESH = (
+    "it makes a mesh",
+    "make the mesh outside of the function, and close over it",
+)
+WAITS = (
+    "it waits for all ranks",
+    "leave it out: ranks keep in step by their collectives; or call it outside",
+)
+POINT = (
+    "it sends to one rank",
+    "sf.ppermute(x, axis_name, pairs) inside shard_map",
+)
+OBJECTS = (
+    "it sends Python objects",
+    "send them outside of the function; sf.all_gather for tensors",
+)
+ONE_RANK = (
+    "it sends to, or from, one rank",
+    "sf.all_gather, or sf.psum(torch.where(sf.axis_index(name) == 0, x, 0), name)",
+)
+PLACES = (
+    "it makes a DTensor",
+    "sf.constrain(x, P('axis')) inside; sf.distribute and sf.from_local outside",
+)
+STAGES = (
+    "it stages another function",
+    "call the function; .trace, .lower and .compile are for outside",
+)
 WORLD = ("it enters a world", "enter the world outside of the function")
-CONTEXT = ("it enters or asks for the current mesh", "close over the mesh, or enter it outside")
-MODULE = ("it makes a function of a module", "call functionalize outside, and close over the function")
-PARAMETER = ("it makes a module or a parameter", "make it outside; sf.functionalize(module) makes a function of it")
+CONTEXT = (
+    "it enters or asks for the current mesh",
+    "close over the mesh, or enter it outside",
+)
+MODULE = (
+    "it makes a function of a module",
+    "call functionalize outside, and close over the function",
+)
+PARAMETER = (
+    "it makes a module or a parameter",
+    "make it outside; sf.functionalize(module) makes a function of it",
+)
 OTHER = (
     "it calls a function of torch.distributed that cannot be captured",
     "collectives of shardfn inside shard_map; groups, meshes and barriers outside of the function",
@@ -28,13 +61,24 @@ PROOF = ("it checks another function", "call it outside of the function")
 
 # (folder or file, name of a function) -> what is wrong, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP),
-    **dict.fromkeys(("init_process_group", "destroy_process_group", "abort_process_group"), GROUP),
-    **dict.fromkeys(("init_device_mesh", "_flatten", "_unflatten", "from_group"), MESH),
+    **dict.fromkeys(
+        ("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP
+    ),
+    **dict.fromkeys(
+        ("init_process_group", "destroy_process_group", "abort_process_group"),
+        GROUP,
+    ),
+    **dict.fromkeys(
+        ("init_device_mesh", "_flatten", "_unflatten", "from_group"), MESH
+    ),
     **dict.fromkeys(("barrier", "monitored_barrier"), WAITS),
     **dict.fromkeys(("send", "recv", "isend", "irecv", "batch_isend_irecv"), POINT),
-    **dict.fromkeys(("all_gather_object", "gather_object", "broadcast_object_list"), OBJECTS),
-    **dict.fromkeys(("scatter_object_list", "send_object_list", "recv_object_list"), OBJECTS),
+    **dict.fromkeys(
+        ("all_gather_object", "gather_object", "broadcast_object_list"), OBJECTS
+    ),
+    **dict.fromkeys(
+        ("scatter_object_list", "send_object_list", "recv_object_list"), OBJECTS
+    ),
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), ONE_RANK),
 }
 OURS: dict[str, tuple[str, str]] = {
@@ -57,7 +101,8 @@ SIGNS = {
 
 
 def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
-    """What is wrong and what to write instead, if the calls that led to an error hold one of the table.
+    """What is wrong and what to write instead, if the calls that led to an error hold one of
+    the table.
 
     Args:
         frames: of the code that was read, the outermost first: records with `filename` and `name`.
@@ -76,5 +121,7 @@ def _row(frame: Any) -> tuple[str, str] | None:
         is_mesh = (os.path.basename(frame.filename), frame.name) == MESHES
         return MESH if is_mesh else TORCH.get(frame.name)
     if frame.filename.startswith(_OURS):
-        return WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)
+        return (
+            WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)
+        )
     return None

@@ -1,4 +1,6 @@
-"""Gradients of custom ops: what `register_autograd` was given, in the form that torch.func can take (torch 2.11 to 2.13)."""
+"""Gradients of custom ops: what `register_autograd` was given, in the form that torch.func can
+take (torch 2.11 to 2.13).
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,33 @@ def has_derivative(op: Any) -> bool:
 
 
 def _differentiable() -> list[Any]:
-    """The user's custom ops with `register_autograd`, but those with lists of tensors, which autograd.Function cannot take."""
-    mine = [r for r in _compat.custom_ops() if r._backward_fn is not None and r._namespace not in TORCHS]
-    return [r for r in mine if not r._opoverload._schema.is_mutable and "Tensor[]" not in str(r._opoverload._schema)]
+    """The user's custom ops with `register_autograd`, but those with lists of tensors, which
+    autograd.Function cannot take.
+    """
+    mine = [
+        r
+        for r in _compat.custom_ops()
+        if r._backward_fn is not None and r._namespace not in TORCHS
+    ]
+    return [
+        r
+        for r in mine
+        if not r._opoverload._schema.is_mutable
+        and "Tensor[]" not in str(r._opoverload._schema)
+    ]
 
 
 def is_composite(op: Any) -> bool:
     """Whether an op is only a function of others, and gone once autograd has seen it."""
-    return _compat.kernels(op) <= {"Autograd", "CompositeImplicitAutograd"} and "CompositeImplicitAutograd" in _compat.kernels(op)
+    return _compat.kernels(op) <= {
+        "Autograd",
+        "CompositeImplicitAutograd",
+    } and "CompositeImplicitAutograd" in _compat.kernels(op)
 
 
 def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
-    """Refuse an op that autograd does not know where its gradient is asked for: torch would warn, and leave that part out.
+    """Refuse an op that autograd does not know where its gradient is asked for: torch would
+    warn, and leave that part out.
 
     Raises:
         CaptureError: naming the op and the line.
@@ -41,19 +58,35 @@ def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
     refuse_dropped_call(node.target, args, node.meta.get("stack_trace"))
 
 
-def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -> None:
+def refuse_dropped_call(
+    target: Any, args: tuple[Any, ...], stack: str | None
+) -> None:
     """The same of one call, and the stack trace that its line is read from."""
     op = getattr(target, "default", target)
-    if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS or _compat.kernels(op) & {"Autograd", "CompositeImplicitAutograd"}:
+    if (
+        not isinstance(op, _compat.OpOverload)
+        or op.namespace in TORCHS
+        or _compat.kernels(op) & {"Autograd", "CompositeImplicitAutograd"}
+    ):
         return
     if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
-        source, fix = sources.line_of(stack), "torch.library.custom_op with register_autograd, or x.detach()"
-        text = problem(f"op {op}", "it has no derivative, and one is asked for", fix=fix, source=source)
+        source, fix = (
+            sources.line_of(stack),
+            "torch.library.custom_op with register_autograd, or x.detach()",
+        )
+        text = problem(
+            f"op {op}",
+            "it has no derivative, and one is asked for",
+            fix=fix,
+            source=source,
+        )
         raise CaptureError(text, source=source, fix=fix)
 
 
 class Derivatives(contextlib.ExitStack):
-    """While it is entered, torch.func takes the gradients of custom ops: their own kernel has no setup_context, and is refused."""
+    """While it is entered, torch.func takes the gradients of custom ops: their own kernel has
+    no setup_context, and is refused.
+    """
 
     def __enter__(self) -> Derivatives:
         for record in _differentiable():
@@ -85,7 +118,11 @@ class Derivatives(contextlib.ExitStack):
 
 def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
     """The autograd.Function of one call."""
-    op, setup, derivative = record._opoverload, record._setup_context_fn, record._backward_fn
+    op, setup, derivative = (
+        record._opoverload,
+        record._setup_context_fn,
+        record._backward_fn,
+    )
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
@@ -94,11 +131,22 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            left = op._schema.arguments[count:]  # the dispatcher takes away what is as by default
+            left = op._schema.arguments[
+                count:
+            ]  # the dispatcher takes away what is as by default
             args = (*inputs, *(a.default_value for a in left if not a.kwarg_only))
-            named = {a.name: kwargs.get(a.name, a.default_value) for a in left if a.kwarg_only}
+            named = {
+                a.name: kwargs.get(a.name, a.default_value)
+                for a in left
+                if a.kwarg_only
+            }
             if setup is not None:
-                setup(ctx=ctx, inputs=args, output=output, **({"keyword_only_inputs": named} if named else {}))
+                setup(
+                    ctx=ctx,
+                    inputs=args,
+                    output=output,
+                    **({"keyword_only_inputs": named} if named else {}),
+                )
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:

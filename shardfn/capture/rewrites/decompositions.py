@@ -68,16 +68,28 @@ def _mean(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     return _mean_dim(x, None, dtype=dtype)
 
 
-def _mean_dim(x: torch.Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _mean_dim(
+    x: torch.Tensor,
+    dim: list[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     count = _count(x, dim)
     if not count:
         return NotImplemented
     x, result = wide(x, dtype)
-    return narrow(aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result)
+    return narrow(
+        aten.div.Scalar(aten.sum.dim_IntList(x, dim, keepdim), count), result
+    )
 
 
 def _var_mean(
-    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    x: torch.Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if x.is_complex():
         return NotImplemented
@@ -87,12 +99,21 @@ def _var_mean(
     x, result = wide(x)
     mean = aten.div.Scalar(aten.sum.dim_IntList(x, dim, True), count)
     apart = x - mean
-    var = aten.div.Scalar(aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim), count - correction)
+    var = aten.div.Scalar(
+        aten.sum.dim_IntList(aten.mul.Tensor(apart, apart), dim, keepdim),
+        count - correction,
+    )
     mean = mean if keepdim else mean.reshape(var.shape)
     return narrow(var, result), narrow(mean, result)
 
 
-def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> torch.Tensor:
+def _var(
+    x: torch.Tensor,
+    dim: list[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> torch.Tensor:
     out = _var_mean(x, dim, correction=correction, keepdim=keepdim)
     return out if out is NotImplemented else out[0]
 
@@ -113,12 +134,25 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
-    """A product that is a pending sum must be reduced before anything is added to it, so the two are apart."""
+    """A product that is a pending sum must be reduced before anything is added to it, so the
+    two are apart.
+    """
 
-    def decomposed(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+    def decomposed(
+        bias: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> torch.Tensor:
         out = product(a, b)
         out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
-        return aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta)) if beta else out
+        return (
+            aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
+            if beta
+            else out
+        )
 
     return decomposed
 
@@ -143,4 +177,6 @@ def table(whole: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     if whole:
         return {op: fn for op, fn in table().items() if op not in whole}
     kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
-    return {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept} | OWN
+    return {
+        op: fn for op, fn in _compat.core_decompositions().items() if op not in kept
+    } | OWN

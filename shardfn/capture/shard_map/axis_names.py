@@ -1,4 +1,5 @@
-"""Axis names while a function is read: which are bound where, to a mesh axis or to a mapped axis of vmap.
+"""Axis names while a function is read: which are bound where, to a mesh axis or to a mapped
+axis of vmap.
 
 Dynamo runs these functions as they are, on constants, so that errors come out as they are.
 """
@@ -23,12 +24,18 @@ from ...types import MEAN, MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
 SUMS = ("sum", MEAN)  # what a result may be a term of
-PLACED = {"S": Shard, "R": Replicate, "P": Partial}  # how Dynamo hands placements on
+PLACED = {
+    "S": Shard,
+    "R": Replicate,
+    "P": Partial,
+}  # how Dynamo hands placements on
 
 
 @attrs.frozen
 class Bound:
-    """A name that collectives may use: a mesh axis, or the mapped axis of the vmap at a level of torch.func."""
+    """A name that collectives may use: a mesh axis, or the mapped axis of the vmap at a level
+    of torch.func.
+    """
 
     name: str
     size: int
@@ -41,7 +48,9 @@ class Scope:
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
-    uses_mesh: bool = False  # whether the Program depends on the mesh's names and sizes
+    uses_mesh: bool = (
+        False  # whether the Program depends on the mesh's names and sizes
+    )
     names: list[Bound] = attrs.field(factory=list)  # the innermost last
 
     @property
@@ -50,7 +59,9 @@ class Scope:
         return tuple(b.name for b in self.names if b.level == MESH)
 
 
-_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("shardfn_names", default=None)
+_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
+    "shardfn_names", default=None
+)
 
 
 @contextlib.contextmanager
@@ -75,7 +86,13 @@ def begin() -> None:
 
 
 @_compat.constant_in_graph
-def enter_mesh(where: str, key: int | None, names: tuple[str, ...], sizes: tuple[int, ...], wanted: tuple[str, ...] | None) -> Any:
+def enter_mesh(
+    where: str,
+    key: int | None,
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    wanted: tuple[str, ...] | None,
+) -> Any:
     """Make mesh axes manual.
 
     Args:
@@ -89,7 +106,8 @@ def enter_mesh(where: str, key: int | None, names: tuple[str, ...], sizes: tuple
         ((name, size), ...) of the axes that are manual from here on.
 
     Raises:
-        PlacementError: no mesh, another mesh than the call's, an unknown axis, one that is manual already.
+        PlacementError: no mesh, another mesh than the call's, an unknown axis, one that is
+            manual already.
     """
     here = _current()
     own = known_mesh(key, MeshAxes(names, sizes)) if names else None
@@ -101,20 +119,45 @@ def enter_mesh(where: str, key: int | None, names: tuple[str, ...], sizes: tuple
     axes = axes_of(here.mesh)
     if names and MeshAxes(names, sizes) != axes:
         fix = "one mesh for both, or no mesh for the inner one"
-        text = problem(where, f"its mesh is {MeshAxes(names, sizes)}, that of the call around it {axes}", needed="one mesh", fix=fix)
+        text = problem(
+            where,
+            f"its mesh is {MeshAxes(names, sizes)}, that of the call around it {axes}",
+            needed="one mesh",
+            fix=fix,
+        )
         raise PlacementError(text, mesh=here.mesh, fix=fix)
     here.uses_mesh = True
     taken = here.manual
     for name in wanted or ():
         if name not in axes.names:
-            got, fix = f"there is no axis {name!r}; the mesh has {axes}", _near(name, axes.names)
-            raise PlacementError(problem(f"{where}, axis_names", got, fix=fix), fix=fix)
+            got, fix = (
+                f"there is no axis {name!r}; the mesh has {axes}",
+                _near(name, axes.names),
+            )
+            raise PlacementError(
+                problem(f"{where}, axis_names", got, fix=fix), fix=fix
+            )
     again = [n for n in wanted or () if n in taken]
     if again or len(taken) == len(axes.names):
-        fix = "axis_names with the axes that are left" if len(taken) < len(axes.names) else "one shard_map over these axes"
+        fix = (
+            "axis_names with the axes that are left"
+            if len(taken) < len(axes.names)
+            else "one shard_map over these axes"
+        )
         said = ", ".join(again or taken)
-        raise PlacementError(problem(where, f"{said} is manual already, in a shard_map around it", fix=fix), fix=fix)
-    made = [b for b in zip(axes.names, axes.sizes, strict=True) if b[0] not in taken and (wanted is None or b[0] in wanted)]
+        raise PlacementError(
+            problem(
+                where,
+                f"{said} is manual already, in a shard_map around it",
+                fix=fix,
+            ),
+            fix=fix,
+        )
+    made = [
+        b
+        for b in zip(axes.names, axes.sizes, strict=True)
+        if b[0] not in taken and (wanted is None or b[0] in wanted)
+    ]
     here.names += [Bound(name, size, MESH) for name, size in made]
     return tuple(made)
 
@@ -148,34 +191,80 @@ def bound(what: str, axis_name: Any) -> Any:
     """
     here = _current()
     known = {b.name: b for b in here.names}
-    wanted = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name) if isinstance(axis_name, (tuple, list)) else None
+    wanted = (
+        (axis_name,)
+        if isinstance(axis_name, str)
+        else tuple(axis_name)
+        if isinstance(axis_name, (tuple, list))
+        else None
+    )
     if wanted is None or not wanted or not all(isinstance(n, str) for n in wanted):
-        raise CaptureError(problem(what, f"axis_name is {axis_name!r}", needed="a name, or a tuple of names"))
+        raise CaptureError(
+            problem(
+                what,
+                f"axis_name is {axis_name!r}",
+                needed="a name, or a tuple of names",
+            )
+        )
     for name in wanted:
         if name not in known:
             raise _unbound(what, name, here, tuple(known.values()))
     if len(set(wanted)) < len(wanted):
-        raise CaptureError(problem(what, f"axis_name is {axis_name!r}, which names an axis twice", needed="each name once"))
-    return tuple((b.name, b.size, b.level) for b in (known[name] for name in wanted))
+        raise CaptureError(
+            problem(
+                what,
+                f"axis_name is {axis_name!r}, which names an axis twice",
+                needed="each name once",
+            )
+        )
+    return tuple(
+        (b.name, b.size, b.level) for b in (known[name] for name in wanted)
+    )
 
 
-def _unbound(what: str, name: str, here: Scope, known: tuple[Bound, ...]) -> CaptureError:
+def _unbound(
+    what: str, name: str, here: Scope, known: tuple[Bound, ...]
+) -> CaptureError:
     if not known:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
-        return CaptureError(problem(f"{what} over {name!r}", "it is outside of any shard_map, and no axis is bound", fix=fix), fix=fix)
-    kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"  # noqa: E731
+        return CaptureError(
+            problem(
+                f"{what} over {name!r}",
+                "it is outside of any shard_map, and no axis is bound",
+                fix=fix,
+            ),
+            fix=fix,
+        )
+    kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in known)
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
-        return CaptureError(problem(what, f"{name!r} is a mesh axis that is not manual here", f"bound are {listed}", fix=fix), fix=fix)
+        return CaptureError(
+            problem(
+                what,
+                f"{name!r} is a mesh axis that is not manual here",
+                f"bound are {listed}",
+                fix=fix,
+            ),
+            fix=fix,
+        )
     fix = _near(name, [b.name for b in known])
-    return CaptureError(problem(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix), fix=fix)
+    return CaptureError(
+        problem(
+            what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
+        ),
+        fix=fix,
+    )
 
 
 def _near(name: str, known: Iterable[str]) -> str:
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)
-    return f"did you mean {found[0]!r}?" if found else f"one of {', '.join(map(repr, known))}"
+    return (
+        f"did you mean {found[0]!r}?"
+        if found
+        else f"one of {', '.join(map(repr, known))}"
+    )
 
 
 @_compat.constant_in_graph
@@ -186,7 +275,8 @@ def device() -> str:
 
 @_compat.constant_in_graph
 def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
-    """Check the axes that a value is placed on inside a program: that they are axes, each once, in mesh order, and not manual.
+    """Check the axes that a value is placed on inside a program: that they are axes, each once,
+    in mesh order, and not manual.
 
     Raises:
         PlacementError: naming the axes.
@@ -197,7 +287,9 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
         check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
     except ValueError as error:
         fix = "each axis once, by its name; axes on one dim in mesh order"
-        raise PlacementError(problem(where, str(error), fix=fix), placements=P(*parts), fix=fix) from None
+        raise PlacementError(
+            problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
+        ) from None
     wrong = [name for name in every if name in _current().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
@@ -206,17 +298,33 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
 
 
 @_compat.constant_in_graph
-def check_dims(what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]) -> None:
-    """Check that a placement has no more parts than a tensor has dims, where partition will not see it.
+def check_dims(
+    what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
+) -> None:
+    """Check that a placement has no more parts than a tensor has dims, where partition will not
+    see it.
 
     Raises:
         PlacementError: it has.
     """
-    is_seen = _current().mesh is not None and any(part is not None for part in parts[len(shape) :])
+    is_seen = _current().mesh is not None and any(
+        part is not None for part in parts[len(shape) :]
+    )
     if len(parts) > len(shape) and not is_seen:
-        where, fix = f"{what}, {path}" if path else what, f"P with at most {len(shape)} entries"
-        got = f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, shape {shape}"
-        raise PlacementError(problem(where, got, fix=fix), placements=P(*parts), dim=len(parts) - 1, fix=fix)
+        where, fix = (
+            f"{what}, {path}" if path else what,
+            f"P with at most {len(shape)} entries",
+        )
+        got = (
+            f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
+            f"shape {shape}"
+        )
+        raise PlacementError(
+            problem(where, got, fix=fix),
+            placements=P(*parts),
+            dim=len(parts) - 1,
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -241,8 +349,8 @@ def cuts(
         wrong: what does not fit already.
 
     Returns:
-        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean over, or 0): "dp:2=0,tp:4=" says that
-        dp, of 2 ranks, cuts dim 0.
+        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean
+        over, or 0): "dp:2=0,tp:4=" says that dp, of 2 ranks, cuts dim 0.
 
     Raises:
         TreeError: placements that are no prefix.
@@ -250,35 +358,66 @@ def cuts(
     """
     if wrong:
         fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(problem(f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix
+            ),
+            fix=fix,
+        )
     found, lines = [], []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:
-            found.append(("", "", 0) if shape is None else _cut(what, axes, shape, spec))
+            found.append(
+                ("", "", 0) if shape is None else _cut(what, axes, shape, spec)
+            )
         except ValueError as error:
             lines.append(f"{path}: {error}")
     if lines:
         fix = "sizes that the ranks divide, and placements that fit each tensor"
-        text = problem(f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix)
+        text = problem(
+            f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix
+        )
         raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
     return tuple(found)
 
 
-def _cut(what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any) -> tuple[str, str, int]:
+def _cut(
+    what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
+) -> tuple[str, str, int]:
     """One leaf, as `cuts` returns it; ValueError says what does not fit."""
     marks, left = _marks(axes, shape, spec), list(shape)
     for (name, n), mark in zip(axes, marks, strict=True):
         if isinstance(mark, int) and what == "in_placements":
             if left[mark] % n:
-                size = f"size {left[mark]}" if left[mark] == shape[mark] else f"size {shape[mark]}, {left[mark]} of it on a rank"
+                size = (
+                    f"size {left[mark]}"
+                    if left[mark] == shape[mark]
+                    else f"size {shape[mark]}, {left[mark]} of it on a rank"
+                )
                 more = (n - left[mark] % n) * (shape[mark] // left[mark])
-                raise ValueError(f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal pieces; pad it by {more}")
+                raise ValueError(
+                    f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal "
+                    f"pieces; pad it by {more}"
+                )
             left[mark] //= n
-        elif isinstance(mark, str) and mark != "R" and (what == "in_placements" or mark not in SUMS):
-            why = "only a result can be pending" if mark in SUMS else "only a sum or a mean can be pending"
+        elif (
+            isinstance(mark, str)
+            and mark != "R"
+            and (what == "in_placements" or mark not in SUMS)
+        ):
+            why = (
+                "only a result can be pending"
+                if mark in SUMS
+                else "only a sum or a mean can be pending"
+            )
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-    said = [f"{name}:{n}={mark if isinstance(mark, int) else ''}" for (name, n), mark in zip(axes, marks, strict=True)]
-    pending = [name for (name, _), mark in zip(axes, marks, strict=True) if mark in SUMS]
+    said = [
+        f"{name}:{n}={mark if isinstance(mark, int) else ''}"
+        for (name, n), mark in zip(axes, marks, strict=True)
+    ]
+    pending = [
+        name for (name, _), mark in zip(axes, marks, strict=True) if mark in SUMS
+    ]
     means = [n for (_, n), mark in zip(axes, marks, strict=True) if mark == MEAN]
     return ",".join(said), ",".join(pending), math.prod(means) if means else 0
 
@@ -294,14 +433,29 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
         named = [n for names in names_of(P(*said)) for n in names]
         other = [n for n in named if n in whole.names and n not in manual.names]
         if other:
-            why = "is manual already, in a shard_map around it" if other[0] in _current().manual else "is none of its axis_names"
+            why = (
+                "is manual already, in a shard_map around it"
+                if other[0] in _current().manual
+                else "is none of its axis_names"
+            )
             raise ValueError(f"{P(*said)} names axis {other[0]!r}, which {why}")
         unknown = [n for n in named if n not in whole.names]
         if unknown:
-            raise ValueError(f"{P(*said)} names axis {unknown[0]!r}; the mesh has {whole}; {_near(unknown[0], manual.names)}")
+            raise ValueError(
+                f"{P(*said)} names axis {unknown[0]!r}; the mesh has {whole}; "
+                f"{_near(unknown[0], manual.names)}"
+            )
         return marks_of(P(*said), shape, manual)
-    every = dict(zip(whole.names, marks_of([PLACED[k](*rest) for k, *rest in said], shape, whole), strict=True))
+    every = dict(
+        zip(
+            whole.names,
+            marks_of([PLACED[k](*rest) for k, *rest in said], shape, whole),
+            strict=True,
+        )
+    )
     other = [n for n, m in every.items() if n not in manual.names and m != "R"]
     if other:
-        raise ValueError(f"it is placed on axis {other[0]!r}, which is none of its axis_names")
+        raise ValueError(
+            f"it is placed on axis {other[0]!r}, which is none of its axis_names"
+        )
     return [every[n] for n in manual.names]

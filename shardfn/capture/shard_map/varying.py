@@ -1,8 +1,10 @@
-"""Which values of per-rank code are the same on all ranks of a mesh axis, and which are each rank's own.
+"""Which values of per-rank code are the same on all ranks of a mesh axis, and which are each
+rank's own.
 
-Dynamo's graph is read once, before any derivative is taken. Where an op mixes the two kinds, what is the same on all ranks
-passes the prim `vary` first, once for each value: its transpose is the sum over the ranks. So the gradient of what all
-ranks share comes out summed, and the transpose of a sum sends nothing. (JAX's varying manual axes.)
+Dynamo's graph is read once, before any derivative is taken. Where an op mixes the two kinds,
+what is the same on all ranks passes the prim `vary` first, once for each value: its transpose
+is the sum over the ranks. So the gradient of what all ranks share comes out summed, and the
+transpose of a sum sends nothing. (JAX's varying manual axes.)
 """
 
 from __future__ import annotations
@@ -24,15 +26,60 @@ CHECKPOINT = "tag_activation_checkpoint"
 REQUIRES_GRAD = "_set_tensor_requires_grad"
 NONE: Axes = frozenset()
 VIEWS = {
-    "view", "reshape", "t", "transpose", "permute", "select", "expand", "expand_as", "squeeze", "unsqueeze", "narrow", "chunk", "split",
-    "unbind", "flatten", "unflatten", "diagonal", "movedim", "view_as", "detach", "getitem", "getattr", "swapaxes", "unfold", "alias",
-    "to", "type_as", "contiguous", "float", "double", "half", "bfloat16",
-}  # fmt: skip
-PLUMBING = {"_wrap_for_grad", "_unwrap_for_grad", REQUIRES_GRAD, "_add_batch_dim", "_remove_batch_dim"}  # of torch.func's levels
+    "view",
+    "reshape",
+    "t",
+    "transpose",
+    "permute",
+    "select",
+    "expand",
+    "expand_as",
+    "squeeze",
+    "unsqueeze",
+    "narrow",
+    "chunk",
+    "split",
+    "unbind",
+    "flatten",
+    "unflatten",
+    "diagonal",
+    "movedim",
+    "view_as",
+    "detach",
+    "getitem",
+    "getattr",
+    "swapaxes",
+    "unfold",
+    "alias",
+    "to",
+    "type_as",
+    "contiguous",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+}
+PLUMBING = {
+    "_wrap_for_grad",
+    "_unwrap_for_grad",
+    REQUIRES_GRAD,
+    "_add_batch_dim",
+    "_remove_batch_dim",
+}  # of torch.func's levels
 IN_PLACE = {
-    operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
-    operator.iand, operator.ior, operator.ixor, operator.imatmul, operator.setitem,
-}  # fmt: skip
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.imatmul,
+    operator.setitem,
+}
 
 
 def settle(python: torch.fx.GraphModule, name: str) -> None:
@@ -46,7 +93,11 @@ def settle(python: torch.fx.GraphModule, name: str) -> None:
         PlacementError: a result that is claimed to be the same on all ranks, and is not.
         CaptureError: a collective inside a branch or a loop.
     """
-    if any(node.target in shard_map.PRIMS for graph in _graphs(python) for node in graph.nodes):
+    if any(
+        node.target in shard_map.PRIMS
+        for graph in _graphs(python)
+        for node in graph.nodes
+    ):
         _refuse_inside(python, name)
         Kinds(python).settle([])
 
@@ -65,18 +116,36 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
             if _is_checkpoint(node) or varying_control_flow.is_wrap(node):
                 _refuse_inside(child, name)
                 continue
-            inside = [n for graph in _graphs(child) for n in graph.nodes if n.target in shard_map.PRIMS]
+            inside = [
+                n
+                for graph in _graphs(child)
+                for n in graph.nodes
+                if n.target in shard_map.PRIMS
+            ]
             if inside:
-                source, fix = sources.line_of(inside[0].meta.get("stack_trace")), "the collective before or after it, or a Python loop"
+                source, fix = (
+                    sources.line_of(inside[0].meta.get("stack_trace")),
+                    "the collective before or after it, or a Python loop",
+                )
                 got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
-                raise CaptureError(problem(name, got, fix=fix, source=source), source=source, fix=fix)
+                raise CaptureError(
+                    problem(name, got, fix=fix, source=source),
+                    source=source,
+                    fix=fix,
+                )
 
 
-def _children(module: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+def _children(
+    module: torch.fx.GraphModule, node: torch.fx.Node
+) -> list[torch.fx.GraphModule]:
     """The graphs that a higher-order op is given."""
     if node.op != "call_function":
         return []
-    found = [getattr(module, x.target, None) for x in node.all_input_nodes if x.op == "get_attr" and "." not in str(x.target)]
+    found = [
+        getattr(module, x.target, None)
+        for x in node.all_input_nodes
+        if x.op == "get_attr" and "." not in str(x.target)
+    ]
     return [x for x in found if isinstance(x, torch.fx.GraphModule)]
 
 
@@ -97,11 +166,19 @@ class Kinds:
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module, self.graph = module, module.graph
         self.of: dict[torch.fx.Node, Any] = {}
-        self.written = {_root(x) for node in self.graph.nodes for x in _written(node)}
-        self.floor: dict[torch.fx.Node, Axes] = {}  # of what is written in place: how it varies from its birth on
-        self.asked: set[torch.fx.Node] = set()  # what some op needs as each rank's own
+        self.written = {
+            _root(x) for node in self.graph.nodes for x in _written(node)
+        }
+        self.floor: dict[
+            torch.fx.Node, Axes
+        ] = {}  # of what is written in place: how it varies from its birth on
+        self.asked: set[torch.fx.Node] = (
+            set()
+        )  # what some op needs as each rank's own
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
-        self.known: dict[torch.fx.Node, Any] = {}  # what the regions of an ending agree on, before any is changed
+        self.known: dict[
+            torch.fx.Node, Any
+        ] = {}  # what the regions of an ending agree on, before any is changed
         self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
 
     def settle(self, inputs: Sequence[Axes]) -> None:
@@ -114,10 +191,18 @@ class Kinds:
 
     def ask(self) -> list[torch.fx.Node]:
         """Note what some op needs as each rank's own; returns the ops."""
-        nodes = [node for node in self.graph.nodes if node.op in ("call_function", "call_method")]
+        nodes = [
+            node
+            for node in self.graph.nodes
+            if node.op in ("call_function", "call_method")
+        ]
         for node in nodes:
             needs = self.needs(node)
-            self.asked.update(x for x in _given((node.args, node.kwargs)) if needs - _union(self.of.get(x, NONE)))
+            self.asked.update(
+                x
+                for x in _given((node.args, node.kwargs))
+                if needs - _union(self.of.get(x, NONE))
+            )
         return nodes
 
     def result(self, inputs: Sequence[Axes]) -> Any:
@@ -125,21 +210,31 @@ class Kinds:
         while self.infer(inputs):
             pass
         (returned,) = _args(self.graph.find_nodes(op="output")[0])
-        return [self.flat(x) for x in returned] if isinstance(returned, (list, tuple)) else self.flat(returned)
+        return (
+            [self.flat(x) for x in returned]
+            if isinstance(returned, (list, tuple))
+            else self.flat(returned)
+        )
 
     def flat(self, x: Any) -> Axes:
         """All axes over which something in an argument varies."""
         return NONE.union(*(_union(self.of.get(n, NONE)) for n in _given(x)))
 
     def infer(self, inputs: Sequence[Axes]) -> bool:
-        """One reading from top to bottom; whether it learnt that what is written in place varies more than it knew."""
+        """One reading from top to bottom; whether it learnt that what is written in place
+        varies more than it knew.
+        """
         feed, before = iter(inputs), dict(self.floor)
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self.of[node] = next(feed, NONE) | self.floor.get(node, NONE)
             elif node.op in ("call_function", "call_method"):
                 found = self.kind(node)
-                self.of[node] = found | self.floor[node] if node in self.floor and isinstance(found, frozenset) else found
+                self.of[node] = (
+                    found | self.floor[node]
+                    if node in self.floor and isinstance(found, frozenset)
+                    else found
+                )
                 axes = self.needs(node)
                 for x in _given((node.args, node.kwargs)) if axes else ():
                     root = _root(x)
@@ -158,10 +253,16 @@ class Kinds:
             return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
         if getattr(target, "__name__", "") in BACKWARD:
             return [self.flat(x) for x in args[1]]
-        if target is operator.getitem and isinstance(self.of.get(args[0]), list) and isinstance(args[1], int):
+        if (
+            target is operator.getitem
+            and isinstance(self.of.get(args[0]), list)
+            and isinstance(args[1], int)
+        ):
             return self.of[args[0]][args[1]]
         if _is_checkpoint(node):
-            return Kinds(_children(self.module, node)[0]).result([self.flat(x) for x in args[1:]])
+            return Kinds(_children(self.module, node)[0]).result(
+                [self.flat(x) for x in args[1:]]
+            )
         return self.flat((args, node.kwargs))
 
     def needs(self, node: torch.fx.Node) -> Axes:
@@ -170,8 +271,19 @@ class Kinds:
             return NEEDED[node.target](node)
         if varying_control_flow.is_part(node):
             return NONE
-        apart = node.target is placement.align or _is_checkpoint(node) or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
-        if apart or node.target in RESULT or (node.target is operator.getitem and isinstance(self.of.get(node.args[0]), list)):
+        apart = (
+            node.target is placement.align
+            or _is_checkpoint(node)
+            or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
+        )
+        if (
+            apart
+            or node.target in RESULT
+            or (
+                node.target is operator.getitem
+                and isinstance(self.of.get(node.args[0]), list)
+            )
+        ):
             return NONE
         return self.flat((node.args, node.kwargs))
 
@@ -182,9 +294,13 @@ class Kinds:
         if getattr(node.target, "__name__", "") in BACKWARD:
             self.bring_cotangents(node)
         elif _is_checkpoint(node):
-            Kinds(_children(self.module, node)[0]).settle([self.flat(x) for x in node.args[1:]])
+            Kinds(_children(self.module, node)[0]).settle(
+                [self.flat(x) for x in node.args[1:]]
+            )
         elif axes := self.needs(node):
-            node.args, node.kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda x: self.vary(x, axes))
+            node.args, node.kwargs = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda x: self.vary(x, axes)
+            )
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
         """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
@@ -193,7 +309,10 @@ class Kinds:
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
         if rest and rest[0]:
-            rest[0] = [g if g is None else self.vary(g, k) for g, k in zip(cotangents, kinds, strict=True)]
+            rest[0] = [
+                g if g is None else self.vary(g, k)
+                for g, k in zip(cotangents, kinds, strict=True)
+            ]
         node.args = (outs, ins, *rest)
 
     def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
@@ -203,7 +322,13 @@ class Kinds:
             return x
         if (x, missing) not in self.varied:
             if self.is_view_of_asked(x):
-                made = self.after(x, x.target, (self.vary(x.args[0], missing), *x.args[1:]), dict(x.kwargs), x.op)
+                made = self.after(
+                    x,
+                    x.target,
+                    (self.vary(x.args[0], missing), *x.args[1:]),
+                    dict(x.kwargs),
+                    x.op,
+                )
             else:
                 made = self.after(x, shard_map.vary, (x, ",".join(sorted(missing))))
             self.varied[x, missing] = made
@@ -211,16 +336,48 @@ class Kinds:
         return self.varied[x, missing]
 
     def is_view_of_asked(self, x: torch.fx.Node) -> bool:
-        """Whether a value is only a view of one that is needed as each rank's own itself, or all of one: then one sum will do."""
-        if _name(x) not in VIEWS or _root(x) in self.written or not x.args or not isinstance(x.args[0], torch.fx.Node):
+        """Whether a value is only a view of one that is needed as each rank's own itself, or
+        all of one: then one sum will do.
+        """
+        if (
+            _name(x) not in VIEWS
+            or _root(x) in self.written
+            or not x.args
+            or not isinstance(x.args[0], torch.fx.Node)
+        ):
             return False
         source = x.args[0]
-        sizes = [n.meta["example_value"].numel() if isinstance(n.meta.get("example_value"), torch.Tensor) else -1 for n in (x, source)]
-        return -1 not in sizes and not isinstance(self.of.get(source), list) and (source in self.asked or sizes[0] == sizes[1])
+        sizes = [
+            n.meta["example_value"].numel()
+            if isinstance(n.meta.get("example_value"), torch.Tensor)
+            else -1
+            for n in (x, source)
+        ]
+        return (
+            -1 not in sizes
+            and not isinstance(self.of.get(source), list)
+            and (source in self.asked or sizes[0] == sizes[1])
+        )
 
-    def after(self, x: torch.fx.Node, target: Any, args: Any, kwargs: Any = None, op: str = "call_function") -> torch.fx.Node:
-        """A call right after the birth of a value: there the transforms around it are those that it belongs to."""
-        born = next((user for user in x.users if getattr(user.target, "__name__", "") == REQUIRES_GRAD), x)
+    def after(
+        self,
+        x: torch.fx.Node,
+        target: Any,
+        args: Any,
+        kwargs: Any = None,
+        op: str = "call_function",
+    ) -> torch.fx.Node:
+        """A call right after the birth of a value: there the transforms around it are those
+        that it belongs to.
+        """
+        born = next(
+            (
+                user
+                for user in x.users
+                if getattr(user.target, "__name__", "") == REQUIRES_GRAD
+            ),
+            x,
+        )
         if x.op == "placeholder":
             born = self.graph.find_nodes(op="placeholder")[-1]
         with self.graph.inserting_after(born):
@@ -230,10 +387,18 @@ class Kinds:
 
     def raise_at_birth(self, node: torch.fx.Node, axes: Axes) -> None:
         """What is written in place varies from the beginning, if it ever does."""
-        born = NONE if node.op == "placeholder" else RESULT[node.target](self, node) if node.target in RESULT else self.flat(node.args)
+        born = (
+            NONE
+            if node.op == "placeholder"
+            else RESULT[node.target](self, node)
+            if node.target in RESULT
+            else self.flat(node.args)
+        )
         if missing := axes - born:
             readers = list(node.users)
-            varied = self.after(node, shard_map.vary, (node, ",".join(sorted(missing))))
+            varied = self.after(
+                node, shard_map.vary, (node, ",".join(sorted(missing)))
+            )
             for reader in readers:
                 if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:
                     reader.replace_input_with(node, varied)
@@ -244,13 +409,20 @@ def _is_checkpoint(node: torch.fx.Node) -> bool:
 
 
 def _name(node: torch.fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return (
+        node.target
+        if isinstance(node.target, str)
+        else getattr(node.target, "__name__", "")
+    )
 
 
 def _root(x: torch.fx.Node) -> torch.fx.Node:
     """What a value is a view of, by way of views and of writes in place."""
-    while x.args and isinstance(x.args[0], torch.fx.Node) and x.op != "placeholder" and (
-        _name(x) in VIEWS or _name(x) in PLUMBING or _is_in_place(x)
+    while (
+        x.args
+        and isinstance(x.args[0], torch.fx.Node)
+        and x.op != "placeholder"
+        and (_name(x) in VIEWS or _name(x) in PLUMBING or _is_in_place(x))
     ):
         x = x.args[0]
     return x
@@ -258,7 +430,11 @@ def _root(x: torch.fx.Node) -> torch.fx.Node:
 
 def _is_in_place(node: torch.fx.Node) -> bool:
     name = _name(node)
-    return node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or node.kwargs.get("inplace") is True
+    return (
+        node.target in IN_PLACE
+        or (name.endswith("_") and not name.endswith("__"))
+        or node.kwargs.get("inplace") is True
+    )
 
 
 def _union(kind: Any) -> Axes:
@@ -278,36 +454,73 @@ def _named(text: str) -> Axes:
 
 
 def _cut_axes(text: str) -> Axes:
-    return frozenset(name for name, _, dim in shard_map.parsed(text) if dim is not None)
+    return frozenset(
+        name for name, _, dim in shard_map.parsed(text) if dim is not None
+    )
 
 
 def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
-    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that do not cut it."""
+    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
+    do not cut it.
+    """
     x, text, where = _args(node)
-    every, cut = frozenset(name for name, _, _ in shard_map.parsed(text)), _cut_axes(text)
+    every, cut = (
+        frozenset(name for name, _, _ in shard_map.parsed(text)),
+        _cut_axes(text),
+    )
     wrong = sorted((every - cut) & kinds.flat(x))
     if wrong:
-        said, source = " and ".join(wrong), sources.line_of(x.meta.get("stack_trace")) or sources.line_of(node.meta.get("stack_trace"))
+        said, source = (
+            " and ".join(wrong),
+            sources.line_of(x.meta.get("stack_trace"))
+            or sources.line_of(node.meta.get("stack_trace")),
+        )
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = where.split(": ")
-        got = f"{path} is claimed to be the same on all ranks of {said}, and varies over {'it' if len(wrong) == 1 else 'them'}"
-        raise PlacementError(problem(head, got, fix=fix, source=source), arg_path=path, source=source, fix=fix)
+        got = (
+            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
+            f"{'it' if len(wrong) == 1 else 'them'}"
+        )
+        raise PlacementError(
+            problem(head, got, fix=fix, source=source),
+            arg_path=path,
+            source=source,
+            fix=fix,
+        )
     return kinds.flat(x) - every
 
 
 RESULT: dict[Any, Callable[[Kinds, torch.fx.Node], Axes]] = {
-    shard_map.to_local: lambda kinds, node: kinds.flat(_args(node)[0]) | _cut_axes(_args(node)[1]),
+    shard_map.to_local: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) | _cut_axes(_args(node)[1])
+    ),
     shard_map.from_local: _left,
-    shard_map.vary: lambda kinds, node: kinds.flat(_args(node)[0]) | _named(_args(node)[1]),
-    shard_map.psum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
-    shard_map.extremum: lambda kinds, node: kinds.flat(_args(node)[0]) - _named(_args(node)[1]),
-    shard_map.all_gather: lambda kinds, node: kinds.flat(_args(node)[0]) - {_args(node)[1]},
-    shard_map.own_piece: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
-    shard_map.all_to_all: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
-    shard_map.ppermute: lambda kinds, node: kinds.flat(_args(node)[0]) | {_args(node)[1]},
+    shard_map.vary: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) | _named(_args(node)[1])
+    ),
+    shard_map.psum: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) - _named(_args(node)[1])
+    ),
+    shard_map.extremum: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) - _named(_args(node)[1])
+    ),
+    shard_map.all_gather: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) - {_args(node)[1]}
+    ),
+    shard_map.own_piece: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) | {_args(node)[1]}
+    ),
+    shard_map.all_to_all: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) | {_args(node)[1]}
+    ),
+    shard_map.ppermute: lambda kinds, node: (
+        kinds.flat(_args(node)[0]) | {_args(node)[1]}
+    ),
     shard_map.axis_index: lambda kinds, node: frozenset((_args(node)[0],)),
 }
-NEEDED: dict[Any, Callable[[torch.fx.Node], Axes]] = {  # the axes over which a prim's argument is each rank's own
+NEEDED: dict[
+    Any, Callable[[torch.fx.Node], Axes]
+] = {  # the axes over which a prim's argument is each rank's own
     shard_map.from_local: lambda node: _cut_axes(_args(node)[1]),
     shard_map.psum: lambda node: _named(_args(node)[1]),
     shard_map.extremum: lambda node: _named(_args(node)[1]),

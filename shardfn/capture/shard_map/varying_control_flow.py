@@ -1,7 +1,8 @@
-"""Kinds of values through loops and branches: a carry is of one kind in every run, and what a branch returns is of one kind.
+"""Kinds of values through loops and branches: a carry is of one kind in every run, and what a
+branch returns is of one kind.
 
-What is differentiated by and closed over is brought to the kind that a region needs outside of it, so that its gradient is
-summed once, behind the loop.
+What is differentiated by and closed over is brought to the kind that a region needs outside of
+it, so that its gradient is summed once, behind the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def _args(node: torch.fx.Node) -> Any:
 
 @attrs.frozen(eq=False)
 class Body:
-    """A region where it stands: its graph, the node that runs it, and which of that node's arguments are closed over."""
+    """A region where it stands: its graph, the node that runs it, and which of that node's
+    arguments are closed over.
+    """
 
     node: torch.fx.Node
     graph: torch.fx.GraphModule
@@ -41,7 +44,11 @@ class Body:
     def entered(self, k: int) -> int | None:
         """Which of the values that enter an argument is; None if it is closed over."""
         x = self.given[k]
-        return _args(x)[1] if x.target is operator.getitem and _args(x)[0].target is regions.enter else None
+        return (
+            _args(x)[1]
+            if x.target is operator.getitem and _args(x)[0].target is regions.enter
+            else None
+        )
 
     @property
     def free(self) -> list[torch.fx.Node]:
@@ -52,11 +59,17 @@ class Body:
 class Settled:
     """What an ending and its regions agree on."""
 
-    entering: dict[torch.fx.Node, list[Axes]]  # region -> the kinds of what enters it
+    entering: dict[
+        torch.fx.Node, list[Axes]
+    ]  # region -> the kinds of what enters it
     leaving: list[Axes]  # the kinds of what a region returns
-    free: dict[tuple[torch.fx.Node, int], Axes]  # (region, argument) -> the kind of what is closed over
+    free: dict[
+        tuple[torch.fx.Node, int], Axes
+    ]  # (region, argument) -> the kind of what is closed over
     result: list[Axes]
-    brought: dict[int, list[Axes]]  # which lists of the ending's arguments are brought to which kinds
+    brought: dict[
+        int, list[Axes]
+    ]  # which lists of the ending's arguments are brought to which kinds
 
 
 def is_wrap(node: torch.fx.Node) -> bool:
@@ -66,7 +79,11 @@ def is_wrap(node: torch.fx.Node) -> bool:
 
 def is_part(node: torch.fx.Node) -> bool:
     """Whether a node is a mark of a region, a region, or an ending."""
-    return is_wrap(node) or node.target in ENDINGS or node.target in (regions.enter, regions.inside, regions.leave)
+    return (
+        is_wrap(node)
+        or node.target in ENDINGS
+        or node.target in (regions.enter, regions.inside, regions.leave)
+    )
 
 
 def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -76,7 +93,11 @@ def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
         found = queue.pop()
         if found.target in ENDINGS:
             return found
-        queue += [u for u in found.users if u.target is operator.getitem or is_wrap(u) or u.target in ENDINGS]
+        queue += [
+            u
+            for u in found.users
+            if u.target is operator.getitem or is_wrap(u) or u.target in ENDINGS
+        ]
     return None
 
 
@@ -85,11 +106,18 @@ def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
     return Body(node, getattr(kinds.module, _args(node)[0].target))
 
 
-def _run(kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]) -> tuple[list[Axes], dict[int, Axes]]:
-    """The kinds of what a region returns, in the order of `leave`, and what it needs of what it closes over."""
+def _run(
+    kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
+) -> tuple[list[Axes], dict[int, Axes]]:
+    """The kinds of what a region returns, in the order of `leave`, and what it needs of what it
+    closes over.
+    """
     given = body.given
     at = [body.entered(k) for k in range(len(given))]
-    ins = [free[k] | kinds.flat(x) if e is None else entering[e] for k, (e, x) in enumerate(zip(at, given, strict=True))]
+    ins = [
+        free[k] | kinds.flat(x) if e is None else entering[e]
+        for k, (e, x) in enumerate(zip(at, given, strict=True))
+    ]
     inner = type(kinds)(body.graph)
     outs = inner.result(ins)
     inner.ask()
@@ -100,11 +128,20 @@ def _run(kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]) ->
             more[k] = NONE.union(*(inner.needs(user) for user in holder.users))
     (output,) = body.graph.graph.find_nodes(op="output")
     order = [_args(x)[1] for x in _args(output)[0]]
-    return [kind for _, kind in sorted(zip(order, outs, strict=True), key=lambda pair: pair[0])], more
+    return [
+        kind
+        for _, kind in sorted(
+            zip(order, outs, strict=True), key=lambda pair: pair[0]
+        )
+    ], more
 
 
-def _fixed(kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
-    """The kinds of carries, results and closed-over values with which every run is like the one before."""
+def _fixed(
+    kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
+) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
+    """The kinds of carries, results and closed-over values with which every run is like the one
+    before.
+    """
     free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
     carry = [c | floor for c in carry]
     while True:
@@ -116,16 +153,28 @@ def _fixed(kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: A
         carry, free = wider, spread
 
 
-def _free(body: Body, kinds: Any, free: dict[int, Axes]) -> dict[tuple[torch.fx.Node, int], Axes]:
-    return {(body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()}
+def _free(
+    body: Body, kinds: Any, free: dict[int, Axes]
+) -> dict[tuple[torch.fx.Node, int], Axes]:
+    return {
+        (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
+    }
 
 
 def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = _args(node)
     body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
-    carry, left, free = _fixed(kinds, body, [kinds.flat(x) for x in init], rows, NONE)
+    carry, left, free = _fixed(
+        kinds, body, [kinds.flat(x) for x in init], rows, NONE
+    )
     kept = [*carry, *left[len(carry) :]]
-    return Settled({body.node: [*carry, *rows]}, kept, _free(body, kinds, free), kept, {1: carry})
+    return Settled(
+        {body.node: [*carry, *rows]},
+        kept,
+        _free(body, kinds, free),
+        kept,
+        {1: carry},
+    )
 
 
 def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
@@ -134,7 +183,11 @@ def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
     found = [_fixed(kinds, body, [], [], floor) for body in bodies]
     _refuse_apart(bodies, floor, "cond")
     left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
-    free = {key: axes for body, (_, _, own) in zip(bodies, found, strict=True) for key, axes in _free(body, kinds, own).items()}
+    free = {
+        key: axes
+        for body, (_, _, own) in zip(bodies, found, strict=True)
+        for key, axes in _free(body, kinds, own).items()
+    }
     return Settled({}, left, free, left, {})
 
 
@@ -150,48 +203,105 @@ def _while(kinds: Any, node: torch.fx.Node) -> Settled:
         floor |= truth
     _refuse_apart([test, body], floor, "while_loop")
     every = {**_free(body, kinds, free), **_free(test, kinds, told)}
-    return Settled({body.node: carry, test.node: carry}, carry, every, carry, {2: carry})
+    return Settled(
+        {body.node: carry, test.node: carry}, carry, every, carry, {2: carry}
+    )
 
 
 def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
-    """A rule of the user's is for values of one kind: all that the function and its rule see varies, if anything does."""
-    bodies = [_body(kinds, x) for x in _args(node) if isinstance(x, (list, tuple)) and x and _is_left(x[0])]
-    xs = next(k for k, x in enumerate(_args(node)) if k > 1 and isinstance(x, (list, tuple)) and (not x or not _is_left(x[0])))
+    """A rule of the user's is for values of one kind: all that the function and its rule see
+    varies, if anything does.
+    """
+    bodies = [
+        _body(kinds, x)
+        for x in _args(node)
+        if isinstance(x, (list, tuple)) and x and _is_left(x[0])
+    ]
+    xs = next(
+        k
+        for k, x in enumerate(_args(node))
+        if k > 1 and isinstance(x, (list, tuple)) and (not x or not _is_left(x[0]))
+    )
     given = [*_args(node)[xs], *(x for body in bodies for x in body.free)]
-    every = NONE.union(*(kinds.flat(x) for x in given), *(_run_all(kinds, body) for body in bodies))
-    free = {(body.node, k): every for body in bodies for k in range(len(body.given)) if body.entered(k) is None}
+    every = NONE.union(
+        *(kinds.flat(x) for x in given), *(_run_all(kinds, body) for body in bodies)
+    )
+    free = {
+        (body.node, k): every
+        for body in bodies
+        for k in range(len(body.given))
+        if body.entered(k) is None
+    }
     entering = {body.node: [every] * len(body.given) for body in bodies}
     count = max(len(x) for x in _args(node) if isinstance(x, (list, tuple)))
-    return Settled(entering, [every] * count, free, [every] * len(_args(node)[1]), {xs: [every] * len(_args(node)[xs])})
+    return Settled(
+        entering,
+        [every] * count,
+        free,
+        [every] * len(_args(node)[1]),
+        {xs: [every] * len(_args(node)[xs])},
+    )
 
 
 def _run_all(kinds: Any, body: Body) -> Axes:
     """All axes over which something in a region varies, whatever enters it."""
     names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
     if names:
-        source, fix = sources.line_of(names[0].meta.get("stack_trace")), "the collective before or after it"
-        text = problem("a function with a rule of its own", f"{names[0].target.__name__} inside of it", fix=fix, source=source)
+        source, fix = (
+            sources.line_of(names[0].meta.get("stack_trace")),
+            "the collective before or after it",
+        )
+        text = problem(
+            "a function with a rule of its own",
+            f"{names[0].target.__name__} inside of it",
+            fix=fix,
+            source=source,
+        )
         raise CaptureError(text, source=source, fix=fix)
     return NONE
 
 
 def _is_left(x: Any) -> bool:
-    return isinstance(x, torch.fx.Node) and x.target is operator.getitem and is_wrap(_args(x)[0])
+    return (
+        isinstance(x, torch.fx.Node)
+        and x.target is operator.getitem
+        and is_wrap(_args(x)[0])
+    )
 
 
 def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
     """Refuse collectives where ranks may not all come by, or not equally often."""
     for body in bodies if floor else ():
-        found = next((n for m in body.graph.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if _sends(n)), None)
+        found = next(
+            (
+                n
+                for m in body.graph.modules()
+                if isinstance(m, torch.fx.GraphModule)
+                for n in m.graph.nodes
+                if _sends(n)
+            ),
+            None,
+        )
         if found is not None:
-            said, source = " and ".join(sorted(floor)), sources.line_of(found.meta.get("stack_trace"))
-            fix = f"the collective before or after it, or a choice that is the same on all ranks of {said}: psum or pmax it"
+            said, source = (
+                " and ".join(sorted(floor)),
+                sources.line_of(found.meta.get("stack_trace")),
+            )
+            fix = (
+                "the collective before or after it, or a choice that is the same on all "
+                f"ranks of {said}: psum or pmax it"
+            )
             got = f"{found.target.__name__} inside it, and its choice varies over {said}"
-            raise CaptureError(problem(what, got, fix=fix, source=source), source=source, fix=fix)
+            raise CaptureError(
+                problem(what, got, fix=fix, source=source), source=source, fix=fix
+            )
 
 
 def _sends(node: torch.fx.Node) -> bool:
-    return node.target in shard_map.PRIMS and node.target not in (shard_map.vary, shard_map.axis_index)
+    return node.target in shard_map.PRIMS and node.target not in (
+        shard_map.vary,
+        shard_map.axis_index,
+    )
 
 
 ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {
@@ -207,18 +317,34 @@ def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
     """The kinds of what a mark, a region or an ending makes; None for any other node."""
     if node.target in (regions.inside, regions.leave):
         return [kinds.flat(x) for x in _args(node)[0]]
-    if node.target is not regions.enter and not is_wrap(node) and node.target not in ENDINGS:
+    if (
+        node.target is not regions.enter
+        and not is_wrap(node)
+        and node.target not in ENDINGS
+    ):
         return None
     ending = ending_of(node)
     if ending is None:
-        return [kinds.flat(_args(node))] * len(node.users) if is_wrap(node) else [kinds.flat(x) for x in _args(node)[0]]
+        return (
+            [kinds.flat(_args(node))] * len(node.users)
+            if is_wrap(node)
+            else [kinds.flat(x) for x in _args(node)[0]]
+        )
     found = ENDINGS[ending.target](kinds, ending)
     if node.target in ENDINGS:
         return found.result
     if node.target is regions.enter:
-        return next((found.entering[w] for w in _regions_of(node) if w in found.entering), [NONE] * len(_args(node)[0]))
-    (output,) = getattr(kinds.module, _args(node)[0].target).graph.find_nodes(op="output")
-    return [found.leaving[_args(x)[1]] if _args(x)[1] < len(found.leaving) else NONE for x in _args(output)[0]]
+        return next(
+            (found.entering[w] for w in _regions_of(node) if w in found.entering),
+            [NONE] * len(_args(node)[0]),
+        )
+    (output,) = getattr(kinds.module, _args(node)[0].target).graph.find_nodes(
+        op="output"
+    )
+    return [
+        found.leaving[_args(x)[1]] if _args(x)[1] < len(found.leaving) else NONE
+        for x in _args(output)[0]
+    ]
 
 
 def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
@@ -226,12 +352,19 @@ def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
-    """Bring what a region and its ending read to the kinds that they agree on; whether this is one."""
+    """Bring what a region and its ending read to the kinds that they agree on; whether this is
+    one.
+    """
     if node.target in (regions.enter, regions.inside):
         return True
     if node.target is regions.leave:
         wanted = kinds.leaving or [kinds.flat(x) for x in _args(node)[0]]
-        node.args = ([kinds.vary(x, axes) for x, axes in zip(_args(node)[0], wanted, strict=False)],)
+        node.args = (
+            [
+                kinds.vary(x, axes)
+                for x, axes in zip(_args(node)[0], wanted, strict=False)
+            ],
+        )
         return True
     ending = ending_of(node) if is_wrap(node) or node.target in ENDINGS else None
     if ending is None:
@@ -240,17 +373,26 @@ def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
     if node.target in ENDINGS:
         args = list(_args(node))
         for k, wanted in found.brought.items():
-            args[k] = [kinds.vary(x, axes) for x, axes in zip(args[k], wanted, strict=True)]
+            args[k] = [
+                kinds.vary(x, axes) for x, axes in zip(args[k], wanted, strict=True)
+            ]
         node.args = tuple(args)
         return True
     body = Body(node, getattr(kinds.module, _args(node)[0].target))
     ins = []
     for k in range(len(body.given)):
         entered = body.entered(k)
-        ins.append(found.free[node, k] if entered is None else found.entering[node][entered])
+        ins.append(
+            found.free[node, k]
+            if entered is None
+            else found.entering[node][entered]
+        )
     inner = type(kinds)(body.graph)
     inner.leaving = found.leaving
     inner.settle(ins)
-    free = [kinds.vary(x, found.free[node, k]) if (node, k) in found.free else x for k, x in enumerate(body.given)]
+    free = [
+        kinds.vary(x, found.free[node, k]) if (node, k) in found.free else x
+        for k, x in enumerate(body.given)
+    ]
     node.args = (_args(node)[0], *free)
     return True

@@ -36,7 +36,8 @@ class Builder:
 
     Args:
         axes: the mesh.
-        coordinates: those of one rank; only sizes are read off them, offsets are computed in the graph.
+        coordinates: those of one rank; only sizes are read off them, offsets are computed in
+            the graph.
         mode: the fake tensor mode of the values.
         device: of the coordinates.
         group_names: the process group name of each axis.
@@ -56,7 +57,13 @@ class Builder:
         self.about: dict[str, Any] = {}
         self.offsets: dict[Any, torch.fx.Node] = {}
         with mode:
-            self.coords = [self.placeholder(f"coord_{name}", torch.empty((), dtype=torch.int64, device=device)) for name in axes.names]
+            self.coords = [
+                self.placeholder(
+                    f"coord_{name}",
+                    torch.empty((), dtype=torch.int64, device=device),
+                )
+                for name in axes.names
+            ]
 
     def placeholder(self, name: str, value: torch.Tensor) -> torch.fx.Node:
         """An input of the graph."""
@@ -82,21 +89,35 @@ class Builder:
         """The shape of these ranks' piece."""
         return layout.local_shape(shape, marks, self.axes.sizes, self.coordinates)
 
-    def piece(self, node: torch.fx.Node, value: torch.Tensor, marks: Marks) -> Piece:
+    def piece(
+        self, node: torch.fx.Node, value: torch.Tensor, marks: Marks
+    ) -> Piece:
         """A node as a piece of a global value."""
-        piece = Piece(node, tuple(value.shape), tuple(value.stride()), marks, self.local_shape(value.shape, marks))
+        piece = Piece(
+            node,
+            tuple(value.shape),
+            tuple(value.stride()),
+            marks,
+            self.local_shape(value.shape, marks),
+        )
         node.meta["type"] = (piece.shape, marks)
         return piece
 
     def offset(self, piece: Piece, dim: int) -> torch.fx.Node:
-        """Where the piece starts in the global dim: computed from the rank's coordinates, the same text on every rank."""
+        """Where the piece starts in the global dim: computed from the rank's coordinates, the
+        same text on every rank.
+        """
         size, total = piece.shape[dim], None
-        for k, (mark, n) in enumerate(zip(piece.marks, self.axes.sizes, strict=True)):
+        for k, (mark, n) in enumerate(
+            zip(piece.marks, self.axes.sizes, strict=True)
+        ):
             cut = layout.split(mark)
             if cut is None or cut[0] != dim:
                 continue
             start = self.start(k, size, cut[1])
-            total = start if total is None else self.call(aten.add.Tensor, total, start)
+            total = (
+                start if total is None else self.call(aten.add.Tensor, total, start)
+            )
             size = layout.chunk(size, cut[1], n, self.coordinates[k])[1]
         assert total is not None
         return total
@@ -106,26 +127,41 @@ class Builder:
         n = self.axes.sizes[axis]
         key = (axis, size, unit)
         if key not in self.offsets:
-            start = self.call(aten.mul.Tensor, self.coords[axis], layout.full_chunk(size, unit, n))
+            start = self.call(
+                aten.mul.Tensor, self.coords[axis], layout.full_chunk(size, unit, n)
+            )
             even = (size // unit) % n == 0
-            self.offsets[key] = start if even else self.call(aten.clamp.default, start, None, size)
+            self.offsets[key] = (
+                start if even else self.call(aten.clamp.default, start, None, size)
+            )
         return self.offsets[key]
 
     def contiguous(self, node: torch.fx.Node) -> torch.fx.Node:
         """The value in row-major memory."""
         if node.meta["val"].is_contiguous():
             return node
-        return self.call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        return self.call(
+            aten.clone.default, node, memory_format=torch.contiguous_format
+        )
 
-    def restride(self, node: torch.fx.Node, shape: Sequence[int], stride: Sequence[int]) -> torch.fx.Node:
-        """The value in memory in the order of dims that the global value has: some kernels read strides blindly."""
+    def restride(
+        self, node: torch.fx.Node, shape: Sequence[int], stride: Sequence[int]
+    ) -> torch.fx.Node:
+        """The value in memory in the order of dims that the global value has: some kernels read
+        strides blindly.
+        """
         order = layout.stride_order(shape, stride)
         value = node.meta["val"]
-        if value.stride() == layout.dense_strides(value.shape, order) or (layout.is_dense(value.shape, value.stride()) and (
-            layout.stride_order(value.shape, value.stride()) == order
-        )):
+        if value.stride() == layout.dense_strides(value.shape, order) or (
+            layout.is_dense(value.shape, value.stride())
+            and (layout.stride_order(value.shape, value.stride()) == order)
+        ):
             return node
         if order == tuple(range(len(order))):
             return self.contiguous(node)
         back = [order.index(d) for d in range(len(order))]
-        return self.call(aten.permute.default, self.contiguous(self.call(aten.permute.default, node, list(order))), back)
+        return self.call(
+            aten.permute.default,
+            self.contiguous(self.call(aten.permute.default, node, list(order))),
+            back,
+        )

@@ -22,7 +22,12 @@ aten = torch.ops.aten
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
-def emit(plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str) -> torch.fx.Graph:
+def emit(
+    plan: steps.Plan,
+    coordinates: Sequence[int],
+    group_names: tuple[str, ...],
+    device: str,
+) -> torch.fx.Graph:
     """The local graph of the ranks whose pieces have the sizes of the rank at these coordinates.
 
     Args:
@@ -53,15 +58,29 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
     sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
 
     def note(slot: steps.Slot, marks: Marks) -> None:
-        """The local shape, and those that it had before each axis cut it: offsets are counted from them."""
+        """The local shape, and those that it had before each axis cut it: offsets are counted
+        from them.
+        """
         for level in range(len(marks), 0, -1):
-            key = (tuple(slot.value.shape), (*marks[:level], *["R"] * (len(marks) - level)))
+            key = (
+                tuple(slot.value.shape),
+                (*marks[:level], *["R"] * (len(marks) - level)),
+            )
             if key in sizes:
                 return
             sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
 
-    nested = [local_sizes(inner, coordinates) for step in plan.steps if isinstance(step, steps.Nested) for inner in step.plans]
-    for slot in (*plan.ins, *plan.outs, *(s for step in plan.steps for s in (*step.read, *step.made))):
+    nested = [
+        local_sizes(inner, coordinates)
+        for step in plan.steps
+        if isinstance(step, steps.Nested)
+        for inner in step.plans
+    ]
+    for slot in (
+        *plan.ins,
+        *plan.outs,
+        *(s for step in plan.steps for s in (*step.read, *step.made)),
+    ):
         note(slot, slot.marks)
     for step in plan.steps:
         for move in step.moves if isinstance(step, steps.Redistribute) else ():
@@ -71,23 +90,40 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
 
 def _about(step: steps.Step) -> dict[str, Any]:
     meta = step.node.meta
-    return {"source": meta.get("source"), "phase": meta.get("phase", "forward"), "origin": step.node.name}
+    return {
+        "source": meta.get("source"),
+        "phase": meta.get("phase", "forward"),
+        "origin": step.node.name,
+    }
 
 
 def _input(b: Builder, slot: steps.Slot) -> Piece:
     value = slot.value
     shape = b.local_shape(value.shape, slot.marks)
-    stride = layout.dense_strides(shape, layout.stride_order(value.shape, value.stride()))
-    node = b.placeholder(f"x{slot.number}", torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device))
+    stride = layout.dense_strides(
+        shape, layout.stride_order(value.shape, value.stride())
+    )
+    node = b.placeholder(
+        f"x{slot.number}",
+        torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device),
+    )
     return b.piece(node, value, slot.marks)
 
 
 def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
     """What two moves share if they do the same; equal on all ranks."""
-    return step.source.number, move.before, move.after, move.perm, step.node.meta.get("phase", "forward")
+    return (
+        step.source.number,
+        move.before,
+        move.after,
+        move.perm,
+        step.node.meta.get("phase", "forward"),
+    )
 
 
-def _redistribute(b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]) -> None:
+def _redistribute(
+    b: Builder, step: steps.Redistribute, pieces: dict[int, Piece]
+) -> None:
     piece = pieces[step.source.number]
     for move in step.moves:
         key = b.about["transfer"] = transfer_key(step, move)
@@ -100,15 +136,27 @@ def _relabel(b: Builder, step: steps.Relabel, pieces: dict[int, Piece]) -> None:
     piece, target = pieces[step.source.number], step.target
     node = b.restride(piece.node, target.value.shape, target.value.stride())
     pieces[target.number] = renamed = Piece(
-        node, tuple(target.value.shape), tuple(target.value.stride()), target.marks, b.local_shape(target.value.shape, target.marks)
+        node,
+        tuple(target.value.shape),
+        tuple(target.value.stride()),
+        target.marks,
+        b.local_shape(target.value.shape, target.marks),
     )
-    assert renamed.local_shape == piece.local_shape, f"{step.node} calls {piece.local_shape} on a rank {renamed.local_shape}"
+    assert renamed.local_shape == piece.local_shape, (
+        f"{step.node} calls {piece.local_shape} on a rank {renamed.local_shape}"
+    )
 
 
 def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
     out = step.out
     shape = b.local_shape(out.value.shape, out.marks)
-    node = b.call(aten.full.default, list(shape), step.value, dtype=out.value.dtype, device=out.value.device)
+    node = b.call(
+        aten.full.default,
+        list(shape),
+        step.value,
+        dtype=out.value.dtype,
+        device=out.value.device,
+    )
     node = b.restride(node, out.value.shape, out.value.stride())
     pieces[out.number] = b.piece(node, out.value, out.marks)
 
@@ -124,66 +172,113 @@ def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
         pieces[slot.number] = piece = b.piece(node, slot.value, slot.marks)
         shape = tuple(node.meta["val"].shape)
         if shape != piece.local_shape and registry.find(step.node.target):
-            raise refusals.wrong_piece(step.node, [p.marks for p in mine], slot.marks, shape, piece.local_shape)
-        assert shape == piece.local_shape, f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
+            raise refusals.wrong_piece(
+                step.node,
+                [p.marks for p in mine],
+                slot.marks,
+                shape,
+                piece.local_shape,
+            )
+        assert shape == piece.local_shape, (
+            f"{step.node} gives {shape} on a rank, its placement {piece.local_shape}"
+        )
 
 
 def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
     device = str(b.coords[0].meta["val"].device) if b.coords else "cpu"
-    graphs = [emit(plan, b.coordinates, b.group_names, device) for plan in step.plans]
+    graphs = [
+        emit(plan, b.coordinates, b.group_names, device) for plan in step.plans
+    ]
     loop = nested.evolved(step.node.target, graphs, len(b.coords))
-    node = b.graph.call_function(loop, (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins)))
+    node = b.graph.call_function(
+        loop,
+        (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins)),
+    )
     shapes = [b.local_shape(slot.value.shape, slot.marks) for slot in step.outs]
-    values = [torch.empty(shape, dtype=slot.value.dtype, device=slot.value.device) for shape, slot in zip(shapes, step.outs, strict=True)]
+    values = [
+        torch.empty(shape, dtype=slot.value.dtype, device=slot.value.device)
+        for shape, slot in zip(shapes, step.outs, strict=True)
+    ]
     node.meta.update(b.about, val=values, plans=step.plans)
     for i, slot in enumerate(step.outs):
         pieces[slot.number] = b.piece(b.item(node, i), slot.value, slot.marks)
 
 
 def _emptied(piece: Piece) -> bool:
-    return any(mine == 0 != whole for mine, whole in zip(piece.local_shape, piece.shape, strict=True))
+    return any(
+        mine == 0 != whole
+        for mine, whole in zip(piece.local_shape, piece.shape, strict=True)
+    )
 
 
 def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
-    """What a rank with an empty chunk has of a result: an empty chunk, or the identity of the pending reduction."""
+    """What a rank with an empty chunk has of a result: an empty chunk, or the identity of the
+    pending reduction.
+    """
     pending = next((m for m in slot.marks if m in IDENTITY), "sum")
     dtype, value = slot.value.dtype, IDENTITY[pending]
     if pending != "sum" and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         value = limits.min if pending == "max" else limits.max
     shape = list(b.local_shape(slot.value.shape, slot.marks))
-    return b.call(aten.full.default, shape, value if dtype.is_floating_point else int(value), dtype=dtype, device=slot.value.device)
+    return b.call(
+        aten.full.default,
+        shape,
+        value if dtype.is_floating_point else int(value),
+        dtype=dtype,
+        device=slot.value.device,
+    )
 
 
 def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node]:
     node, target = step.node, step.node.target
     feed = iter(mine)
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: next(feed).node)
+    args, kwargs = torch.fx.node.map_arg(
+        (node.args, node.kwargs), lambda n: next(feed).node
+    )
     args = list(args)
     if target in rules.SIZES:
-        args[rules.SIZES[target]] = list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks))
+        args[rules.SIZES[target]] = list(
+            b.local_shape(step.outs[0].value.shape, step.outs[0].marks)
+        )
     if target in rules.LOCAL_ARGS:
         args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
     if target in rules.LOWER:
         result = rules.LOWER[target](b, args, dict(kwargs), mine)
     elif target in rules.AS_VIEW:
-        result = _view(b, args[0], list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)))
+        result = _view(
+            b,
+            args[0],
+            list(b.local_shape(step.outs[0].value.shape, step.outs[0].marks)),
+        )
     else:
         result = b.call(target, *args, **kwargs)
     return result if isinstance(result, list) else _results(b, result)
 
 
 def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
-    """A view where local strides allow it, else of a copy. Fake tensors are not asked: they allow views that are none (torch 2.13)."""
+    """A view where local strides allow it, else of a copy. Fake tensors are not asked: they
+    allow views that are none (torch 2.13).
+    """
     value = x.meta["val"]
-    return b.call(aten.view.default, x if layout.can_view(value.shape, value.stride(), shape) else b.contiguous(x), shape)
+    return b.call(
+        aten.view.default,
+        x
+        if layout.can_view(value.shape, value.stride(), shape)
+        else b.contiguous(x),
+        shape,
+    )
 
 
 def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
     value = node.meta["val"]
     if isinstance(value, torch.Tensor):
         return [node]
-    return [b.item(node, i) for i, v in enumerate(value or ()) if isinstance(v, torch.Tensor)]
+    return [
+        b.item(node, i)
+        for i, v in enumerate(value or ())
+        if isinstance(v, torch.Tensor)
+    ]
 
 
 def _result(b: Builder, piece: Piece) -> torch.fx.Node:
@@ -194,6 +289,10 @@ def _result(b: Builder, piece: Piece) -> torch.fx.Node:
 
 
 EMIT: dict[type, Any] = {
-    steps.Redistribute: _redistribute, steps.Fill: _fill, steps.Apply: _apply, steps.Nested: _nested, steps.Relabel: _relabel,
+    steps.Redistribute: _redistribute,
+    steps.Fill: _fill,
+    steps.Apply: _apply,
+    steps.Nested: _nested,
+    steps.Relabel: _relabel,
     steps.Rescale: means.rescale,
-}  # fmt: skip
+}

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from ...ops.halo import halo as _halo_op  # noqa: F401  registers the op
-from ...ops.permute import permute as _permute_op  # noqa: F401  registers the op
+from ...ops.halo import halo as _halo_op  # noqa: F401
+from ...ops.permute import permute as _permute_op  # noqa: F401
 from ...types import Collective
 from .. import layout
 from ..redistribute import Move
@@ -25,22 +25,43 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     node = MOVES[move.kind](b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
     local = b.local_shape(piece.shape, move.after)
-    assert tuple(node.meta["val"].shape) == local, (move, node.meta["val"].shape, local)
+    assert tuple(node.meta["val"].shape) == local, (
+        move,
+        node.meta["val"].shape,
+        local,
+    )
     node.meta["type"] = (piece.shape, move.after)
     return Piece(node, piece.shape, piece.stride, move.after, local)
 
 
-def _communicate(b: Builder, target: object, x: torch.fx.Node, rest: tuple[object, ...], record: Collective) -> torch.fx.Node:
+def _communicate(
+    b: Builder,
+    target: object,
+    x: torch.fx.Node,
+    rest: tuple[object, ...],
+    record: Collective,
+) -> torch.fx.Node:
     sent, back = wire.packed(b, x, reduces=record.op is not None)
     if target is HALO:  # it counts elements, whatever their shape
-        rest = (rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)), *rest[1:])
+        rest = (
+            rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)),
+            *rest[1:],
+        )
         sent = _flat(b, sent)
     started = b.call(target, sent, *rest)
     started.meta["collective"] = record
     return back(b.call(c10d.wait_tensor.default, started))
 
 
-def _record(b: Builder, kind: str, move: Move, value: torch.Tensor, times: int, op: str | None, implicit: bool) -> Collective:
+def _record(
+    b: Builder,
+    kind: str,
+    move: Move,
+    value: torch.Tensor,
+    times: int,
+    op: str | None,
+    implicit: bool,
+) -> Collective:
     return Collective(
         kind=kind,
         axis=b.axes.names[move.axis],
@@ -63,17 +84,31 @@ def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
     shape = x.meta["val"].shape
     if shape[dim] == size:
         return x
-    return b.call(aten.constant_pad_nd.default, x, [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]])
+    return b.call(
+        aten.constant_pad_nd.default,
+        x,
+        [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]],
+    )
 
 
 def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
-    return x if x.meta["val"].shape[dim] == size else b.call(aten.slice.Tensor, x, dim, 0, size)
+    return (
+        x
+        if x.meta["val"].shape[dim] == size
+        else b.call(aten.slice.Tensor, x, dim, 0, size)
+    )
 
 
 def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
-    """(.., n * m, ..) -> contiguous (n, .., m, ..): what each rank is to receive, one after the other."""
+    """(.., n * m, ..) -> contiguous (n, .., m, ..): what each rank is to receive, one after the
+    other.
+    """
     shape = list(x.meta["val"].shape)
-    parts = b.call(aten.view.default, b.contiguous(x), [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]])
+    parts = b.call(
+        aten.view.default,
+        b.contiguous(x),
+        [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]],
+    )
     order = [dim, *(d for d in range(len(shape) + 1) if d != dim)]
     return b.contiguous(b.call(aten.permute.default, parts, order))
 
@@ -83,12 +118,16 @@ def _join_dim(b: Builder, x: torch.fx.Node, dim: int) -> torch.fx.Node:
     n, *shape = x.meta["val"].shape
     order = [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)]
     parts = b.contiguous(b.call(aten.permute.default, x, order))
-    return b.call(aten.view.default, parts, [*shape[:dim], n * shape[dim], *shape[dim + 1 :]])
+    return b.call(
+        aten.view.default, parts, [*shape[:dim], n * shape[dim], *shape[dim + 1 :]]
+    )
 
 
 def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
     """Collectives cut dim 0, so it must exist and hold whole pieces."""
-    return b.call(aten.view.default, b.contiguous(x), [-1] if x.meta["val"].numel() else [0])
+    return b.call(
+        aten.view.default, b.contiguous(x), [-1] if x.meta["val"].numel() else [0]
+    )
 
 
 def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
@@ -98,7 +137,13 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
     shape = list(x.meta["val"].shape)
     record = _record(b, "all_gather", move, x.meta["val"], n, None, implicit)
-    out = _communicate(b, c10d.all_gather_into_tensor.default, _flat(b, x), (n, b.group_names[move.axis]), record)
+    out = _communicate(
+        b,
+        c10d.all_gather_into_tensor.default,
+        _flat(b, x),
+        (n, b.group_names[move.axis]),
+        record,
+    )
     out = b.call(aten.view.default, out, [n, *shape])
     return _first(b, _join_dim(b, out, dim), dim, size)
 
@@ -119,47 +164,89 @@ def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
     record = _record(b, "all_reduce", move, x.meta["val"], 1, op, implicit)
-    return _communicate(b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record)
+    return _communicate(
+        b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record
+    )
 
 
-def reduce_scatter(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def reduce_scatter(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
-    op, (dim, unit) = str(move.before[move.axis]), layout.cut_of(move.after[move.axis])
+    op, (dim, unit) = (
+        str(move.before[move.axis]),
+        layout.cut_of(move.after[move.axis]),
+    )
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     full = layout.full_chunk(size, unit, n)
     x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
     shape = list(x.meta["val"].shape[1:])
     record = _record(b, "reduce_scatter", move, x.meta["val"], 1, op, implicit)
-    out = _communicate(b, c10d.reduce_scatter_tensor.default, _flat(b, x), (op, n, b.group_names[move.axis]), record)
+    out = _communicate(
+        b,
+        c10d.reduce_scatter_tensor.default,
+        _flat(b, x),
+        (op, n, b.group_names[move.axis]),
+        record,
+    )
     mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
     return _first(b, b.call(aten.view.default, out, shape), dim, mine)
 
 
-def all_to_all(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def all_to_all(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """All-to-all from one dim to another."""
-    (src, src_unit), (dst, dst_unit) = layout.cut_of(move.before[move.axis]), layout.cut_of(move.after[move.axis])
+    (src, src_unit), (dst, dst_unit) = (
+        layout.cut_of(move.before[move.axis]),
+        layout.cut_of(move.after[move.axis]),
+    )
     n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
     dst_size = piece.node.meta["val"].shape[dst]
     x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))
-    x = _split_dim(b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n)
+    x = _split_dim(
+        b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n
+    )
     shape = list(x.meta["val"].shape)
     record = _record(b, "all_to_all", move, x.meta["val"], 1, None, implicit)
     lengths = [x.meta["val"].numel() // n] * n
-    out = _communicate(b, c10d.all_to_all_single.default, _flat(b, x), (lengths, lengths, b.group_names[move.axis]), record)
-    out = _first(b, _join_dim(b, b.call(aten.view.default, out, shape), src), src, src_size)
-    return _first(b, out, dst, layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1])
+    out = _communicate(
+        b,
+        c10d.all_to_all_single.default,
+        _flat(b, x),
+        (lengths, lengths, b.group_names[move.axis]),
+        record,
+    )
+    out = _first(
+        b, _join_dim(b, b.call(aten.view.default, out, shape), src), src, src_size
+    )
+    return _first(
+        b,
+        out,
+        dst,
+        layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1],
+    )
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
-    """The chunk between the edges of its neighbours, which get this rank's own; a short chunk is followed by zeros."""
+    """The chunk between the edges of its neighbours, which get this rank's own; a short chunk
+    is followed by zeros.
+    """
     mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
     (dim, unit), (before, after) = layout.cut_of(mark), layout.halo(mark)
     shape = list(x.meta["val"].shape)
     if n == 1:
-        return b.call(aten.constant_pad_nd.default, x, [0, 0] * (len(shape) - 1 - dim) + [before, after])
+        return b.call(
+            aten.constant_pad_nd.default,
+            x,
+            [0, 0] * (len(shape) - 1 - dim) + [before, after],
+        )
     full = layout.full_chunk(piece.shape[dim], unit, n)
     whole = _padded(b, x, dim, full)
-    edges = [_flat(b, b.call(aten.slice.Tensor, whole, dim, *ends)) for ends in ((0, after), (full - before, full))]
+    edges = [
+        _flat(b, b.call(aten.slice.Tensor, whole, dim, *ends))
+        for ends in ((0, after), (full - before, full))
+    ]
     sent = b.call(aten.cat.default, edges)
     record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
     count = edges[1].meta["val"].numel()
@@ -167,9 +254,14 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     if not shape[dim]:
         return x
     parts = []
-    for rows, (start, end) in ((before, (0, count)), (after, (count, sent.meta["val"].numel()))):
+    for rows, (start, end) in (
+        (before, (0, count)),
+        (after, (count, sent.meta["val"].numel())),
+    ):
         part = b.call(aten.slice.Tensor, got, 0, start, end)
-        parts.append(b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]]))
+        parts.append(
+            b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]])
+        )
     return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
 
 
@@ -180,7 +272,13 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
         return x if move.perm else b.call(aten.zeros_like.default, x)
     sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
     record = _record(b, "ppermute", move, x.meta["val"], 1, None, implicit)
-    got = _communicate(b, PERMUTE, _flat(b, x), (sources, targets, b.group_names[move.axis]), record)
+    got = _communicate(
+        b,
+        PERMUTE,
+        _flat(b, x),
+        (sources, targets, b.group_names[move.axis]),
+        record,
+    )
     return b.call(aten.view.default, got, list(x.meta["val"].shape))
 
 

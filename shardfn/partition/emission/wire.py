@@ -1,4 +1,6 @@
-"""How values travel whose dtype Gloo does not carry: complex ones as pairs, others as bytes, or wider."""
+"""How values travel whose dtype Gloo does not carry: complex ones as pairs, others as bytes, or
+wider.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,23 @@ from .builder import Builder
 
 aten = torch.ops.aten
 CARRIED = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
-}  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
 
 
-def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]:
-    """(what is sent for a value, what makes the value of what arrives); the first dim counts the same elements.
+def packed(
+    b: Builder, x: torch.fx.Node, *, reduces: bool
+) -> tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]:
+    """(what is sent for a value, what makes the value of what arrives); the first dim counts
+    the same elements.
 
     Args:
         b: the graph that grows.
@@ -27,12 +40,22 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> tuple[torch.fx.Nod
         return x, lambda y: y
     if dtype.is_complex:
         x = b.call(aten.resolve_conj.default, x) if x.meta["val"].is_conj() else x
-        return b.call(aten.view_as_real.default, x), lambda y: b.call(aten.view_as_complex.default, _pairs(b, y, len(shape)))
+        return b.call(aten.view_as_real.default, x), lambda y: b.call(
+            aten.view_as_complex.default, _pairs(b, y, len(shape))
+        )
     if reduces:
         wide = torch.float32 if dtype.is_floating_point else torch.int64
-        return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(aten._to_copy.default, y, dtype=dtype)
-    parts = b.call(aten.view.dtype, b.call(aten.view.default, x, [*shape, 1]), torch.uint8)
-    return parts, lambda y: b.call(aten.view.default, b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype), [-1])
+        return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(
+            aten._to_copy.default, y, dtype=dtype
+        )
+    parts = b.call(
+        aten.view.dtype, b.call(aten.view.default, x, [*shape, 1]), torch.uint8
+    )
+    return parts, lambda y: b.call(
+        aten.view.default,
+        b.call(aten.view.dtype, _rows(b, y, dtype.itemsize), dtype),
+        [-1],
+    )
 
 
 def _pairs(b: Builder, y: torch.fx.Node, dims: int) -> torch.fx.Node:
@@ -41,4 +64,8 @@ def _pairs(b: Builder, y: torch.fx.Node, dims: int) -> torch.fx.Node:
 
 
 def _rows(b: Builder, y: torch.fx.Node, width: int) -> torch.fx.Node:
-    return y if y.meta["val"].dim() == 2 else b.call(aten.view.default, y, [y.meta["val"].numel() // width, width])
+    return (
+        y
+        if y.meta["val"].dim() == 2
+        else b.call(aten.view.default, y, [y.meta["val"].numel() // width, width])
+    )

@@ -1,4 +1,5 @@
-"""Ops that are kept whole for speed, written out in smaller ones where the dim that they work along is cut.
+"""Ops that are kept whole for speed, written out in smaller ones where the dim that they work
+along is cut.
 
 Then only what they reduce is sent: for a softmax one maximum and one sum for each row.
 """
@@ -16,10 +17,15 @@ from ..rule_api.strategy import OpCall
 
 aten = torch.ops.aten
 
-ALONG = {aten._softmax.default: 1, aten._softmax_backward_data.default: 2}  # op -> which argument is the dim
+ALONG = {
+    aten._softmax.default: 1,
+    aten._softmax_backward_data.default: 2,
+}  # op -> which argument is the dim
 
 
-def is_cut(call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]) -> bool:
+def is_cut(
+    call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]
+) -> bool:
     """Whether an op works along a dim that some input is cut on, wherever that input is.
 
     Args:
@@ -30,7 +36,10 @@ def is_cut(call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]) -
     if call.target not in ALONG or not call.ins[0].dim():
         return False
     dim = call.args[ALONG[call.target]] % call.ins[0].dim()
-    cuts = lambda slot: any(n > 1 and (layout.split(m) or (None,))[0] == dim for m, n in zip(slot.marks, sizes, strict=True))  # noqa: E731
+    cuts = lambda slot: any(
+        n > 1 and (layout.split(m) or (None,))[0] == dim
+        for m, n in zip(slot.marks, sizes, strict=True)
+    )
     return any(slots and all(map(cuts, slots)) for slots in held)
 
 
@@ -39,11 +48,19 @@ def written_out(call: OpCall, node: torch.fx.Node) -> torch.fx.Graph:
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
         feed = iter(tensors)
-        args, kwargs = torch.fx.node.map_arg((call.args, call.kwargs), lambda n: next(feed))
+        args, kwargs = torch.fx.node.map_arg(
+            (call.args, call.kwargs), lambda n: next(feed)
+        )
         return call.target(*args, **kwargs)
 
-    graph = _compat.trace_aten(whole, call.ins, {call.target: _compat.core_decompositions()[call.target]}).graph
-    about = {key: node.meta[key] for key in ("source", "phase", "custom") if key in node.meta}
+    graph = _compat.trace_aten(
+        whole, call.ins, {call.target: _compat.core_decompositions()[call.target]}
+    ).graph
+    about = {
+        key: node.meta[key]
+        for key in ("source", "phase", "custom")
+        if key in node.meta
+    }
     for inner in graph.nodes:
         inner.meta.update(about)
     return graph

@@ -41,7 +41,9 @@ def deferrable(
             k = _result(node, output.args[0])
             if k is None:
                 continue
-            if k >= len(carries) or (zeros[k] and _only_added(carries[k], output.args[0][k])):
+            if k >= len(carries) or (
+                zeros[k] and _only_added(carries[k], output.args[0][k])
+            ):
                 found[node] = k
     return found
 
@@ -99,7 +101,9 @@ def placements(
             or next(iter(like.slots), None)
             or ("R",) * len(walk.axes.sizes)
         )
-        found.setdefault(k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes))
+        found.setdefault(
+            k, aligned(node.meta["val"].shape, like.fake.shape, wanted, walk.axes)
+        )
     return found
 
 
@@ -110,4 +114,6 @@ def stays_partial(before: Marks, after: Marks) -> bool:
 
 def stays_replicated(before: Marks, wanted: Marks) -> bool:
     """Whether a gradient is replicated in the end: rows of sharded ones are smaller if reduced."""
-    return all(w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING)
+    return all(
+        w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING
+    )

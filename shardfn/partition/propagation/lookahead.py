@@ -1,4 +1,6 @@
-"""What the ops that read a value would pay for it: one step of lookahead, which decides between choices that cost the same."""
+"""What the ops that read a value would pay for it: one step of lookahead, which decides between
+choices that cost the same.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ class Ahead:
 
     def __init__(self, walk: Any) -> None:
         self.walk = walk
-        self.known: dict[torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]] = {}
+        self.known: dict[
+            torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]
+        ] = {}
         self.prices: dict[Any, float] = {}
 
     def price(self, node: torch.fx.Node, marks: Marks, axis: int) -> float:
-        """The bytes that the readers of an op's result move on one axis at best, if it is placed so.
+        """The bytes that the readers of an op's result move on one axis at best, if it is
+        placed so.
 
         Args:
             node: an op with one result.
@@ -37,46 +42,98 @@ class Ahead:
             return 0.0  # its reduction is a matter of the choice itself
         key = node, marks, axis
         if key not in self.prices:
-            self.prices[key] = sum(self.best(node, reader, marks, axis) for reader in list(node.users)[:FEW])
+            self.prices[key] = sum(
+                self.best(node, reader, marks, axis)
+                for reader in list(node.users)[:FEW]
+            )
         return self.prices[key]
 
-    def best(self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int) -> float:
-        prices = (self.paid(node, reader, choice, nodes, marks, axis) for choice, nodes in self.choices(reader))
+    def best(
+        self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int
+    ) -> float:
+        prices = (
+            self.paid(node, reader, choice, nodes, marks, axis)
+            for choice, nodes in self.choices(reader)
+        )
         found = min(prices, default=0.0)
         return 0.0 if found == float("inf") else found
 
     def paid(
-        self, node: torch.fx.Node, reader: torch.fx.Node, choice: Choice, nodes: list[torch.fx.Node], marks: Marks, axis: int
+        self,
+        node: torch.fx.Node,
+        reader: torch.fx.Node,
+        choice: Choice,
+        nodes: list[torch.fx.Node],
+        marks: Marks,
+        axis: int,
     ) -> float:
-        """What one choice of a reader moves: of the value, of what else is there already, and of a sum that it leaves pending."""
+        """What one choice of a reader moves: of the value, of what else is there already, and
+        of a sum that it leaves pending.
+        """
         walk, total = self.walk, 0.0
         n, sizes = walk.axes.sizes[axis], walk.axes.sizes
         if choice[1][0] in PENDING:
             made = reader.meta["val"]
-            total += mark_price(choice[1][0], "R", float(made.numel() * made.element_size()), n, made.shape, walk.axes.cost(axis))
+            total += mark_price(
+                choice[1][0],
+                "R",
+                float(made.numel() * made.element_size()),
+                n,
+                made.shape,
+                walk.axes.cost(axis),
+            )
         for other, wanted in zip(nodes, choice[0], strict=True):
             fake = other.meta["val"]
             if other is node:
-                nbytes = local_bytes(float(fake.numel() * fake.element_size()), marks, sizes[: len(marks)], axis)
-                total += mark_price(marks[axis], wanted, nbytes, n, fake.shape, walk.axes.cost(axis))
-            elif isinstance(value := walk.values.get(other), Value) and (held := value.held(node.meta["phase"])):
-                total += walk.input_price(value, held, wanted, axis) * walk.weight(value, held, axis)
+                nbytes = local_bytes(
+                    float(fake.numel() * fake.element_size()),
+                    marks,
+                    sizes[: len(marks)],
+                    axis,
+                )
+                total += mark_price(
+                    marks[axis], wanted, nbytes, n, fake.shape, walk.axes.cost(axis)
+                )
+            elif isinstance(value := walk.values.get(other), Value) and (
+                held := value.held(node.meta["phase"])
+            ):
+                total += walk.input_price(value, held, wanted, axis) * walk.weight(
+                    value, held, axis
+                )
         return total
 
-    def choices(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
+    def choices(
+        self, reader: torch.fx.Node
+    ) -> list[tuple[Choice, list[torch.fx.Node]]]:
         """The choices of a reader and its tensor arguments; none of what is no op with a rule."""
         if reader not in self.known:
             self.known[reader] = list(self.asked(reader))
         return self.known[reader]
 
-    def asked(self, reader: torch.fx.Node) -> list[tuple[Choice, list[torch.fx.Node]]]:
+    def asked(
+        self, reader: torch.fx.Node
+    ) -> list[tuple[Choice, list[torch.fx.Node]]]:
         result = reader.meta.get("val")
-        is_op = isinstance(reader.target, _compat.OpOverload) and reader.target.namespace != "shardfn"
+        is_op = (
+            isinstance(reader.target, _compat.OpOverload)
+            and reader.target.namespace != "shardfn"
+        )
         if not is_op or not isinstance(result, torch.Tensor):
             return []
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((reader.args, reader.kwargs), nodes.append)
         if not all(isinstance(x.meta.get("val"), torch.Tensor) for x in nodes):
             return []
-        call = OpCall(reader.target, reader.args, dict(reader.kwargs), tuple(x.meta["val"] for x in nodes), (result,))
-        return [(choice, nodes) for choice in answered(rules.find(call.target), call, self.walk.name, reader)]
+        call = OpCall(
+            reader.target,
+            reader.args,
+            dict(reader.kwargs),
+            tuple(x.meta["val"] for x in nodes),
+            (result,),
+        )
+        return [
+            (choice, nodes)
+            for choice in answered(
+                rules.find(call.target), call, self.walk.name, reader
+            )
+        ]

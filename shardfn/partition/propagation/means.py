@@ -1,4 +1,6 @@
-"""Means over mesh axes: arguments and results may be pending means; inside a program each is a sum of shares."""
+"""Means over mesh axes: arguments and results may be pending means; inside a program each is a
+sum of shares.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def as_sums(marks: Marks) -> Marks:
     return tuple("sum" if m == MEAN else m for m in marks)
 
 
-def rescaled(walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks) -> plan.Slot:
+def rescaled(
+    walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks
+) -> plan.Slot:
     """A slot whose means are called sums, or the other way round; itself where there is none."""
     if slot.marks == marks:
         return slot
@@ -29,9 +33,16 @@ def rescaled(walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks) -> p
 
 
 def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:
-    """Write a Rescale out: a rank's share of a mean over n ranks is one n-th of what it holds. Nothing is sent."""
+    """Write a Rescale out: a rank's share of a mean over n ranks is one n-th of what it holds.
+    Nothing is sent.
+    """
     before, after = step.source.marks, step.target.marks
-    piece, shares = pieces[step.source.number], math.prod(n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k)
+    piece, shares = (
+        pieces[step.source.number],
+        math.prod(
+            n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k
+        ),
+    )
     op = aten.div.Tensor if MEAN in before else aten.mul.Tensor
     node = b.restride(b.call(op, piece.node, shares), piece.shape, piece.stride)
     pieces[step.target.number] = b.piece(node, step.target.value, after)

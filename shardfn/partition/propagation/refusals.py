@@ -13,38 +13,97 @@ from ...types import REDUCTIONS, Marks, MeshAxes
 
 
 def pending_over(marks: Marks, axes: MeshAxes) -> str:
-    return ", ".join(f"{m} over {a}" for m, a in zip(marks, axes.names, strict=True) if m in REDUCTIONS)
+    return ", ".join(
+        f"{m} over {a}"
+        for m, a in zip(marks, axes.names, strict=True)
+        if m in REDUCTIONS
+    )
 
 
-def not_reduced(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
-    source, fix = node.meta.get("source"), "reduce it first: sf.constrain(x, P()) with the placement that it is to have"
+def not_reduced(
+    name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes
+) -> PlacementError:
+    source, fix = (
+        node.meta.get("source"),
+        "reduce it first: sf.constrain(x, P()) with the placement that it is to have",
+    )
     op = getattr(node.target, "_opname", node.target)
-    got = f"it is an unreduced gradient (pending {pending_over(marks, axes)}), and {op} needs its value"
-    text = problem(f"{name}, argument {path}", got, needed="an explicit reduction", fix=fix, source=source)
-    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
+    got = (
+        f"it is an unreduced gradient (pending {pending_over(marks, axes)}), and {op} needs "
+        "its value"
+    )
+    text = problem(
+        f"{name}, argument {path}",
+        got,
+        needed="an explicit reduction",
+        fix=fix,
+        source=source,
+    )
+    return PlacementError(
+        text, arg_path=path, placements=marks, source=source, fix=fix
+    )
 
 
-def cannot_stay_pending(name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes) -> PlacementError:
-    source, fix = node.meta.get("source"), "return the gradient itself, as grad gives it, or drop Partial from out_placements"
-    got = f"it is reduced already, or was never pending, and cannot stay {pending_over(marks, axes)}"
-    text = problem(f"{name}, {path}", got, needed="a value that is reduced once", fix=fix, source=source)
-    return PlacementError(text, arg_path=path, placements=marks, source=source, fix=fix)
+def cannot_stay_pending(
+    name: str, path: str, node: torch.fx.Node, marks: Marks, axes: MeshAxes
+) -> PlacementError:
+    source, fix = (
+        node.meta.get("source"),
+        "return the gradient itself, as grad gives it, or drop Partial from out_placements",
+    )
+    got = (
+        "it is reduced already, or was never pending, and cannot stay "
+        f"{pending_over(marks, axes)}"
+    )
+    text = problem(
+        f"{name}, {path}",
+        got,
+        needed="a value that is reduced once",
+        fix=fix,
+        source=source,
+    )
+    return PlacementError(
+        text, arg_path=path, placements=marks, source=source, fix=fix
+    )
 
 
-def wrong_piece(node: torch.fx.Node, ins: list[Marks], out: Marks, got: tuple[int, ...], wanted: tuple[int, ...]) -> RuleError:
-    """A registered rule that was not proved, and gives a rank a result of another shape than it says."""
-    source, fix = node.meta.get("source"), "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered"
-    lines = (f"the op gives {got} on a rank", f"inputs placed {', '.join(map(str, ins))}, the result {out}")
-    text = problem(f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source)
+def wrong_piece(
+    node: torch.fx.Node,
+    ins: list[Marks],
+    out: Marks,
+    got: tuple[int, ...],
+    wanted: tuple[int, ...],
+) -> RuleError:
+    """A registered rule that was not proved, and gives a rank a result of another shape than it
+    says.
+    """
+    source, fix = (
+        node.meta.get("source"),
+        "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered",
+    )
+    lines = (
+        f"the op gives {got} on a rank",
+        f"inputs placed {', '.join(map(str, ins))}, the result {out}",
+    )
+    text = problem(
+        f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source
+    )
     return RuleError(text, placements=out, source=source, fix=fix)
 
 
-RANDOM: Callable[[Any], bool] = lambda target: torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())  # noqa: E731
+RANDOM: Callable[[Any], bool] = lambda target: (
+    torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+)
 
 
 def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     if all(n == 1 for n in axes.sizes) or not draws(node):
         return
     source, fix = node.meta.get("source"), "pass random tensors in as arguments"
-    text = problem(f"{name}, op {node.target}", "it draws random numbers, which ranks would draw differently", fix=fix, source=source)
+    text = problem(
+        f"{name}, op {node.target}",
+        "it draws random numbers, which ranks would draw differently",
+        fix=fix,
+        source=source,
+    )
     raise RuleError(text, source=source, fix=fix)

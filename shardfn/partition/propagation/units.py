@@ -1,4 +1,6 @@
-"""Choices for one axis of a mesh, in the units in which values are cut already, and added to those of the axes before."""
+"""Choices for one axis of a mesh, in the units in which values are cut already, and added to
+those of the axes before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from .. import layout, plan
 from ..rule_api.strategy import Choice
 
 
-def in_units(choice: Choice, held: list[list[plan.Slot]], axis: int) -> list[Choice]:
+def in_units(
+    choice: Choice, held: list[list[plan.Slot]], axis: int
+) -> list[Choice]:
     """The choice for each unit in which some input is already cut on the dim that it wants cut."""
     units = {1}
     for mark, slots in zip(choice[0], held, strict=True):
@@ -20,7 +24,9 @@ def in_units(choice: Choice, held: list[list[plan.Slot]], axis: int) -> list[Cho
                 units.add(cut[1] // wanted[1])
     if len(units) == 1:
         return [choice]
-    return [(_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)]  # in one order: all ranks break ties alike
+    return [
+        (_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)
+    ]  # in one order: all ranks break ties alike
 
 
 def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
@@ -28,7 +34,9 @@ def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
 
 
 @functools.lru_cache(maxsize=65536)
-def extended(shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]) -> Marks | None:
+def extended(
+    shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]
+) -> Marks | None:
     """The marks of one more axis; None where they do not go together."""
     pending = {m for m in (*marks, mark) if m in PENDING}
     if len(pending) > 1:

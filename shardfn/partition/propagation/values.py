@@ -20,17 +20,29 @@ class Value:
     fill: tuple[torch.fx.Node, Any] | None = None
     slots: dict[Marks, tuple[plan.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
-    unreduced: str | None = None  # the argument that is an unreduced gradient, if this is it or a linear function of it
+    unreduced: str | None = (
+        None  # the argument that is an unreduced gradient, if this is it or a linear function of it
+    )
     like: Value | None = None  # of a constant: the value whose shape it takes
-    varies: frozenset[str] = frozenset()  # the mesh axes over which it is each rank's own, in a shard_map
-    equal: frozenset[str] = frozenset()  # those of them over which all ranks' happen to be equal
+    varies: frozenset[str] = (
+        frozenset()
+    )  # the mesh axes over which it is each rank's own, in a shard_map
+    equal: frozenset[str] = (
+        frozenset()
+    )  # those of them over which all ranks' happen to be equal
     asked: bool = False  # whether per-rank code asks for its pending sum
 
     def readable(self, phase: str) -> list[plan.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
 
     def held(self, phase: str) -> list[plan.Slot]:
-        """The slots that a choice may look at: a constant that is made like a value belongs where that is."""
+        """The slots that a choice may look at: a constant that is made like a value belongs
+        where that is.
+        """
         if self.slots or self.like is None:
             return self.readable(phase)
-        return [slot for slot in self.like.readable(phase) if not any(m in PENDING for m in slot.marks)]
+        return [
+            slot
+            for slot in self.like.readable(phase)
+            if not any(m in PENDING for m in slot.marks)
+        ]

@@ -1,8 +1,9 @@
 """The prims of per-rank code in the walk: into a shard_map and out of it, and its collectives.
 
-A value that varies over an axis is held whole there ("R"): each rank has its own. Most collectives are then known moves
-between placements: a sum over ranks is a pending sum that is reduced, an all-gather a cut value made whole. Only what the
-value is called changes before and after, which is a step that emits nothing (`steps.Relabel`).
+A value that varies over an axis is held whole there ("R"): each rank has its own. Most
+collectives are then known moves between placements: a sum over ranks is a pending sum that is
+reduced, an all-gather a cut value made whole. Only what the value is called changes before and
+after, which is a step that emits nothing (`steps.Relabel`).
 """
 
 from __future__ import annotations
@@ -32,15 +33,40 @@ def visit(walk: Any, node: torch.fx.Node, name: str) -> None:
 def to_local(walk: Any, node: torch.fx.Node) -> None:
     cuts = parsed(_constants(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
-    value, slot = _brought(walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",))
-    made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(wanted, "R")))
-    _make(walk, node, made, value.varies | {name for name, _, dim in cuts if dim is not None})
+    value, slot = _brought(
+        walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
+    )
+    made = _relabelled(
+        walk,
+        node,
+        slot,
+        node.meta["val"],
+        _with(walk, slot.marks, dict.fromkeys(wanted, "R")),
+    )
+    _make(
+        walk,
+        node,
+        made,
+        value.varies | {name for name, _, dim in cuts if dim is not None},
+    )
 
 
 def from_local(walk: Any, node: torch.fx.Node) -> None:
-    cuts = [(name, dim) for name, _, dim in parsed(_constants(node)[0]) if dim is not None]
-    value, slot = _brought(walk, node, dict.fromkeys((name for name, _ in cuts), "R"), {dim for _, dim in cuts}, PENDING)
-    made = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts)))
+    cuts = [
+        (name, dim)
+        for name, _, dim in parsed(_constants(node)[0])
+        if dim is not None
+    ]
+    value, slot = _brought(
+        walk,
+        node,
+        dict.fromkeys((name for name, _ in cuts), "R"),
+        {dim for _, dim in cuts},
+        PENDING,
+    )
+    made = _relabelled(
+        walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts))
+    )
     _make(walk, node, made, value.varies - {name for name, _ in cuts})
 
 
@@ -49,12 +75,23 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
     value = walk.values[node.args[0]]
     if value.fill is not None and not value.slots:
         varies, equal = value.varies.union(axes), value.equal.union(axes)
-        walk.values[node] = attrs.evolve(value, users=len(node.users), slots={}, varies=varies, equal=equal)
+        walk.values[node] = attrs.evolve(
+            value, users=len(node.users), slots={}, varies=varies, equal=equal
+        )
         return
     held = value.readable(node.meta["phase"])
-    marks = next((s.marks for s in held if all(_at(walk, s.marks, a) == "R" for a in axes)), None)
+    marks = next(
+        (s.marks for s in held if all(_at(walk, s.marks, a) == "R" for a in axes)),
+        None,
+    )
     marks = marks or _with(walk, held[0].marks, dict.fromkeys(axes, "R"))
-    _make(walk, node, walk.bring(value, marks, node, implicit=False), value.varies.union(axes), value.equal.union(axes))
+    _make(
+        walk,
+        node,
+        walk.bring(value, marks, node, implicit=False),
+        value.varies.union(axes),
+        value.equal.union(axes),
+    )
 
 
 def psum(walk: Any, node: torch.fx.Node) -> None:
@@ -67,26 +104,45 @@ def extremum(walk: Any, node: torch.fx.Node) -> None:
     _reduced(walk, node, axes.split(","), kind, False)
 
 
-def _reduced(walk: Any, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool) -> None:
-    value, slot = _brought(walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ())
+def _reduced(
+    walk: Any, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
+) -> None:
+    value, slot = _brought(
+        walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ()
+    )
     varies = value.varies.difference(axes)
-    if value.equal.issuperset(axes):  # nothing is sent: a sum of equal terms is a product, their max is each of them
+    if value.equal.issuperset(
+        axes
+    ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
         made = walk.slot(node.meta["val"], slot.marks)
         walk.steps.append(plan.Apply(node, (slot,), (made,)))
         _make(walk, node, made, varies, value.equal.difference(axes))
         return
-    named = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict.fromkeys(axes, kind)))
+    named = _relabelled(
+        walk,
+        node,
+        slot,
+        node.meta["val"],
+        _with(walk, slot.marks, dict.fromkeys(axes, kind)),
+    )
     _make(walk, node, named, varies)
     walk.values[node].asked = True
     if not pending:
-        whole = walk.bring(walk.values[node], _with(walk, named.marks, dict.fromkeys(axes, "R")), node, implicit=False)
+        whole = walk.bring(
+            walk.values[node],
+            _with(walk, named.marks, dict.fromkeys(axes, "R")),
+            node,
+            implicit=False,
+        )
         _make(walk, node, whole, varies)
 
 
 def all_gather(walk: Any, node: torch.fx.Node) -> None:
     axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {dim}, ())
-    whole = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim}))
+    whole = _relabelled(
+        walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim})
+    )
     _make(walk, node, whole, value.varies - {axis})
     gathered = walk.bring(walk.values[node], slot.marks, node, implicit=False)
     _make(walk, node, gathered, value.varies - {axis})
@@ -95,7 +151,9 @@ def all_gather(walk: Any, node: torch.fx.Node) -> None:
 def own_piece(walk: Any, node: torch.fx.Node) -> None:
     axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: dim}, {dim}, ())
-    mine = _relabelled(walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"}))
+    mine = _relabelled(
+        walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"})
+    )
     _make(walk, node, mine, value.varies | {axis})
 
 
@@ -103,20 +161,48 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
     axis, n, split, concat = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
     local = value.fake
-    shape = [size * n if d == concat else size for d, size in enumerate(local.shape)]
-    stride = layout.dense_strides(shape, layout.stride_order(local.shape, local.stride()))
+    shape = [
+        size * n if d == concat else size for d, size in enumerate(local.shape)
+    ]
+    stride = layout.dense_strides(
+        shape, layout.stride_order(local.shape, local.stride())
+    )
     whole = torch.empty_strided(shape, stride, dtype=local.dtype, device="meta")
-    cut = _relabelled(walk, node, slot, whole, _with(walk, slot.marks, {axis: concat}))
-    moved = _moved(walk, node, cut, Move("all_to_all", walk.axes.names.index(axis), cut.marks, _with(walk, cut.marks, {axis: split})))
-    mine = _relabelled(walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"}))
+    cut = _relabelled(
+        walk, node, slot, whole, _with(walk, slot.marks, {axis: concat})
+    )
+    moved = _moved(
+        walk,
+        node,
+        cut,
+        Move(
+            "all_to_all",
+            walk.axes.names.index(axis),
+            cut.marks,
+            _with(walk, cut.marks, {axis: split}),
+        ),
+    )
+    mine = _relabelled(
+        walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"})
+    )
     _make(walk, node, mine, value.varies | {axis})
 
 
 def ppermute(walk: Any, node: torch.fx.Node) -> None:
     axis, perm = _constants(node)
-    pairs = tuple((int(a), int(b)) for a, b in (pair.split(">") for pair in perm.split(",") if pair))
+    pairs = tuple(
+        (int(a), int(b))
+        for a, b in (pair.split(">") for pair in perm.split(",") if pair)
+    )
     value, slot = _brought(walk, node, {axis: "R"}, (), ())
-    moved = _moved(walk, node, slot, Move("ppermute", walk.axes.names.index(axis), slot.marks, slot.marks, pairs))
+    moved = _moved(
+        walk,
+        node,
+        slot,
+        Move(
+            "ppermute", walk.axes.names.index(axis), slot.marks, slot.marks, pairs
+        ),
+    )
     _make(walk, node, moved, value.varies | {axis})
 
 
@@ -126,13 +212,32 @@ def axis_index(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, slot, frozenset((node.args[0],)))
 
 
-def _make(walk: Any, node: torch.fx.Node, slot: plan.Slot, varies: frozenset[str], equal: frozenset[str] = frozenset()) -> None:
+def _make(
+    walk: Any,
+    node: torch.fx.Node,
+    slot: plan.Slot,
+    varies: frozenset[str],
+    equal: frozenset[str] = frozenset(),
+) -> None:
     """The result of a prim, at one placement."""
     slots = {slot.marks: (slot, None)}
-    walk.values[node] = Value(slot.value, early=False, slots=slots, users=len(node.users), varies=varies, equal=equal)
+    walk.values[node] = Value(
+        slot.value,
+        early=False,
+        slots=slots,
+        users=len(node.users),
+        varies=varies,
+        equal=equal,
+    )
 
 
-def _relabelled(walk: Any, node: torch.fx.Node, slot: plan.Slot, fake: torch.Tensor, marks: Marks) -> plan.Slot:
+def _relabelled(
+    walk: Any,
+    node: torch.fx.Node,
+    slot: plan.Slot,
+    fake: torch.Tensor,
+    marks: Marks,
+) -> plan.Slot:
     """What a slot holds, as another value at other marks: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {fake.shape}"
@@ -141,7 +246,9 @@ def _relabelled(walk: Any, node: torch.fx.Node, slot: plan.Slot, fake: torch.Ten
     return made
 
 
-def _moved(walk: Any, node: torch.fx.Node, slot: plan.Slot, move: Move) -> plan.Slot:
+def _moved(
+    walk: Any, node: torch.fx.Node, slot: plan.Slot, move: Move
+) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
     walk.steps.append(plan.Redistribute(slot, made, (move,), node, False))
@@ -154,19 +261,30 @@ def _at(walk: Any, marks: Marks, axis: str) -> Mark:
 
 def _with(walk: Any, marks: Marks, wanted: dict[str, Mark]) -> Marks:
     """The marks with others on some axes."""
-    return tuple(wanted.get(name, mark) for name, mark in zip(walk.axes.names, marks, strict=True))
+    return tuple(
+        wanted.get(name, mark)
+        for name, mark in zip(walk.axes.names, marks, strict=True)
+    )
 
 
 def _brought(
-    walk: Any, node: torch.fx.Node, wanted: dict[str, Mark], dims: Collection[int], pending: Collection[str], *, alone: bool = False
+    walk: Any,
+    node: torch.fx.Node,
+    wanted: dict[str, Mark],
+    dims: Collection[int],
+    pending: Collection[str],
+    *,
+    alone: bool = False,
 ) -> tuple[Value, plan.Slot]:
-    """The argument of a prim, with the marks wanted on its axes; on other axes as it is, as far as that can be.
+    """The argument of a prim, with the marks wanted on its axes; on other axes as it is, as far
+    as that can be.
 
     Args:
         walk: at work.
         node: the prim.
         wanted: a mark for each of its axes.
-        dims: those that it cuts or makes whole; other axes may cut them only inside of its own axes' cuts.
+        dims: those that it cuts or makes whole; other axes may cut them only inside of its own
+            axes' cuts.
         pending: the reductions that may stay pending on other axes.
         alone: whether no other axis may cut those dims.
     """

@@ -1,4 +1,6 @@
-"""What a rule answers, checked: one that fails is a RuleError that names the op, its schema, the cause and the line."""
+"""What a rule answers, checked: one that fails is a RuleError that names the op, its schema,
+the cause and the line.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,15 @@ from ...types import PENDING, Mark
 from .strategy import Choice, OpCall, Rule, replicated
 
 WORDS = {"R", *PENDING}
-FIX = "a list of (a mark for each tensor argument, a mark for each result); a mark is a dim, 'R' or 'sum'"
+FIX = (
+    "a list of (a mark for each tensor argument, a mark for each result); a mark is a dim, "
+    "'R' or 'sum'"
+)
 
 
-def answered(rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) -> list[Choice]:
+def answered(
+    rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node
+) -> list[Choice]:
     """The choices that a rule gives for a call; everything whole where there is no rule.
 
     Args:
@@ -30,29 +37,49 @@ def answered(rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) ->
         return [replicated(call)]
     try:
         choices = list(dict.fromkeys(rule(call)))
-        wrong = "it gives no choice" if not choices else next((w for w in (_wrong(c, call) for c in choices) if w), None)
+        wrong = (
+            "it gives no choice"
+            if not choices
+            else next((w for w in (_wrong(c, call) for c in choices) if w), None)
+        )
     except ShardError:
         raise
     except Exception as error:
-        raise failed(f"it raises {type(error).__name__}: {error}", rule, call, name, node) from error
+        raise failed(
+            f"it raises {type(error).__name__}: {error}", rule, call, name, node
+        ) from error
     if wrong:
         raise failed(wrong, rule, call, name, node)
     return choices
 
 
-def failed(cause: str, rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node) -> RuleError:
+def failed(
+    cause: str, rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node
+) -> RuleError:
     """The error of a rule that cannot be followed."""
     schema = f"schema {getattr(call.target, '_schema', call.target)}"
-    who = f"its rule {getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)} fails: {cause}"
+    who = (
+        f"its rule {getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)} "
+        f"fails: {cause}"
+    )
     source = node.meta.get("source")
-    return RuleError(problem(f"{name}, op {call.target}", who, schema, needed=FIX, source=source), source=source, fix=FIX)
+    return RuleError(
+        problem(
+            f"{name}, op {call.target}", who, schema, needed=FIX, source=source
+        ),
+        source=source,
+        fix=FIX,
+    )
 
 
 def _wrong(choice: Choice, call: OpCall) -> str | None:
     """What is wrong with a choice; None if it fits the call."""
     ins, outs = choice
     if len(ins) != len(call.ins) or len(outs) != len(call.outs):
-        given, needed = f"{len(ins)} marks for arguments and {len(outs)} for results", f"{len(call.ins)} and {len(call.outs)}"
+        given, needed = (
+            f"{len(ins)} marks for arguments and {len(outs)} for results",
+            f"{len(call.ins)} and {len(call.outs)}",
+        )
         return f"it gives {given} where the call has {needed}: {choice}"
     if not (_all_fit(ins, call.ins) and _all_fit(outs, call.outs)):
         shapes = f"{[tuple(x.shape) for x in call.ins]} -> {[tuple(x.shape) for x in call.outs]}"

@@ -1,4 +1,6 @@
-"""Rules as text: "b i k, k j -> b i j" names every dim of every tensor; what a name in the result cuts, or leaves pending."""
+"""Rules as text: "b i k, k j -> b i j" names every dim of every tensor; what a name in the
+result cuts, or leaves pending.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,26 @@ class Factors:
     def contracted(self) -> list[str]:
         """Factors that some result has not: cutting one leaves that result a pending sum."""
         names = dict.fromkeys(f for row in self.ins for f in row)
-        return [f for f in names if f not in self.whole and f != ONE and any(f not in row for row in self.outs)]
+        return [
+            f
+            for f in names
+            if f not in self.whole
+            and f != ONE
+            and any(f not in row for row in self.outs)
+        ]
 
     def choices(self, call: OpCall) -> list[Choice]:
         """One choice for each factor of a call, after the one with everything whole."""
         ins, outs = self.named(call)
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
-        return [replicated(call), *(_cut(f, ins, outs) for f in names if f != ONE and _family(f) not in self.whole)]
+        return [
+            replicated(call),
+            *(
+                _cut(f, ins, outs)
+                for f in names
+                if f != ONE and _family(f) not in self.whole
+            ),
+        ]
 
     def named(self, call: OpCall) -> tuple[list[Row], list[Row]]:
         """The factors of each tensor of a call.
@@ -42,21 +57,40 @@ class Factors:
         Raises:
             RuleError: the tensors do not have these dims, or a factor has two sizes.
         """
-        owners = [*((self.ins, o, "input") for o in in_owners(call)), *((self.outs, o, "result") for o in out_owners(call))]
+        owners = [
+            *((self.ins, o, "input") for o in in_owners(call)),
+            *((self.outs, o, "result") for o in out_owners(call)),
+        ]
         rows, wrong, sizes = [], [], {}
-        for (table, owner, kind), x in zip(owners, (*call.ins, *call.outs), strict=True):
+        for (table, owner, kind), x in zip(
+            owners, (*call.ins, *call.outs), strict=True
+        ):
             row = _spelled(table[owner], x.dim())
             if len(row) != x.dim():
                 said = " ".join(table[owner]) or "no dims"
-                wrong.append(f"{kind} {owner} has {x.dim()} dims, shape {tuple(x.shape)}; the rule names {said!r}")
+                wrong.append(
+                    f"{kind} {owner} has {x.dim()} dims, shape {tuple(x.shape)}; the "
+                    f"rule names {said!r}"
+                )
             for f, n in zip(row, x.shape, strict=False):
                 sizes.setdefault(f, {}).setdefault(n, f"{kind} {owner}")
             rows.append(row)
         sizes.setdefault(ONE, {}).setdefault(1, "the rule")
-        wrong += [f"factor {f} has two sizes: " + ", ".join(f"{n} in {at}" for n, at in s.items()) for f, s in sizes.items() if len(s) > 1]
+        wrong += [
+            f"factor {f} has two sizes: "
+            + ", ".join(f"{n} in {at}" for n, at in s.items())
+            for f, s in sizes.items()
+            if len(s) > 1
+        ]
         if wrong:
-            fix = "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a function as the rule"
-            raise RuleError(problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix), fix=fix)
+            fix = (
+                "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; "
+                "or a function as the rule"
+            )
+            raise RuleError(
+                problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix),
+                fix=fix,
+            )
         return rows[: len(call.ins)], rows[len(call.ins) :]
 
     def strangers(self, op: torch.library.OpOverload) -> list[str]:
@@ -64,9 +98,13 @@ class Factors:
         tensors, returns = len(tensor_arguments(op)), len(op._schema.returns)
         wrong = []
         if len(self.ins) != tensors:
-            wrong.append(f"it names {len(self.ins)} inputs, and the op takes {tensors} tensor arguments")
+            wrong.append(
+                f"it names {len(self.ins)} inputs, and the op takes {tensors} tensor arguments"
+            )
         if len(self.outs) != returns:
-            wrong.append(f"it names {len(self.outs)} results, and the op returns {returns}")
+            wrong.append(
+                f"it names {len(self.outs)} results, and the op returns {returns}"
+            )
         return wrong
 
 
@@ -83,11 +121,30 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     known, wrong = {f for row in ins for f in row}, []
     for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
         said = f"{kind} {' '.join(row)!r}"
-        wrong += [f"{said}: {f!r} is no name" for f in row if not (f.isidentifier() or f in (REST, ONE))]
-        wrong += [f"{said}: it names {f} twice" for f in dict.fromkeys(row) if f != ONE and row.count(f) > 1]
-        wrong += [f"{said}: ... stands for leading dims and comes first"] if REST in row[1:] else []
-    wrong += [f"factor {f} of the result is in no input" for row in outs for f in row if f not in known and f != ONE]
-    wrong += [f"need_whole names {f}, which is no factor" for f in whole if f not in known]
+        wrong += [
+            f"{said}: {f!r} is no name"
+            for f in row
+            if not (f.isidentifier() or f in (REST, ONE))
+        ]
+        wrong += [
+            f"{said}: it names {f} twice"
+            for f in dict.fromkeys(row)
+            if f != ONE and row.count(f) > 1
+        ]
+        wrong += (
+            [f"{said}: ... stands for leading dims and comes first"]
+            if REST in row[1:]
+            else []
+        )
+    wrong += [
+        f"factor {f} of the result is in no input"
+        for row in outs
+        for f in row
+        if f not in known and f != ONE
+    ]
+    wrong += [
+        f"need_whole names {f}, which is no factor" for f in whole if f not in known
+    ]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))
     return Factors(text, ins, outs, frozenset(whole))
@@ -102,7 +159,10 @@ def in_owners(call: OpCall) -> list[int]:
     """For each tensor of a call, the number of the tensor argument that it comes from."""
     names, arguments = tensor_arguments(call.target), call.target._schema.arguments
     owners: list[int] = []
-    for name, value in (*zip((a.name for a in arguments), call.args, strict=False), *call.kwargs.items()):
+    for name, value in (
+        *zip((a.name for a in arguments), call.args, strict=False),
+        *call.kwargs.items(),
+    ):
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg(value, nodes.append)
         owners += [names.index(name) for _ in nodes]
@@ -110,17 +170,23 @@ def in_owners(call: OpCall) -> list[int]:
 
 
 def out_owners(call: OpCall) -> list[int]:
-    """For each tensor that a call returns, the number of the result; a list of tensors is one result."""
+    """For each tensor that a call returns, the number of the result; a list of tensors is one
+    result.
+    """
     one = len(call.target._schema.returns) == 1
     return [0 if one else i for i in range(len(call.outs))]
 
 
 def _rows(text: str) -> tuple[Row, ...]:
-    return tuple(tuple(part.replace(REST, f" {REST} ").split()) for part in text.split(","))
+    return tuple(
+        tuple(part.replace(REST, f" {REST} ").split()) for part in text.split(",")
+    )
 
 
 def _spelled(row: Row, dims: int) -> Row:
-    """A row with `...` replaced by a name for each dim that it stands for, counted from the right."""
+    """A row with `...` replaced by a name for each dim that it stands for, counted from the
+    right.
+    """
     if row[:1] != (REST,):
         return row
     return (*(f"{REST}{k}" for k in range(dims - len(row) + 1, 0, -1)), *row[1:])
@@ -131,6 +197,10 @@ def _family(factor: str) -> str:
 
 
 def _cut(factor: str, ins: list[Row], outs: list[Row]) -> Choice:
-    place: Iterator[Mark] = (row.index(factor) if factor in row else "R" for row in ins)
-    made: Iterator[Mark] = (row.index(factor) if factor in row else "sum" for row in outs)
+    place: Iterator[Mark] = (
+        row.index(factor) if factor in row else "R" for row in ins
+    )
+    made: Iterator[Mark] = (
+        row.index(factor) if factor in row else "sum" for row in outs
+    )
     return tuple(place), tuple(made)

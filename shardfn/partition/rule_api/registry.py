@@ -1,4 +1,6 @@
-"""The rules that users register: the one place that keeps them. The last one of an op counts, before any table."""
+"""The rules that users register: the one place that keeps them. The last one of an op counts,
+before any table.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ import torch
 
 from ...types import Mark
 
-# One way to place an op on ONE mesh axis: a mark for each tensor input, a mark for each tensor output.
-# A shard mark (d, scale) says that dim d is cut in runs of `scale` elements for each element of the cut factor.
+# One way to place an op on ONE mesh axis: a mark for each tensor input, a mark for each tensor
+# output.
+# A shard mark (d, scale) says that dim d is cut in runs of `scale` elements for each element of
+# the cut factor.
 # "*" for an input: its values are not read.
 Choice = tuple[tuple[Mark, ...], tuple[Mark, ...]]
 
@@ -33,12 +35,22 @@ class OpCall:
         return self.kwargs.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument by its name in the op's schema, its default if it was not given; tensors are fake ones."""
+        """An argument by its name in the op's schema, its default if it was not given; tensors
+        are fake ones.
+        """
         arguments = self.target._schema.arguments
-        position = next((i for i, a in enumerate(arguments) if a.name == name), None)
+        position = next(
+            (i for i, a in enumerate(arguments) if a.name == name), None
+        )
         if position is None:
-            raise KeyError(f"{self.target} has no argument {name!r}, only {', '.join(a.name for a in arguments)}")
-        return torch.fx.node.map_arg(self.arg(position, name, arguments[position].default_value), lambda n: n.meta["val"])
+            raise KeyError(
+                f"{self.target} has no argument {name!r}, only "
+                f"{', '.join(a.name for a in arguments)}"
+            )
+        return torch.fx.node.map_arg(
+            self.arg(position, name, arguments[position].default_value),
+            lambda n: n.meta["val"],
+        )
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,6 @@
-"""What a user's rule function answers, as choices; `asking` checks them, as it does those of every rule."""
+"""What a user's rule function answers, as choices; `asking` checks them, as it does those of
+every rule.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,31 @@ from .einsum import parsed
 from .strategy import Choice, OpCall, Rule, replicated
 
 # DTensor's placements -> the marks of `types.Mark`
-MARKS: dict[type, Callable[[Any], Any]] = {Shard: lambda p: p.dim, Replicate: lambda p: "R", Partial: lambda p: p.reduce_op}
+MARKS: dict[type, Callable[[Any], Any]] = {
+    Shard: lambda p: p.dim,
+    Replicate: lambda p: "R",
+    Partial: lambda p: p.reduce_op,
+}
 
 
 def from_function(fn: Callable[[OpCall], Any]) -> Rule:
-    """The rule of a function that answers with a text, or with a list of (marks of the inputs, marks of the results)."""
+    """The rule of a function that answers with a text, or with a list of (marks of the inputs,
+    marks of the results).
+    """
 
     def choices(call: OpCall) -> list[Choice]:
         said = fn(call)
         if isinstance(said, str):
             return parsed(said, ()).choices(call)
-        return [replicated(call), *((_marks(ins), _marks(outs)) for ins, outs in said)]
+        return [
+            replicated(call),
+            *((_marks(ins), _marks(outs)) for ins, outs in said),
+        ]
 
-    choices.__module__, choices.__qualname__ = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", repr(fn))
+    choices.__module__, choices.__qualname__ = (
+        getattr(fn, "__module__", ""),
+        getattr(fn, "__qualname__", repr(fn)),
+    )
     return choices
 
 

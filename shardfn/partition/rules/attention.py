@@ -21,10 +21,14 @@ NAMES = (
 
 
 def attention(call: OpCall) -> list[Choice]:
-    """Batch and heads lead every tensor of the attention; a mask may broadcast them; RNG state has neither."""
+    """Batch and heads lead every tensor of the attention; a mask may broadcast them; RNG state
+    has neither.
+    """
     batch, heads = call.ins[0].shape[0], call.ins[0].shape[1]
     mask = _mask(call)
-    if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or (mask is not None and mask.dim() == 3):
+    if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or (
+        mask is not None and mask.dim() == 3
+    ):
         return [replicated(call)]
     choices = [replicated(call)]
     for d, size in ((0, batch), (1, heads)):
@@ -32,24 +36,36 @@ def attention(call: OpCall) -> list[Choice]:
     return choices if _one_head_count(call, heads) else choices[:2]
 
 
-def _marks(tensors: tuple[torch.Tensor, ...], d: int, size: int) -> tuple[Mark, ...]:
+def _marks(
+    tensors: tuple[torch.Tensor, ...], d: int, size: int
+) -> tuple[Mark, ...]:
     return tuple(d if x.dim() >= 3 and x.shape[d] == size else "R" for x in tensors)
 
 
 def _position(call: OpCall, *names: str) -> int:
-    return next(i for i, a in enumerate(call.target._schema.arguments) if a.name in names)
+    return next(
+        i for i, a in enumerate(call.target._schema.arguments) if a.name in names
+    )
 
 
 def _mask(call: OpCall) -> torch.Tensor | None:
-    names = {"attn_mask", "attn_bias"} & {a.name for a in call.target._schema.arguments}
+    names = {"attn_mask", "attn_bias"} & {
+        a.name for a in call.target._schema.arguments
+    }
     found = [call.arg(_position(call, name), name) for name in names]
     return found[0].meta["val"] if found and found[0] is not None else None
 
 
 def _one_head_count(call: OpCall, heads: int) -> bool:
-    """Grouped queries have fewer key heads, which do not line up with a cut of the query heads; a mask may have one for all."""
+    """Grouped queries have fewer key heads, which do not line up with a cut of the query heads;
+    a mask may have one for all.
+    """
     mask = _mask(call)
-    return all(x.shape[1] == heads for x in call.ins if x.dim() == 4 and x is not mask)
+    return all(
+        x.shape[1] == heads for x in call.ins if x.dim() == 4 and x is not mask
+    )
 
 
-TABLE: dict[object, Rule] = {getattr(aten, name).default: attention for name in NAMES if hasattr(aten, name)}
+TABLE: dict[object, Rule] = {
+    getattr(aten, name).default: attention for name in NAMES if hasattr(aten, name)
+}

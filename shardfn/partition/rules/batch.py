@@ -1,4 +1,6 @@
-"""Ops that do the same for every member of a batch: decompositions and solutions of matrices, Fourier transforms, sampling."""
+"""Ops that do the same for every member of a batch: decompositions and solutions of matrices,
+Fourier transforms, sampling.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 aten = torch.ops.aten
 
 
-def batched(ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ()) -> Rule:
+def batched(
+    ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ()
+) -> Rule:
     """Cut over batch dims.
 
     Args:
@@ -23,28 +27,45 @@ def batched(ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ())
     """
 
     def rule(call: OpCall) -> list[Choice]:
-        cores_in = ins[: len(call.ins)] if len(ins) > 1 else tuple(ins) * len(call.ins)
-        rank = max((x.dim() - n for x, n in zip(call.ins, cores_in, strict=True)), default=0)
+        cores_in = (
+            ins[: len(call.ins)] if len(ins) > 1 else tuple(ins) * len(call.ins)
+        )
+        rank = max(
+            (x.dim() - n for x, n in zip(call.ins, cores_in, strict=True)),
+            default=0,
+        )
         choices = [replicated(call)]
         for d in range(rank):
-            found = [_batch_dims(tensors, cores, rank, d) for tensors, cores in ((call.ins, cores_in), (call.outs, outs))]
+            found = [
+                _batch_dims(tensors, cores, rank, d)
+                for tensors, cores in ((call.ins, cores_in), (call.outs, outs))
+            ]
             if found[0] is not None and found[1] is not None:
                 choices.append((found[0], found[1]))
         for i in linear:
-            choices.append((_only(i, "sum", len(call.ins)), ("sum",) * len(call.outs)))
+            choices.append(
+                (_only(i, "sum", len(call.ins)), ("sum",) * len(call.outs))
+            )
         return choices
 
     return rule
 
 
-def _batch_dims(tensors: Sequence[torch.Tensor], cores: Sequence[int], rank: int, d: int) -> tuple[Mark, ...] | None:
-    """Dim d of the batch in each tensor; what has no batch, or a batch dim of size 1 that the others stretch, is whole."""
+def _batch_dims(
+    tensors: Sequence[torch.Tensor], cores: Sequence[int], rank: int, d: int
+) -> tuple[Mark, ...] | None:
+    """Dim d of the batch in each tensor; what has no batch, or a batch dim of size 1 that the
+    others stretch, is whole.
+    """
     places = [d - rank + x.dim() - n for x, n in zip(tensors, cores, strict=False)]
     sizes = {x.shape[p] for x, p in zip(tensors, places, strict=False) if p >= 0}
     size = max(sizes, default=1)
     if sizes - {1, size}:
         return None
-    return tuple(p if p >= 0 and x.shape[p] == size else "R" for x, p in zip(tensors, places, strict=False))
+    return tuple(
+        p if p >= 0 and x.shape[p] == size else "R"
+        for x, p in zip(tensors, places, strict=False)
+    )
 
 
 def _only(i: int, mark: Mark, n: int) -> tuple[Mark, ...]:
@@ -63,13 +84,21 @@ def transform(call: OpCall) -> list[Choice]:
     """A Fourier transform keeps the dims that it is not over, and is linear."""
     (x,) = call.ins
     over = {d % max(x.dim(), 1) for d in call.args[1]}
-    return [replicated(call), *(((d,), (d,)) for d in range(x.dim()) if d not in over), (("sum",), ("sum",))]
+    return [
+        replicated(call),
+        *(((d,), (d,)) for d in range(x.dim()) if d not in over),
+        (("sum",), ("sum",)),
+    ]
 
 
 def distances(call: OpCall) -> list[Choice]:
     """(B, P, M) and (B, R, M) -> (B, P, R): over points of either set too."""
     choices, (x, y), out = batched((2, 2), (2,))(call), call.ins, call.outs[0].dim()
-    return [*choices, ((x.dim() - 2, "R"), (out - 2,)), (("R", y.dim() - 2), (out - 1,))]
+    return [
+        *choices,
+        ((x.dim() - 2, "R"), (out - 2,)),
+        (("R", y.dim() - 2), (out - 1,)),
+    ]
 
 
 def distances_backward(call: OpCall) -> list[Choice]:
@@ -77,12 +106,24 @@ def distances_backward(call: OpCall) -> list[Choice]:
     if len({x.shape[:-2] for x in call.ins}) > 1:
         return [replicated(call)]
     choices, n = batched((2, 2, 2, 2), (2,))(call), call.ins[0].dim()
-    return [*choices, ((n - 2, n - 2, "R", n - 2), (n - 2,)), ((n - 1, "R", n - 2, n - 1), ("sum",)), (("sum", "R", "R", "R"), ("sum",))]
+    return [
+        *choices,
+        ((n - 2, n - 2, "R", n - 2), (n - 2,)),
+        ((n - 1, "R", n - 2, n - 1), ("sum",)),
+        (("sum", "R", "R", "R"), ("sum",)),
+    ]
 
 
 def sampled(call: OpCall) -> list[Choice]:
-    """Pixels at a grid: over images and, with the whole grid, over channels; linear in the pixels."""
-    return [replicated(call), ((0, 0), (0,)), ((1, "R"), (1,)), (("sum", "R"), ("sum",))]
+    """Pixels at a grid: over images and, with the whole grid, over channels; linear in the
+    pixels.
+    """
+    return [
+        replicated(call),
+        ((0, 0), (0,)),
+        ((1, "R"), (1,)),
+        (("sum", "R"), ("sum",)),
+    ]
 
 
 def sampled_backward(call: OpCall) -> list[Choice]:
@@ -90,7 +131,12 @@ def sampled_backward(call: OpCall) -> list[Choice]:
     n = len(call.outs)
     if n != 2:
         return [replicated(call), ((0, 0, 0), (0,) * n)]
-    return [replicated(call), ((0, 0, 0), (0, 0)), ((1, 1, "R"), (1, "sum")), (("sum", "R", "R"), ("sum", "sum"))]
+    return [
+        replicated(call),
+        ((0, 0, 0), (0, 0)),
+        ((1, 1, "R"), (1, "sum")),
+        (("sum", "R", "R"), ("sum", "sum")),
+    ]
 
 
 def resized(call: OpCall) -> list[Choice]:
@@ -100,11 +146,21 @@ def resized(call: OpCall) -> list[Choice]:
 
 def reduced_segments(call: OpCall) -> list[Choice]:
     """Segments are runs of rows: columns stay cut, and what says where they end is whole."""
-    ends = sum(x is not None for x in (call.kwargs.get("lengths"), call.kwargs.get("offsets"), call.kwargs.get("indices")))
+    ends = sum(
+        x is not None
+        for x in (
+            call.kwargs.get("lengths"),
+            call.kwargs.get("offsets"),
+            call.kwargs.get("indices"),
+        )
+    )
     data = len(call.ins) - ends
     if any(x.dim() != 1 for x in call.ins[data:]):
         return [replicated(call)]
-    return [replicated(call), *(((d,) * data + ("R",) * ends, (d,)) for d in range(1, call.ins[0].dim()))]
+    return [
+        replicated(call),
+        *(((d,) * data + ("R",) * ends, (d,)) for d in range(1, call.ins[0].dim())),
+    ]
 
 
 MATRICES: dict[object, Rule] = {
@@ -137,17 +193,36 @@ MATRICES: dict[object, Rule] = {
     aten.triangular_solve.default: batched((2, 2), (2, 2)),
 }
 IMAGES: dict[object, Rule] = {
-    **dict.fromkeys((aten.grid_sampler_2d.default, aten.grid_sampler_3d.default), sampled),
-    **dict.fromkeys((aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default), sampled_backward),
-    **{getattr(aten, name + back).default: resized for back in ("", "_backward") for name in (
-        "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
-        "upsample_linear1d",
-    )},
-}  # fmt: skip
+    **dict.fromkeys(
+        (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default), sampled
+    ),
+    **dict.fromkeys(
+        (
+            aten.grid_sampler_2d_backward.default,
+            aten.grid_sampler_3d_backward.default,
+        ),
+        sampled_backward,
+    ),
+    **{
+        getattr(aten, name + back).default: resized
+        for back in ("", "_backward")
+        for name in (
+            "_upsample_bilinear2d_aa",
+            "_upsample_bicubic2d_aa",
+            "upsample_bilinear2d",
+            "upsample_bicubic2d",
+            "upsample_trilinear3d",
+            "upsample_linear1d",
+        )
+    },
+}
 TABLE: dict[object, Rule] = {
     **MATRICES,
     **IMAGES,
-    **dict.fromkeys((aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default), transform),
+    **dict.fromkeys(
+        (aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default),
+        transform,
+    ),
     aten._cdist_forward.default: distances,
     aten._cdist_backward.default: distances_backward,
     aten.segment_reduce.default: reduced_segments,
@@ -161,4 +236,8 @@ def _image_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
-LOCAL_ARGS = {op: _image_sizes for op in IMAGES if "upsample" in str(op) and "backward" in str(op)}
+LOCAL_ARGS = {
+    op: _image_sizes
+    for op in IMAGES
+    if "upsample" in str(op) and "backward" in str(op)
+}

@@ -29,7 +29,12 @@ FILLS: dict[object, Callable[[tuple[Any, ...]], Any]] = {
     aten.empty_permuted.default: lambda args: 0,
 }
 
-LIKE = {aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default}  # take the shape of a tensor
+LIKE = {
+    aten.full_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+}  # take the shape of a tensor
 
 
 def fill_value(target: object, args: tuple[Any, ...]) -> Any:

@@ -1,7 +1,9 @@
-"""Convolutions: over batch, channels and groups, and over space, where a rank needs the edges of its neighbours.
+"""Convolutions: over batch, channels and groups, and over space, where a rank needs the edges
+of its neighbours.
 
-A convolution that makes one element of each `stride` elements of its input has chunks that line up. What it reads beyond a
-chunk is the chunk's halo, with zeros beyond the ends of the mesh axis: its own padding.
+A convolution that makes one element of each `stride` elements of its input has chunks that line
+up. What it reads beyond a chunk is the chunk's halo, with zeros beyond the ends of the mesh
+axis: its own padding.
 """
 
 from __future__ import annotations
@@ -34,18 +36,30 @@ class Window:
 
     @property
     def gradient_halo(self) -> tuple[int, int]:
-        """What the gradient of a chunk of the input reads before and after the chunk of the result's gradient."""
-        return (self.reach - self.padding) // self.stride, -(-self.padding // self.stride)
+        """What the gradient of a chunk of the input reads before and after the chunk of the
+        result's gradient.
+        """
+        return (self.reach - self.padding) // self.stride, -(
+            -self.padding // self.stride
+        )
 
 
 def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Window]:
     """The window of each dim of space."""
     kernel = weight[2:]
-    settings = ([*values] * (len(kernel) if len(values) == 1 else 1) for values in (stride, padding, dilation))
-    return [Window(s, p, d * (k - 1)) for k, s, p, d in zip(kernel, *settings, strict=True)]
+    settings = (
+        [*values] * (len(kernel) if len(values) == 1 else 1)
+        for values in (stride, padding, dilation)
+    )
+    return [
+        Window(s, p, d * (k - 1))
+        for k, s, p, d in zip(kernel, *settings, strict=True)
+    ]
 
 
-def _over_space(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: Any) -> Iterator[tuple[int, Window]]:
+def _over_space(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: Any
+) -> Iterator[tuple[int, Window]]:
     """The dims along which the chunks of input and result line up, whatever their number."""
     stride, padding, dilation, transposed = settings
     for d, window in enumerate(windows(weight.shape, stride, padding, dilation), 2):
@@ -53,13 +67,23 @@ def _over_space(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings
             yield d, window
 
 
-def _other_cuts(x: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int) -> list[tuple[Mark, Mark, Mark, Mark]]:
+def _other_cuts(
+    x: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int
+) -> list[tuple[Mark, Mark, Mark, Mark]]:
     """Ways to cut all but space: marks of input, weight, bias and result."""
     batch: tuple[Mark, Mark, Mark, Mark] = (0, "R", "R", 0)
     if groups > 1:
         read, made = x.shape[1] // groups, y.shape[1] // groups
         weight = layout.joined(0, read if transposed else made)
-        return [batch, (layout.joined(1, read), weight, layout.joined(0, made), layout.joined(1, made))]
+        return [
+            batch,
+            (
+                layout.joined(1, read),
+                weight,
+                layout.joined(0, made),
+                layout.joined(1, made),
+            ),
+        ]
     makes, reads = (1, 0) if transposed else (0, 1)
     return [batch, ("R", makes, 0, 1), (1, reads, "R", "sum")]
 
@@ -69,29 +93,50 @@ def convolution(call: OpCall) -> list[Choice]:
     (x, weight), (y,), n = call.ins[:2], call.outs, len(call.ins)
     transposed, groups = call.args[6], call.args[8]
     choices = [replicated(call)]
-    choices += [((a, w, bias)[:n], (out,)) for a, w, bias, out in _other_cuts(x, y, transposed, groups)]
+    choices += [
+        ((a, w, bias)[:n], (out,))
+        for a, w, bias, out in _other_cuts(x, y, transposed, groups)
+    ]
     for d, window in _over_space(x, y, weight, call.args[3:7]):
-        choices.append(((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,)))
+        choices.append(
+            ((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,))
+        )
     return choices
 
 
 def convolution_backward(call: OpCall) -> list[Choice]:
-    """The transpose of each way: what was cut has a gradient that is cut, what was whole one that is a pending sum."""
+    """The transpose of each way: what was cut has a gradient that is cut, what was whole one
+    that is a pending sum.
+    """
     (g, x, weight), mask = call.ins, call.args[10]
-    transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)  # noqa: E731
-    some = lambda *marks: tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)  # noqa: E731
+    transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)
+    some = lambda *marks: tuple(
+        m for m, wanted in zip(marks, mask, strict=True) if wanted
+    )
     choices = [replicated(call), (("sum", "R", "R"), some("sum", "sum", "sum"))]
     for a, w, bias, out in _other_cuts(x, g, call.args[7], call.args[9]):
-        whole = out == "sum"  # then every rank has all of g, and with it the gradient of the bias
-        choices.append(((transpose(out), a, w), some(transpose(a), transpose(w), "R" if whole else transpose(bias))))
+        whole = (
+            out == "sum"
+        )  # then every rank has all of g, and with it the gradient of the bias
+        choices.append(
+            (
+                (transpose(out), a, w),
+                some(transpose(a), transpose(w), "R" if whole else transpose(bias)),
+            )
+        )
     for d, window in _over_space(x, g, weight, call.args[4:8]):
         made = layout.joined(d, 1, window.gradient_halo if mask[0] else (0, 0))
         read = layout.joined(d, window.stride, window.halo if mask[1] else (0, 0))
-        choices.append(((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum")))
+        choices.append(
+            ((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum"))
+        )
     return choices
 
 
-TABLE: dict[object, Rule] = {aten.convolution.default: convolution, aten.convolution_backward.default: convolution_backward}
+TABLE: dict[object, Rule] = {
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+}
 
 
 def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -101,13 +146,21 @@ def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
 
 LOCAL_ARGS = {aten.convolution_backward.default: _bias_sizes}
 
-# A rank without input channels still has the gradient of the bias, which is made of the first input alone.
+# A rank without input channels still has the gradient of the bias, which is made of the first
+# input alone.
 DECIDED_BY_FIRST = {aten.convolution_backward.default}
 
 
 def _halo(piece: Any, dim: int) -> tuple[int, int]:
     """What a piece holds of its neighbours along a dim."""
-    return next((layout.halo(m) for m in piece.marks if any(layout.halo(m)) and layout.cut_of(m)[0] == dim), (0, 0))
+    return next(
+        (
+            layout.halo(m)
+            for m in piece.marks
+            if any(layout.halo(m)) and layout.cut_of(m)[0] == dim
+        ),
+        (0, 0),
+    )
 
 
 def _has_halo(piece: Any) -> bool:
@@ -117,24 +170,40 @@ def _has_halo(piece: Any) -> bool:
 def _local_padding(padding: Any, x: Any) -> list[int]:
     """A dim that is cut has its padding in the halo."""
     space = range(2, len(x.shape))
-    return [0 if x.cuts(d) else p for d, p in zip(space, [*padding] * (len(space) if len(padding) == 1 else 1), strict=True)]
+    return [
+        0 if x.cuts(d) else p
+        for d, p in zip(
+            space,
+            [*padding] * (len(space) if len(padding) == 1 else 1),
+            strict=True,
+        )
+    ]
 
 
 def _local_groups(groups: int, x: Any) -> int:
     return groups * x.local_shape[1] // x.shape[1] if groups > 1 else 1
 
 
-def lower_convolution(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+def lower_convolution(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+) -> Any:
     """A bias is added once to a pending sum: by the rank with the first input channels."""
     x, groups = pieces[0], args[8]
     if args[2] is not None and groups == 1 and x.cuts(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)
-        args[2] = b.call(aten.where.self, first, args[2], b.call(aten.zeros_like.default, args[2]))
+        args[2] = b.call(
+            aten.where.self,
+            first,
+            args[2],
+            b.call(aten.zeros_like.default, args[2]),
+        )
     args[4], args[8] = _local_padding(args[4], x), _local_groups(groups, x)
     return b.call(aten.convolution.default, *args)
 
 
-def lower_convolution_backward(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+def lower_convolution_backward(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+) -> Any:
     """In one call, but where there are halos: each gradient reads another's."""
     g, x, weight = pieces
     args[9] = _local_groups(args[9], x)
@@ -143,13 +212,25 @@ def lower_convolution_backward(b: Any, args: list[Any], kwargs: dict[str, Any], 
         return b.call(aten.convolution_backward.default, *args)
     own = _without_halo(b, g)
     like = x.node.meta["val"]
-    nothing = lambda shape: b.call(aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device)  # noqa: E731
+    nothing = lambda shape: b.call(
+        aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device
+    )
     gradients = (
         lambda: nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x),
-        lambda: nothing(weight.local_shape) if empty else _weight_gradient(b, args, own, x),
-        lambda: b.call(aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]),
+        lambda: (
+            nothing(weight.local_shape)
+            if empty
+            else _weight_gradient(b, args, own, x)
+        ),
+        lambda: b.call(
+            aten.sum.dim_IntList, own, [d for d in range(len(g.shape)) if d != 1]
+        ),
     )
-    return [gradient() for gradient, wanted in zip(gradients, args[10], strict=True) if wanted]
+    return [
+        gradient()
+        for gradient, wanted in zip(gradients, args[10], strict=True)
+        if wanted
+    ]
 
 
 def _own_shape(piece: Any) -> list[int]:
@@ -163,18 +244,40 @@ def _without_halo(b: Any, piece: Any) -> Any:
     for d in range(2, len(piece.shape)):
         before, after = _halo(piece, d)
         if before or after:
-            node = b.call(aten.slice.Tensor, node, d, before, piece.local_shape[d] - after)
+            node = b.call(
+                aten.slice.Tensor, node, d, before, piece.local_shape[d] - after
+            )
     return b.restride(node, piece.shape, piece.stride)
 
 
 def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
-    """A transposed convolution over the chunk of g and its halo, of which the part that is this rank's is kept."""
+    """A transposed convolution over the chunk of g and its halo, of which the part that is this
+    rank's is kept.
+    """
     padding, more, sizes = [], [], _own_shape(x)[2:]
     for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
-        padding.append(_halo(g, d)[0] * window.stride + window.padding)  # where this rank's part starts
-        made = (g.local_shape[d] - 1) * window.stride + window.reach + 1 - 2 * padding[-1]
+        padding.append(
+            _halo(g, d)[0] * window.stride + window.padding
+        )  # where this rank's part starts
+        made = (
+            (g.local_shape[d] - 1) * window.stride
+            + window.reach
+            + 1
+            - 2 * padding[-1]
+        )
         more.append(max(0, sizes[d - 2] - made))
-    node = b.call(aten.convolution.default, args[0], args[2], None, args[4], padding, args[6], True, more, args[9])
+    node = b.call(
+        aten.convolution.default,
+        args[0],
+        args[2],
+        None,
+        args[4],
+        padding,
+        args[6],
+        True,
+        more,
+        args[9],
+    )
     for d, size in enumerate(sizes, 2):
         if node.meta["val"].shape[d] != size:
             node = b.call(aten.slice.Tensor, node, d, 0, size)
@@ -184,8 +287,20 @@ def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
 def _weight_gradient(b: Any, args: list[Any], own: Any, x: Any) -> Any:
     """Of this rank's rows, which read the input with its halo."""
     padding, mask = _local_padding(args[5], x), [False, True, False]
-    out = b.call(aten.convolution_backward.default, own, *args[1:3], None, args[4], padding, *args[6:10], mask)
+    out = b.call(
+        aten.convolution_backward.default,
+        own,
+        *args[1:3],
+        None,
+        args[4],
+        padding,
+        *args[6:10],
+        mask,
+    )
     return b.item(out, 1)
 
 
-LOWER = {aten.convolution.default: lower_convolution, aten.convolution_backward.default: lower_convolution_backward}
+LOWER = {
+    aten.convolution.default: lower_convolution,
+    aten.convolution_backward.default: lower_convolution_backward,
+}

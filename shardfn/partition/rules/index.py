@@ -1,6 +1,7 @@
 """Lookups and their gradients: embedding, gather, scatter, indexing.
 
-A table that is cut along the dim looked up in answers with zeros for what another rank holds, so the result is a pending sum.
+A table that is cut along the dim looked up in answers with zeros for what another rank holds,
+so the result is a pending sum.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ def embedding(call: OpCall) -> list[Choice]:
     """table[index]: any index dim, the table's columns, or the table's rows."""
     index, last = call.ins[1], call.outs[0].dim() - 1
     choices = [replicated(call), *((("R", d), (d,)) for d in range(index.dim()))]
-    return [*choices, ((1, "R"), (last,)), ((0, "R"), ("sum",)), (("sum", "R"), ("sum",))]
+    return [
+        *choices,
+        ((1, "R"), (last,)),
+        ((0, "R"), ("sum",)),
+        (("sum", "R"), ("sum",)),
+    ]
 
 
 def embedding_backward(call: OpCall) -> list[Choice]:
@@ -27,22 +33,40 @@ def embedding_backward(call: OpCall) -> list[Choice]:
     choices = [replicated(call), ((grad.dim() - 1, "R"), (1,))]
     if call.arg(4, "scale_grad_by_freq", False):
         return choices
-    return [*choices, *(((d, d), ("sum",)) for d in range(index.dim())), (("sum", "R"), ("sum",))]
+    return [
+        *choices,
+        *(((d, d), ("sum",)) for d in range(index.dim())),
+        (("sum", "R"), ("sum",)),
+    ]
 
 
 def _same_sizes(call: OpCall, *positions: int) -> list[int]:
     first, *rest = (call.ins[p] for p in positions)
-    return [d for d in range(first.dim()) if all(x.dim() == first.dim() and x.shape[d] == first.shape[d] for x in rest)]
+    return [
+        d
+        for d in range(first.dim())
+        if all(
+            x.dim() == first.dim() and x.shape[d] == first.shape[d] for x in rest
+        )
+    ]
 
 
 def gather(call: OpCall) -> list[Choice]:
-    """Other dims stay cut; the index may be cut anywhere; a table cut along the dim gives a pending sum."""
+    """Other dims stay cut; the index may be cut anywhere; a table cut along the dim gives a
+    pending sum.
+    """
     x, at = call.ins
     if x.dim() == 0 or at.dim() == 0:
         return [replicated(call)]
     dim = call.args[1] % x.dim()
     others = [d for d in _same_sizes(call, 0, 1) if d != dim]
-    return [replicated(call), *together(call, others), (("R", dim), (dim,)), ((dim, "R"), ("sum",)), (("sum", "R"), ("sum",))]
+    return [
+        replicated(call),
+        *together(call, others),
+        (("R", dim), (dim,)),
+        ((dim, "R"), ("sum",)),
+        (("sum", "R"), ("sum",)),
+    ]
 
 
 def scatter(call: OpCall) -> list[Choice]:
@@ -52,10 +76,18 @@ def scatter(call: OpCall) -> list[Choice]:
         return [replicated(call)]
     dim, n = call.args[1] % x.dim(), len(call.ins)
     others = [d for d in _same_sizes(call, *range(n)) if d != dim]
-    choices = [replicated(call), *together(call, others), ((dim, *["R"] * (n - 1)), (dim,))]
+    choices = [
+        replicated(call),
+        *together(call, others),
+        ((dim, *["R"] * (n - 1)), (dim,)),
+    ]
     if call.target is aten.scatter_add.default:
         choices.append((("sum", "R", "sum"), ("sum",)))
-        choices += [(("sum", dim, dim), ("sum",)) for d in _same_sizes(call, 1, 2) if d == dim]
+        choices += [
+            (("sum", dim, dim), ("sum",))
+            for d in _same_sizes(call, 1, 2)
+            if d == dim
+        ]
     return choices
 
 
@@ -80,7 +112,11 @@ def index(call: OpCall) -> list[Choice]:
     wide = call.outs[0].dim() - (x.dim() - count)
     whole = ("R",) * len(indices)
     choices = [replicated(call), (("sum", *whole), ("sum",))]
-    choices += [((d, *whole), (d if d < first else d - count + wide,)) for d in range(x.dim()) if not first <= d < first + count]
+    choices += [
+        ((d, *whole), (d if d < first else d - count + wide,))
+        for d in range(x.dim())
+        if not first <= d < first + count
+    ]
     for d in range(wide):
         choices.append((("R", *_index_marks(indices, wide, d)), (first + d,)))
     return choices
@@ -89,15 +125,24 @@ def index(call: OpCall) -> list[Choice]:
 def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
     """Dim d of the broadcast indices, cut in each index that has it."""
     places = [d - wide + i.dim() for i in indices]
-    single = all(p < 0 or i.shape[p] == 1 for p, i in zip(places, indices, strict=True))
-    return ["R" if p < 0 or (i.shape[p] == 1 and not single) else p for p, i in zip(places, indices, strict=True)]
+    single = all(
+        p < 0 or i.shape[p] == 1 for p, i in zip(places, indices, strict=True)
+    )
+    return [
+        "R" if p < 0 or (i.shape[p] == 1 and not single) else p
+        for p, i in zip(places, indices, strict=True)
+    ]
 
 
 def index_put(call: OpCall) -> list[Choice]:
     """The transpose of indexing: added values leave a pending sum."""
     x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
     values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
-    if run is None or any(i.dtype == torch.bool for i in indices) or values.dim() != x.dim() - run[1] + wide:
+    if (
+        run is None
+        or any(i.dtype == torch.bool for i in indices)
+        or values.dim() != x.dim() - run[1] + wide
+    ):
         return [replicated(call)]
     first, count = run
     whole = ("R",) * len(indices)
@@ -109,7 +154,10 @@ def index_put(call: OpCall) -> list[Choice]:
     if call.arg(3, "accumulate", False):
         choices.append((("sum", *whole, "sum"), ("sum",)))
         full = [d for d in range(wide) if values.shape[first + d] != 1]
-        choices += [(("sum", *_index_marks(indices, wide, d), first + d), ("sum",)) for d in full]
+        choices += [
+            (("sum", *_index_marks(indices, wide, d), first + d), ("sum",))
+            for d in full
+        ]
     return choices
 
 
@@ -119,7 +167,11 @@ def index_select(call: OpCall) -> list[Choice]:
     if n == 0:
         return [replicated(call)]
     dim = call.args[1] % n
-    choices = [replicated(call), (("sum", "R"), ("sum",)), *(((d, "R"), (d,)) for d in range(n) if d != dim)]
+    choices = [
+        replicated(call),
+        (("sum", "R"), ("sum",)),
+        *(((d, "R"), (d,)) for d in range(n) if d != dim),
+    ]
     return [*choices, (("R", 0), (dim,))] if index.dim() else choices
 
 
@@ -129,7 +181,12 @@ def _one_by_one(call: OpCall) -> list[Choice]:
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
     dim = call.args[1] % x.dim()
-    return [replicated(call), *together(call, [d for d in _same_sizes(call, *range(len(call.ins))) if d != dim])]
+    return [
+        replicated(call),
+        *together(
+            call, [d for d in _same_sizes(call, *range(len(call.ins))) if d != dim]
+        ),
+    ]
 
 
 def index_reduce(call: OpCall) -> list[Choice]:
@@ -138,16 +195,24 @@ def index_reduce(call: OpCall) -> list[Choice]:
     if not x.dim() or not rows.dim():
         return [replicated(call)]
     dim = call.args[1] % x.dim()
-    return [replicated(call), *(((d, "R", d), (d,)) for d in range(x.dim()) if d != dim)]
+    return [
+        replicated(call),
+        *(((d, "R", d), (d,)) for d in range(x.dim()) if d != dim),
+    ]
 
 
 def looked_up(call: OpCall) -> list[Choice]:
     """Values in one sorted row: any dim of the values."""
-    first = call.target is aten.searchsorted.Tensor  # its sorted row comes first, bucketize's last
+    first = (
+        call.target is aten.searchsorted.Tensor
+    )  # its sorted row comes first, bucketize's last
     values = call.ins[1 if first else 0]
     if call.ins[0 if first else 1].dim() != 1 or len(call.ins) != 2:
         return [replicated(call)]
-    return [replicated(call), *((("R", d) if first else (d, "R"), (d,)) for d in range(values.dim()))]
+    return [
+        replicated(call),
+        *((("R", d) if first else (d, "R"), (d,)) for d in range(values.dim())),
+    ]
 
 
 TABLE: dict[object, Rule] = {
@@ -168,43 +233,68 @@ TABLE: dict[object, Rule] = {
 
 
 def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
-    """(which indices fall into this rank's piece of the table, the indices counted from its start)."""
+    """(which indices fall into this rank's piece of the table, the indices counted from its
+    start).
+    """
     shifted = b.call(aten.sub.Tensor, index, b.offset(table, dim))
     low = b.call(aten.ge.Scalar, shifted, 0)
     high = b.call(aten.lt.Scalar, shifted, table.local_shape[dim])
     return b.call(aten.logical_and.default, low, high), shifted
 
 
-def lower_embedding(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+def lower_embedding(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+) -> Any:
     """Rows of other ranks are zeros."""
     if not pieces[0].cuts(0):
         return b.call(aten.embedding.default, *args, **kwargs)
     hit, shifted = _hits(b, pieces[0], 0, args[1])
-    rows = b.call(aten.embedding.default, args[0], b.call(aten.mul.Tensor, shifted, hit))
-    return b.call(aten.where.self, b.call(aten.unsqueeze.default, hit, -1), rows, b.call(aten.zeros_like.default, rows))
+    rows = b.call(
+        aten.embedding.default, args[0], b.call(aten.mul.Tensor, shifted, hit)
+    )
+    return b.call(
+        aten.where.self,
+        b.call(aten.unsqueeze.default, hit, -1),
+        rows,
+        b.call(aten.zeros_like.default, rows),
+    )
 
 
-def lower_gather(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+def lower_gather(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+) -> Any:
     """Elements of other ranks are zeros."""
     dim = args[1] % max(len(pieces[0].shape), 1)
     if not pieces[0].cuts(dim):
         return b.call(aten.gather.default, *args, **kwargs)
     hit, shifted = _hits(b, pieces[0], dim, args[2])
-    found = b.call(aten.gather.default, args[0], dim, b.call(aten.mul.Tensor, shifted, hit))
-    return b.call(aten.where.self, hit, found, b.call(aten.zeros_like.default, found))
+    found = b.call(
+        aten.gather.default, args[0], dim, b.call(aten.mul.Tensor, shifted, hit)
+    )
+    return b.call(
+        aten.where.self, hit, found, b.call(aten.zeros_like.default, found)
+    )
 
 
 def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
-    """The arguments with the index in memory of its own if it is smaller than the table, apart from `dim`.
+    """The arguments with the index in memory of its own if it is smaller than the table, apart
+    from `dim`.
 
-    Where such an index repeats itself in memory (`expand`), torch's CPU kernel goes by the table's sizes (2.13, along dim 0).
+    Where such an index repeats itself in memory (`expand`), torch's CPU kernel goes by the
+    table's sizes (2.13, along dim 0).
     """
     (table, index), dim = (x.meta["val"].shape for x in (args[0], args[2])), args[1]
-    smaller = any(i < n for d, (i, n) in enumerate(zip(index, table, strict=False)) if d != dim % len(table))
+    smaller = any(
+        i < n
+        for d, (i, n) in enumerate(zip(index, table, strict=False))
+        if d != dim % len(table)
+    )
     return [*args[:2], b.contiguous(args[2]), *args[3:]] if smaller else args
 
 
-def lower_scatter_reduce(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+def lower_scatter_reduce(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+) -> Any:
     """The op itself."""
     return b.call(aten.scatter_reduce.two, *_with_own_index(b, args), **kwargs)
 
@@ -212,7 +302,9 @@ def lower_scatter_reduce(b: Any, args: list[Any], kwargs: dict[str, Any], pieces
 def lower_scatter(target: Any) -> Any:
     """What falls outside goes to one extra slot, which is cut off again."""
 
-    def lower(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+    def lower(
+        b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    ) -> Any:
         table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
         args = _with_own_index(b, args)
         if not table.cuts(dim):
@@ -221,7 +313,9 @@ def lower_scatter(target: Any) -> Any:
         hit, shifted = _hits(b, table, dim, args[2])
         outside = b.call(aten.full_like.default, shifted, size)
         index = b.call(aten.where.self, hit, shifted, outside)
-        wide = b.call(aten.constant_pad_nd.default, args[0], [0, 0] * behind + [0, 1])
+        wide = b.call(
+            aten.constant_pad_nd.default, args[0], [0, 0] * behind + [0, 1]
+        )
         written = b.call(target, wide, dim, index, *args[3:], **kwargs)
         return b.contiguous(b.call(aten.slice.Tensor, written, dim, 0, size))
 
@@ -235,5 +329,8 @@ LOWER = {
     aten.embedding.default: lower_embedding,
     aten.gather.default: lower_gather,
     aten.scatter_reduce.two: lower_scatter_reduce,
-    **{op: lower_scatter(op) for op in (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)},
+    **{
+        op: lower_scatter(op)
+        for op in (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
+    },
 }

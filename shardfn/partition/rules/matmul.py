@@ -10,7 +10,8 @@ aten = torch.ops.aten
 
 
 def factors(text: str) -> Rule:
-    """The choices of a product written as an einsum: one for each letter, and linear in each operand.
+    """The choices of a product written as an einsum: one for each letter, and linear in each
+    operand.
 
     A letter of the result cuts it; a contracted letter leaves a pending sum.
     """
@@ -24,7 +25,12 @@ def factors(text: str) -> Rule:
             ins = tuple(o.index(letter) if letter in o else "R" for o in operands)
             choices.append((ins, (out.index(letter) if letter in out else "sum",)))
         for i in range(len(operands)):
-            choices.append((tuple("sum" if i == j else "R" for j in range(len(operands))), ("sum",)))
+            choices.append(
+                (
+                    tuple("sum" if i == j else "R" for j in range(len(operands))),
+                    ("sum",),
+                )
+            )
         return choices
 
     return rule

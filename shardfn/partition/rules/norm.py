@@ -24,12 +24,20 @@ def layer_norm(call: OpCall) -> list[Choice]:
 
 
 def layer_norm_backward(call: OpCall) -> list[Choice]:
-    """Cut over batch dims, the gradients of the weights are pending sums; linear in the incoming gradient."""
+    """Cut over batch dims, the gradients of the weights are pending sums; linear in the
+    incoming gradient.
+    """
     batch, mask = call.ins[0].dim() - len(call.args[2]), call.args[7]
     weights = ("R",) * (len(call.ins) - 4)
     choices = [replicated(call)]
-    choices += [((d, d, d, d, *weights), _some(mask, [d, "sum", "sum"])) for d in range(batch)]
-    return [*choices, (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs))]
+    choices += [
+        ((d, d, d, d, *weights), _some(mask, [d, "sum", "sum"]))
+        for d in range(batch)
+    ]
+    return [
+        *choices,
+        (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs)),
+    ]
 
 
 def group_norm(call: OpCall) -> list[Choice]:
@@ -40,8 +48,14 @@ def group_norm(call: OpCall) -> list[Choice]:
 def group_norm_backward(call: OpCall) -> list[Choice]:
     """Cut over the batch; linear in the incoming gradient."""
     rest, mask = ("R",) * (len(call.ins) - 4), call.args[9]
-    choices = [replicated(call), ((0, 0, 0, 0, *rest), _some(mask, [0, "sum", "sum"]))]
-    return [*choices, (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs))]
+    choices = [
+        replicated(call),
+        ((0, 0, 0, 0, *rest), _some(mask, [0, "sum", "sum"])),
+    ]
+    return [
+        *choices,
+        (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs)),
+    ]
 
 
 TABLE: dict[object, Rule] = {

@@ -9,23 +9,58 @@ from ..rule_api.strategy import Choice, OpCall, replicated
 aten = torch.ops.aten
 
 # A pending sum passes through where the op is linear:
-ADDS = {aten.add.Tensor, aten.sub.Tensor, aten.complex.default}  # in all operands at once
+ADDS = {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.complex.default,
+}  # in all operands at once
 SCALES = {aten.mul.Tensor}  # in either operand
 LINEAR_IN_FIRST = {  # in the first operand, the others whole
-    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default, aten.clone.default,
-    aten.alias.default, aten.gelu_backward.default, aten.silu_backward.default, aten.sigmoid_backward.default,
-    aten.tanh_backward.default, aten.threshold_backward.default, aten.leaky_relu_backward.default,
-    aten.hardtanh_backward.default, aten.softplus_backward.default, aten.hardshrink_backward.default,
-    aten.softshrink_backward.default, aten.hardsigmoid_backward.default, aten._conj.default,
-}  # fmt: skip
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.neg.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.gelu_backward.default,
+    aten.silu_backward.default,
+    aten.sigmoid_backward.default,
+    aten.tanh_backward.default,
+    aten.threshold_backward.default,
+    aten.leaky_relu_backward.default,
+    aten.hardtanh_backward.default,
+    aten.softplus_backward.default,
+    aten.hardshrink_backward.default,
+    aten.softshrink_backward.default,
+    aten.hardsigmoid_backward.default,
+    aten._conj.default,
+}
 UNTAGGED = {  # element by element, though torch does not tag them so
-    aten._to_copy.default, aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default, aten.detach.default,
-    aten.gelu_backward.default, aten.silu_backward.default, aten.threshold_backward.default, aten.bernoulli.p,
-    aten.elu_backward.default, aten.leaky_relu_backward.default, aten.hardtanh_backward.default,
-    aten.hardshrink_backward.default, aten.softshrink_backward.default, aten.hardsigmoid_backward.default,
-    aten._conj.default, aten.complex.default, aten.polar.default, aten.frexp.Tensor,
-    aten.softplus_backward.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.copy.default,
-}  # fmt: skip
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.lift_fresh_copy.default,
+    aten.detach.default,
+    aten.gelu_backward.default,
+    aten.silu_backward.default,
+    aten.threshold_backward.default,
+    aten.bernoulli.p,
+    aten.elu_backward.default,
+    aten.leaky_relu_backward.default,
+    aten.hardtanh_backward.default,
+    aten.hardshrink_backward.default,
+    aten.softshrink_backward.default,
+    aten.hardsigmoid_backward.default,
+    aten._conj.default,
+    aten.complex.default,
+    aten.polar.default,
+    aten.frexp.Tensor,
+    aten.softplus_backward.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.copy.default,
+}
 
 
 def is_pointwise(target: object) -> bool:
@@ -44,8 +79,16 @@ def _dims(call: OpCall) -> list[Choice]:
     out, choices = call.outs[0], []
     for d in range(out.dim()):
         places = [d - out.dim() + x.dim() for x in call.ins]
-        whole = [p < 0 or (x.shape[p] == 1 and out.shape[d] != 1) for p, x in zip(places, call.ins, strict=True)]
-        choices.append((tuple("R" if w else p for w, p in zip(whole, places, strict=True)), (d,) * len(call.outs)))
+        whole = [
+            p < 0 or (x.shape[p] == 1 and out.shape[d] != 1)
+            for p, x in zip(places, call.ins, strict=True)
+        ]
+        choices.append(
+            (
+                tuple("R" if w else p for w, p in zip(whole, places, strict=True)),
+                (d,) * len(call.outs),
+            )
+        )
     return choices
 
 
@@ -66,6 +109,11 @@ def _pending(call: OpCall) -> list[Choice]:
 
 
 def _widens(call: OpCall) -> bool:
-    """Whether a cast keeps every value of a floating tensor, so that summing after it is no worse."""
+    """Whether a cast keeps every value of a floating tensor, so that summing after it is no
+    worse.
+    """
     (x,), (out,) = call.ins, call.outs
-    return x.dtype.is_floating_point and torch.promote_types(x.dtype, out.dtype) == out.dtype
+    return (
+        x.dtype.is_floating_point
+        and torch.promote_types(x.dtype, out.dtype) == out.dtype
+    )

@@ -1,4 +1,6 @@
-"""Pooling: over batch and channels, and over space where windows lie side by side and none crosses a chunk's edge."""
+"""Pooling: over batch and channels, and over space where windows lie side by side and none
+crosses a chunk's edge.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,15 @@ MAX = {target: kind for target, kind in POOLS.items() if "max_pool" in str(targe
 def pool(call: OpCall) -> list[Choice]:
     """One image and one channel at a time, and one window where no two windows share an element."""
     kind = POOLS.get(call.target) or ADAPTIVE[call.target]
-    x, y = (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
+    x, y = (
+        (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
+    )
     first = x.dim() - kind.space
-    sizes = _adaptive_windows(x, y, first) if call.target in ADAPTIVE else _windows(call, kind)
+    sizes = (
+        _adaptive_windows(x, y, first)
+        if call.target in ADAPTIVE
+        else _windows(call, kind)
+    )
     choices = [replicated(call)]
     for d in range(x.dim()):
         size = 1 if d < first else sizes[d - first]
@@ -60,25 +68,37 @@ def pool(call: OpCall) -> list[Choice]:
 
 
 def _windows(call: OpCall, kind: Pool) -> list[int]:
-    """The size of the windows along each dim of space, 0 where they overlap, leave gaps or are padded."""
+    """The size of the windows along each dim of space, 0 where they overlap, leave gaps or are
+    padded.
+    """
     at = 2 if kind.backward else 1
-    each = lambda values: [*values] * (kind.space if len(values) == 1 else 1)  # noqa: E731
+    each = lambda values: [*values] * (kind.space if len(values) == 1 else 1)
     kernel = each(call.arg(at, "kernel_size"))
     stride = each(call.arg(at + 1, "stride") or kernel)
     padding = each(call.arg(at + 2, "padding", [0]))
-    dilation = each(call.arg(at + 3, "dilation", [1]) if call.target in MAX else [1])
-    return [k if (k, 0) == (s, p) and 1 in (d, k) else 0 for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
+    dilation = each(
+        call.arg(at + 3, "dilation", [1]) if call.target in MAX else [1]
+    )
+    return [
+        k if (k, 0) == (s, p) and 1 in (d, k) else 0
+        for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)
+    ]
 
 
 def _adaptive_windows(x: torch.Tensor, y: torch.Tensor, first: int) -> list[int]:
-    return [n // m if m else 0 for n, m in zip(x.shape[first:], y.shape[first:], strict=True)]
+    return [
+        n // m if m else 0
+        for n, m in zip(x.shape[first:], y.shape[first:], strict=True)
+    ]
 
 
 TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
 
 
 def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
-    """Places in an image, counted through a rank's piece, as places counted through the whole; or the other way round."""
+    """Places in an image, counted through a rank's piece, as places counted through the whole;
+    or the other way round.
+    """
     dims = range(len(x.shape) - space, len(x.shape))
     if not any(x.cuts(d) for d in dims):
         return index
@@ -88,33 +108,59 @@ def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
         at = b.call(aten.remainder.Scalar, index, a[d])
         index = b.call(aten.div.Tensor_mode, index, a[d], rounding_mode="floor")
         if x.cuts(d):
-            at = b.call(aten.add.Tensor if to_global else aten.sub.Tensor, at, b.offset(x, d))
+            at = b.call(
+                aten.add.Tensor if to_global else aten.sub.Tensor,
+                at,
+                b.offset(x, d),
+            )
         at = b.call(aten.mul.Tensor, at, stride)
         total = at if total is None else b.call(aten.add.Tensor, total, at)
         stride *= z[d]
     return total
 
 
-def lower_max(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any) -> Any:
+def lower_max(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+) -> Any:
     """A maximum is found at a place in the whole image."""
     out = b.call(target, *args, **kwargs)
-    return [b.item(out, 0), _moved(b, b.item(out, 1), pieces[0], MAX[target].space, True)]
+    return [
+        b.item(out, 0),
+        _moved(b, b.item(out, 1), pieces[0], MAX[target].space, True),
+    ]
 
 
-def lower_max_backward(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any) -> Any:
+def lower_max_backward(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+) -> Any:
     """A rank looks for the place in its own piece."""
     args[-1] = _moved(b, args[-1], pieces[1], MAX[target].space, False)
     return b.call(target, *args, **kwargs)
 
 
-def lower_adaptive(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any) -> Any:
+def lower_adaptive(
+    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+) -> Any:
     """The sizes of the result are an argument: a rank passes its own."""
     (x,), space = pieces, ADAPTIVE[target].space
     sizes = zip(args[1], x.local_shape[-space:], x.shape[-space:], strict=True)
-    return b.call(target, args[0], [n * mine // whole if mine != whole else n for n, mine, whole in sizes])
+    return b.call(
+        target,
+        args[0],
+        [n * mine // whole if mine != whole else n for n, mine, whole in sizes],
+    )
 
 
 LOWER: dict[object, Any] = {
-    **{op: functools.partial(lower_max_backward if kind.backward else lower_max, target=op) for op, kind in MAX.items()},
-    **{op: functools.partial(lower_adaptive, target=op) for op, kind in ADAPTIVE.items() if not kind.backward},
+    **{
+        op: functools.partial(
+            lower_max_backward if kind.backward else lower_max, target=op
+        )
+        for op, kind in MAX.items()
+    },
+    **{
+        op: functools.partial(lower_adaptive, target=op)
+        for op, kind in ADAPTIVE.items()
+        if not kind.backward
+    },
 }

@@ -25,18 +25,27 @@ def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
     return {d % max(x.dim(), 1) for d in dims} if dims else set(range(x.dim()))
 
 
-def reduction(pending: str | None, position: int = 1, default: int | None = None) -> Rule:
-    """A reduced dim that is cut leaves a pending reduction, if the op has one; other dims stay cut."""
+def reduction(
+    pending: str | None, position: int = 1, default: int | None = None
+) -> Rule:
+    """A reduced dim that is cut leaves a pending reduction, if the op has one; other dims stay
+    cut.
+    """
 
     def rule(call: OpCall) -> list[Choice]:
         (x,), out = call.ins, call.outs[0]
-        reduced, keep = _reduced(call, position, default), out.dim() == x.dim() and x.dim() > 0
+        reduced, keep = (
+            _reduced(call, position, default),
+            out.dim() == x.dim() and x.dim() > 0,
+        )
         choices: list[Choice] = [replicated(call)]
         for d in range(x.dim()):
             if d not in reduced:
                 kept = d if keep else d - sum(r < d for r in reduced)
                 choices.append(((d,), (kept,) * len(call.outs)))
-            elif pending == "sum" or (pending and x.dtype != torch.bool):  # no backend takes the larger of two booleans
+            elif pending == "sum" or (
+                pending and x.dtype != torch.bool
+            ):  # no backend takes the larger of two booleans
                 choices.append(((d,), (pending,)))
         if pending == "sum" and keeps_values(x.dtype, out.dtype):
             choices.append((("sum",), ("sum",)))
@@ -45,16 +54,28 @@ def reduction(pending: str | None, position: int = 1, default: int | None = None
     return rule
 
 
-def along(position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()) -> Rule:
-    """Every dim but the one that the op works along; linear in the inputs at these positions, one at a time."""
+def along(
+    position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()
+) -> Rule:
+    """Every dim but the one that the op works along; linear in the inputs at these positions,
+    one at a time.
+    """
 
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
-        choices = [replicated(call), *together(call, [d for d in range(n) if d != dim])]
+        choices = [
+            replicated(call),
+            *together(call, [d for d in range(n) if d != dim]),
+        ]
         pending = ("sum",) * len(call.outs)
-        linear_in = linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
-        return choices + [(tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending) for i in linear_in]
+        linear_in = (
+            linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
+        )
+        return choices + [
+            (tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending)
+            for i in linear_in
+        ]
 
     return rule
 
@@ -88,15 +109,26 @@ TABLE: dict[object, Rule] = {
     aten.median.dim: reduction(None),
     aten.nanmedian.dim: reduction(None),
     aten.mode.default: reduction(None, 1, -1),
-    aten.histc.default: lambda call: [replicated(call), *(((d,), ("sum",)) for d in _between_fixed_ends(call))],
+    aten.histc.default: lambda call: [
+        replicated(call),
+        *(((d,), ("sum",)) for d in _between_fixed_ends(call)),
+    ],
     aten.topk.default: along(2),
-    aten.flip.default: lambda call: [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))],
+    aten.flip.default: lambda call: [
+        replicated(call),
+        *together(call, _unflipped(call)),
+        (("sum",), ("sum",)),
+    ],
 }
 
 
 def _between_fixed_ends(call: OpCall) -> range:
-    """A histogram counts what every rank has, unless its ends are the least and the greatest value."""
-    return range(call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0)
+    """A histogram counts what every rank has, unless its ends are the least and the greatest
+    value.
+    """
+    return range(
+        call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0
+    )
 
 
 def _unflipped(call: OpCall) -> list[int]:
@@ -105,12 +137,21 @@ def _unflipped(call: OpCall) -> list[int]:
 
 
 def lower_median(target: Any) -> Any:
-    """A dim that repeats itself in memory (`expand`) in memory of its own: along it torch's CPU kernel reads past the end (2.13)."""
+    """A dim that repeats itself in memory (`expand`) in memory of its own: along it torch's CPU
+    kernel reads past the end (2.13).
+    """
 
-    def lower(b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]) -> Any:
+    def lower(
+        b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    ) -> Any:
         value = args[0].meta["val"]
         repeats = value.dim() > 0 and value.stride(args[1]) == 0
-        return b.call(target, b.contiguous(args[0]) if repeats else args[0], *args[1:], **kwargs)
+        return b.call(
+            target,
+            b.contiguous(args[0]) if repeats else args[0],
+            *args[1:],
+            **kwargs,
+        )
 
     return lower
 

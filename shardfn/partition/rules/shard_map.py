@@ -7,18 +7,22 @@ from typing import Any
 
 import torch
 
-from ...ops import shard_map  # noqa: F401  registers the ops
+from ...ops import shard_map  # noqa: F401
 from ..emission.builder import Builder, Piece
 
 aten = torch.ops.aten
 ours = torch.ops.shardfn
 
 
-def _axis_index(b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]) -> list[torch.fx.Node]:
+def _axis_index(
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+) -> list[torch.fx.Node]:
     return [b.call(aten.clone.default, b.coords[b.axes.names.index(args[0])])]
 
 
-def _equal_sum(b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]) -> list[torch.fx.Node]:
+def _equal_sum(
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+) -> list[torch.fx.Node]:
     """The sum of terms that are equal on all ranks."""
     sizes = dict(zip(b.axes.names, b.axes.sizes, strict=True))
     x, n = args[0], 1
@@ -27,8 +31,14 @@ def _equal_sum(b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: li
     return [b.call(aten.mul.Tensor, x, n)]
 
 
-def _equal_extremum(b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]) -> list[torch.fx.Node]:
+def _equal_extremum(
+    b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
+) -> list[torch.fx.Node]:
     return [args[0]]
 
 
-LOWER = {ours.axis_index.default: _axis_index, ours.psum.default: _equal_sum, ours.extremum.default: _equal_extremum}
+LOWER = {
+    ours.axis_index.default: _axis_index,
+    ours.psum.default: _equal_sum,
+    ours.extremum.default: _equal_extremum,
+}

@@ -15,11 +15,17 @@ aten = torch.ops.aten
 
 
 def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
-    return [replicated(call), (("sum",) * len(call.ins), ("sum",) * len(call.outs)), *choices]
+    return [
+        replicated(call),
+        (("sum",) * len(call.ins), ("sum",) * len(call.outs)),
+        *choices,
+    ]
 
 
 def reshape(call: OpCall) -> list[Choice]:
-    """A dim that leads its group of merged and split dims stays cut, in runs that keep rows whole."""
+    """A dim that leads its group of merged and split dims stays cut, in runs that keep rows
+    whole.
+    """
     (x,), (out,) = call.ins, call.outs
     if x.numel() == 0:
         return [replicated(call)]
@@ -35,7 +41,8 @@ def _scaled(dim: int, scale: int) -> Mark:
 
 
 def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
-    """(leading dim of a, elements behind it, leading dim of b, elements behind it) for each group of dims that a reshape mixes.
+    """(leading dim of a, elements behind it, leading dim of b, elements behind it) for each
+    group of dims that a reshape mixes.
 
     Example:
         >>> groups([6, 4], [2, 3, 4])
@@ -82,7 +89,14 @@ def expand(call: OpCall) -> list[Choice]:
     """Dims that keep their size stay cut."""
     (x,), (out,) = call.ins, call.outs
     lead = out.dim() - x.dim()
-    return _linear([((d,), (d + lead,)) for d in range(x.dim()) if x.shape[d] == out.shape[d + lead]], call)
+    return _linear(
+        [
+            ((d,), (d + lead,))
+            for d in range(x.dim())
+            if x.shape[d] == out.shape[d + lead]
+        ],
+        call,
+    )
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
@@ -100,7 +114,11 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
 
 def _whole(call: OpCall, d: int) -> bool:
     """A slice that takes all of a dim."""
-    return call.target is aten.slice.Tensor and call.outs[0].shape[d] == call.ins[0].shape[d] and call.arg(4, "step", 1) == 1
+    return (
+        call.target is aten.slice.Tensor
+        and call.outs[0].shape[d] == call.ins[0].shape[d]
+        and call.arg(4, "step", 1) == 1
+    )
 
 
 def select(call: OpCall) -> list[Choice]:
@@ -119,35 +137,58 @@ def stack(call: OpCall) -> list[Choice]:
     """The new dim is whole; the others stay cut."""
     dim = call.arg(1, "dim", 0) % call.outs[0].dim()
     count = len(call.ins)
-    return _linear([((d,) * count, (d + (d >= dim),)) for d in range(call.ins[0].dim())], call)
+    return _linear(
+        [((d,) * count, (d + (d >= dim),)) for d in range(call.ins[0].dim())], call
+    )
 
 
 def pad(call: OpCall) -> list[Choice]:
     """Dims that are not padded stay cut."""
     n, pads = call.ins[0].dim(), call.args[1]
     padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
-    return [replicated(call), *together(call, [d for d in range(n) if d not in padded])]
+    return [
+        replicated(call),
+        *together(call, [d for d in range(n) if d not in padded]),
+    ]
 
 
 def same_dims(call: OpCall) -> list[Choice]:
     """All dims that both have: a dim of real and imaginary parts comes or goes at the end."""
-    return _linear([((d,), (d,)) for d in range(min(call.ins[0].dim(), call.outs[0].dim()))], call)
+    return _linear(
+        [((d,), (d,)) for d in range(min(call.ins[0].dim(), call.outs[0].dim()))],
+        call,
+    )
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
     """The dims that a diagonal is not made of, which come first in it, in their order."""
-    a, b = (call.arg(position + k, name, k) % n for k, name in ((0, "dim1"), (1, "dim2")))
+    a, b = (
+        call.arg(position + k, name, k) % n
+        for k, name in ((0, "dim1"), (1, "dim2"))
+    )
     return [d for d in range(n) if d not in (a, b)]
 
 
 def diagonal(call: OpCall) -> list[Choice]:
     """The dims that are not the diagonal's stay cut."""
-    return _linear([((d,), (j,)) for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 2))], call)
+    return _linear(
+        [
+            ((d,), (j,))
+            for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 2))
+        ],
+        call,
+    )
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
     """The same of the tensor and of what is written on its diagonal."""
-    return _linear([((d, j), (d,)) for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 3))], call)
+    return _linear(
+        [
+            ((d, j), (d,))
+            for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 3))
+        ],
+        call,
+    )
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
@@ -159,30 +200,52 @@ def select_scatter(call: OpCall) -> list[Choice]:
 def unfold(call: OpCall) -> list[Choice]:
     """The dim that windows slide over is whole, and so is the new one behind all others."""
     n = call.ins[0].dim()
-    return _linear([((d,), (d,)) for d in range(n) if d != call.args[1] % max(n, 1)], call)
+    return _linear(
+        [((d,), (d,)) for d in range(n) if d != call.args[1] % max(n, 1)], call
+    )
 
 
 def repeat(call: OpCall) -> list[Choice]:
     """Dims that are repeated once stay cut."""
     lead = len(call.args[1]) - call.ins[0].dim()
-    return _linear([((d,), (d + lead,)) for d in range(call.ins[0].dim()) if call.args[1][d + lead] == 1], call)
+    return _linear(
+        [
+            ((d,), (d + lead,))
+            for d in range(call.ins[0].dim())
+            if call.args[1][d + lead] == 1
+        ],
+        call,
+    )
 
 
 def strided(call: OpCall) -> list[Choice]:
     """The slowest dim, where it stays the slowest and no element of it reaches into the next."""
-    return _linear([((0,), (0,))] if _rows_apart(call.ins[0], *call.args[1:4]) else [], call)
+    return _linear(
+        [((0,), (0,))] if _rows_apart(call.ins[0], *call.args[1:4]) else [], call
+    )
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
     """The same of what is written."""
-    return _linear([((0, 0), (0,))] if _rows_apart(call.ins[0], *call.args[2:5]) else [], call)
+    return _linear(
+        [((0, 0), (0,))] if _rows_apart(call.ins[0], *call.args[2:5]) else [], call
+    )
 
 
-def _rows_apart(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None) -> bool:
+def _rows_apart(
+    x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
+) -> bool:
     if not x.dim() or not size or offset or not x.is_contiguous() or not x.numel():
         return False
-    reach = sum((n - 1) * step for n, step in zip(size[1:], stride[1:], strict=True))
-    return size[0] == x.shape[0] and stride[0] == x.stride(0) and 0 not in size and reach < x.stride(0)
+    reach = sum(
+        (n - 1) * step for n, step in zip(size[1:], stride[1:], strict=True)
+    )
+    return (
+        size[0] == x.shape[0]
+        and stride[0] == x.stride(0)
+        and 0 not in size
+        and reach < x.stride(0)
+    )
 
 
 TABLE: dict[object, Rule] = {
@@ -219,10 +282,21 @@ TABLE: dict[object, Rule] = {
 }
 
 # Ops that only rearrange: what they make of a program's input still costs nothing to have early.
-REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {aten.cat.default, aten.stack.default}
+REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {
+    aten.cat.default,
+    aten.stack.default,
+}
 
-# Ops that a rank runs as a view to its own shape: a dim of size 1 there need not be one of size 1 in the whole.
-AS_VIEW = {aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.view.default, aten.reshape.default}
+# Ops that a rank runs as a view to its own shape: a dim of size 1 there need not be one of size
+# 1 in the whole.
+AS_VIEW = {
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.view.default,
+    aten.reshape.default,
+}
 
 # The argument that states the shape of the result, which on a rank is the local one.
 SIZES: dict[object, int] = {

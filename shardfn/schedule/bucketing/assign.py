@@ -1,9 +1,10 @@
 """Which transfers travel together: buckets filled in the order in which gradients become ready.
 
-Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that depends on another of its
-members, not even by way of other buckets. The loss rides in the next bucket that is filled. Of gradients that become
-ready together, as those of the weight and the bias of a layer do, the one of fewer dims counts first, as in autograd:
-a bucket that closes with a weight has its bias. A bucket lists its leaves as they are computed.
+Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that
+depends on another of its members, not even by way of other buckets. The loss rides in the next
+bucket that is filled. Of gradients that become ready together, as those of the weight and the
+bias of a layer do, the one of fewer dims counts first, as in autograd: a bucket that closes
+with a weight has its bias. A bucket lists its leaves as they are computed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ class Assignment:
 
     batches: tuple[Batch, ...]
     of: dict[Any, Batch]  # by the transfer's key
-    anchors: tuple[int, ...]  # of each step: the step after which it can run; its own index, or earlier where it only feeds a reduction
+    anchors: tuple[
+        int, ...
+        # of each step: the step after which it can run; its own index, or earlier where it only
+        # feeds a reduction
+    ]
     order: tuple[int, ...]  # the steps, by anchor
-    after: dict[int, int]  # batch -> the one that starts before it, where a given plan has another order than the program
+    after: dict[
+        int, int
+        # batch -> the one that starts before it, where a given plan has another order than the
+        # program
+    ]
 
     @property
     def transfers(self) -> Iterator[Transfer]:
@@ -48,8 +57,13 @@ def assign(flow: Flow, name: str) -> Assignment:
     ride = riders(flow)
     serves = _serving(flow, ride)
     anchors = _anchors(flow, serves)
-    ranks = [_rank(flow, serves[i]) if anchor < i else 0 for i, anchor in enumerate(anchors)]
-    order = tuple(sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i)))
+    ranks = [
+        _rank(flow, serves[i]) if anchor < i else 0
+        for i, anchor in enumerate(anchors)
+    ]
+    order = tuple(
+        sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i))
+    )
     joiner = _Joiner(name)
     depends = [0] * len(anchors)
     for i in order:
@@ -66,18 +80,26 @@ def assign(flow: Flow, name: str) -> Assignment:
         joiner.join(transfer, bits)
     for batch in joiner.batches:
         if batch.bucketed and batch.wanted is None:
-            sort_leaves(batch, lambda t: (anchors[t.step], t.step))  # as they are computed
+            sort_leaves(
+                batch, lambda t: (anchors[t.step], t.step)
+            )  # as they are computed
     batches, after = follow(joiner.batches, joiner.places, name)
     return Assignment(batches, joiner.of, tuple(anchors), order, after)
 
 
 def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
-    """Of each step: the reduction that alone reads what it makes, by way of other steps too; None for most."""
+    """Of each step: the reduction that alone reads what it makes, by way of other steps too;
+    None for most.
+    """
     serves: list[int | None] = [None] * len(flow.plan.steps)
     for i in reversed(range(len(serves))):
         if i in flow.transfers:
             t = flow.transfers[i][0]
-            serves[i] = i if (t.wish is not None and t.kind != "all_gather") or t.key in ride else None
+            serves[i] = (
+                i
+                if (t.wish is not None and t.kind != "all_gather") or t.key in ride
+                else None
+            )
         elif i not in flow.returned:
             served = {serves[r] for r in flow.readers[i]}
             serves[i] = served.pop() if len(served) == 1 else None
@@ -90,8 +112,14 @@ def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
     anchors: list[int] = []
     for i, served in enumerate(serves):
         sources = flow.sources(i)
-        early = served is not None and sources and not any(s in flow.transfers for s in sources)
-        anchors.append(-1 if i in first else max(anchors[s] for s in sources) if early else i)
+        early = (
+            served is not None
+            and sources
+            and not any(s in flow.transfers for s in sources)
+        )
+        anchors.append(
+            -1 if i in first else max(anchors[s] for s in sources) if early else i
+        )
     return anchors
 
 
@@ -104,7 +132,9 @@ def _rank(flow: Flow, served: int | None) -> int:
 
 
 def _first_steps(flow: Flow) -> set[int]:
-    """The few steps from inputs to a sum that others wait for, such as the number of tokens that count: they come first."""
+    """The few steps from inputs to a sum that others wait for, such as the number of tokens
+    that count: they come first.
+    """
     found: set[int] = set()
     for i, sent in flow.transfers.items():
         if sent[0].wish is not None or sent[0].kind != "all_reduce":
@@ -115,7 +145,11 @@ def _first_steps(flow: Flow) -> set[int]:
             if step not in cone:
                 cone.add(step)
                 queue += flow.sources(step)
-        if not queue and len(cone) <= FEW and not any(step in flow.transfers for step in cone - {i}):
+        if (
+            not queue
+            and len(cone) <= FEW
+            and not any(step in flow.transfers for step in cone - {i})
+        ):
             found |= cone
     return found
 
@@ -129,11 +163,17 @@ class _Joiner:
         self.of: dict[Any, Batch] = {}
         self.open: dict[Any, Batch] = {}
         self.started: set[Any] = set()
-        self.turns: collections.Counter[Any] = collections.Counter()  # how often a leaf was sent so far
+        self.turns: collections.Counter[Any] = (
+            collections.Counter()
+        )  # how often a leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
         self.reductions = 0  # bits: the batches that reduce gradients
-        self.places: dict[Any, int] = {}  # of a transfer in its bucket of a given plan
-        self.waiting: list[tuple[Transfer, int]] = []  # those that may ride in a bucket, with the batches that they depend on
+        self.places: dict[
+            Any, int
+        ] = {}  # of a transfer in its bucket of a given plan
+        self.waiting: list[
+            tuple[Transfer, int]
+        ] = []  # those that may ride in a bucket, with the batches that they depend on
 
     def join(self, transfer: Transfer, depends: int) -> Batch:
         """The batch that a transfer travels in."""
@@ -159,7 +199,11 @@ class _Joiner:
             self.reductions |= 1 << batch.index
         if batch.bucketed:
             self.board(batch)
-        if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
+        if (
+            batch.nbytes >= limit
+            and stream in self.open
+            and not isinstance(stream, _Wanted)
+        ):
             del self.open[stream]
             self.started.add(stream)
         return batch
@@ -173,7 +217,11 @@ class _Joiner:
 
     def board(self, batch: Batch) -> None:
         """Let those that wait ride in this bucket, if one collective can serve them."""
-        served = [w for w in self.waiting if _alike(w[0], batch.members[0]) and not self.reaches(w[1], batch)]
+        served = [
+            w
+            for w in self.waiting
+            if _alike(w[0], batch.members[0]) and not self.reaches(w[1], batch)
+        ]
         self.waiting = [w for w in self.waiting if w not in served]
         for transfer, depends in served:
             self.take(batch, transfer, depends)
@@ -186,11 +234,20 @@ class _Joiner:
         if t.wish.rows is not None:
             row = self.wanted(t, t.wish)
             return _Wanted(t.region, row[0]), row[6]
-        key = (t.region, t.kind, t.axis, t.op, t.dtype, t.phase if t.kind == "all_gather" else "")
+        key = (
+            t.region,
+            t.kind,
+            t.axis,
+            t.op,
+            t.dtype,
+            t.phase if t.kind == "all_gather" else "",
+        )
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 
     def wanted(self, t: Transfer, wish: Wish) -> Row:
-        """What a given plan says of a transfer; of a leaf that is sent several times alike, one row after the other."""
+        """What a given plan says of a transfer; of a leaf that is sent several times alike, one
+        row after the other.
+        """
         assert wish.rows is not None
         what = (t.kind, t.axis, t.phase)
         rows = [row for row in wish.rows if row[1:4] == what]
@@ -198,15 +255,25 @@ class _Joiner:
         self.turns[t.region, wish.leaf, what] += 1
         if turn >= len(rows):
             more = f"{len(rows)} of it" if rows else "no bucket for it"
-            got = f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan has {more}"
+            got = (
+                f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
+                f"has {more}"
+            )
         elif rows[turn][4:6] != (str(t.dtype).removeprefix("torch."), t.nbytes):
-            got = f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan {rows[turn][5]} of torch.{rows[turn][4]}"
+            got = (
+                f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan "
+                f"{rows[turn][5]} of torch.{rows[turn][4]}"
+            )
         elif rows[turn][9] != t.op:
             got = f"the {t.kind} of {wish.leaf} is by {t.op}, in the plan by {rows[turn][9]}"
         else:
             self.places[t.key] = rows[turn][8]
             return rows[turn]
-        raise TreeError(problem(f"{self.name}, plan", got, fix=SAME_PROGRAM), arg_path=wish.leaf, fix=SAME_PROGRAM)
+        raise TreeError(
+            problem(f"{self.name}, plan", got, fix=SAME_PROGRAM),
+            arg_path=wish.leaf,
+            fix=SAME_PROGRAM,
+        )
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
@@ -229,21 +296,38 @@ def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
     assert first is not None and leaf is not None
     fix = "separate buckets for them"
     got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
-    return TreeError(problem(f"{name}, plan", got, needed="buckets of independent reductions", fix=fix), arg_path=leaf.leaf, fix=fix)
+    return TreeError(
+        problem(
+            f"{name}, plan",
+            got,
+            needed="buckets of independent reductions",
+            fix=fix,
+        ),
+        arg_path=leaf.leaf,
+        fix=fix,
+    )
 
 
 def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
     """A given plan may not mix what one collective cannot do."""
     first = batch.members[0]
-    wrong = [f"{what} {a} and {b}" for what, a, b in (
-        ("kind", first.kind, transfer.kind), ("axis", first.axis, transfer.axis), ("dtype", first.dtype, transfer.dtype),
-        ("reduction", first.op, transfer.op), ("phase", first.phase, transfer.phase),
-    ) if a != b]  # fmt: skip
+    wrong = [
+        f"{what} {a} and {b}"
+        for what, a, b in (
+            ("kind", first.kind, transfer.kind),
+            ("axis", first.axis, transfer.axis),
+            ("dtype", first.dtype, transfer.dtype),
+            ("reduction", first.op, transfer.op),
+            ("phase", first.phase, transfer.phase),
+        )
+        if a != b
+    ]
     if wrong:
         assert transfer.wish is not None and first.wish is not None
         fix = "one bucket for each axis, dtype, reduction and phase"
         got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
-        raise TreeError(problem(f"{name}, plan", got, *wrong, fix=fix), arg_path=transfer.wish.leaf, fix=fix)
-
-
-
+        raise TreeError(
+            problem(f"{name}, plan", got, *wrong, fix=fix),
+            arg_path=transfer.wish.leaf,
+            fix=fix,
+        )

@@ -42,7 +42,9 @@ class Batch:
         return self.members[0].kind in ("all_reduce", "reduce_scatter")
 
 
-def reaches(batches: Sequence[Batch], chained: int, depends: int, target: Batch) -> bool:
+def reaches(
+    batches: Sequence[Batch], chained: int, depends: int, target: Batch
+) -> bool:
     """Whether what depends on some batches depends on the target, by way of others too.
 
     Args:
@@ -71,8 +73,9 @@ def follow(
         name: of the program, for errors.
 
     Returns:
-        The batches, numbered again, and for some of them the batch that starts before. Only what the plan has in another
-        order than the program is held to that order: reductions among each other, gathers of a phase among each other.
+        The batches, numbered again, and for some of them the batch that starts before. Only
+        what the plan has in another order than the program is held to that order: reductions
+        among each other, gathers of a phase among each other.
 
     Raises:
         TreeError: a bucket stands before one on which it depends.
@@ -83,7 +86,11 @@ def follow(
         for i, batch in zip(slots, wanted, strict=True):
             listed[i] = batch
             sort_leaves(batch, lambda t: places[t.key])
-    chains = [(b, a) for slots in _slots(batches) for b, a in _chains(batches, listed, slots)]
+    chains = [
+        (b, a)
+        for slots in _slots(batches)
+        for b, a in _chains(batches, listed, slots)
+    ]
     _renumber(listed)
     after = {b.index: a.index for b, a in chains}
     if after:
@@ -96,7 +103,9 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
     planned = [i for i, b in enumerate(batches) if b.wanted is not None]
     if len({batches[i].wanted for i in planned}) == len(planned):
         return [planned]
-    plans: dict[str, list[int]] = collections.defaultdict(list)  # two bucketed_grads, each with a plan of its own
+    plans: dict[str, list[int]] = collections.defaultdict(
+        list
+    )  # two bucketed_grads, each with a plan of its own
     for i in planned:
         plans[batches[i].leaves[0].region].append(i)
     return list(plans.values())
@@ -105,7 +114,9 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
 def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
     """Put the leaves of a batch in an order; what rides stays where it is."""
     ordered = iter(sorted(batch.leaves, key=place))
-    batch.members = [next(ordered) if t.wish is not None else t for t in batch.members]
+    batch.members = [
+        next(ordered) if t.wish is not None else t for t in batch.members
+    ]
 
 
 def _chains(
@@ -123,7 +134,11 @@ def _chains(
 
 def _stream(batch: Batch) -> str:
     """Batches that have an order among each other."""
-    return "reductions" if batch.reduces else f"{batch.members[0].kind} {batch.members[0].phase}"
+    return (
+        "reductions"
+        if batch.reduces
+        else f"{batch.members[0].kind} {batch.members[0].phase}"
+    )
 
 
 def _renumber(listed: Sequence[Batch]) -> None:
@@ -145,16 +160,32 @@ def _ones(bits: int) -> Iterator[int]:
         bits ^= lowest
 
 
-def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str) -> None:
+def _refuse_circles(
+    listed: Sequence[Batch], after: Mapping[int, int], name: str
+) -> None:
     """Refuse an order in which a batch would wait for itself."""
-    edges = {b.index: [*_ones(b.depends), *([after[b.index]] if b.index in after else [])] for b in listed}
+    edges = {
+        b.index: [
+            *_ones(b.depends),
+            *([after[b.index]] if b.index in after else []),
+        ]
+        for b in listed
+    }
     for later, earlier in after.items():
         if later in _reached(edges, edges[earlier]):
-            first, second = listed[earlier].leaves[0].wish, listed[later].leaves[0].wish
+            first, second = (
+                listed[earlier].leaves[0].wish,
+                listed[later].leaves[0].wish,
+            )
             assert first is not None and second is not None
-            got = f"the bucket of {first.leaf} stands before that of {second.leaf}, on which it depends"
+            got = (
+                f"the bucket of {first.leaf} stands before that of {second.leaf}, on which "
+                "it depends"
+            )
             fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), arg_path=first.leaf, fix=fix)
+            raise TreeError(
+                problem(f"{name}, plan", got, fix=fix), arg_path=first.leaf, fix=fix
+            )
 
 
 def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:

@@ -1,4 +1,6 @@
-"""The bucket plan as it is told: every collective on the way to a gradient, inside of loops and branches too."""
+"""The bucket plan as it is told: every collective on the way to a gradient, inside of loops and
+branches too.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,25 @@ class Level:
 
 
 def numbered(levels: Sequence[Level]) -> Numbers:
-    """The number of each bucket: as they are filled, the program's own first, or as a given plan lists them."""
-    pairs = [(level, b) for level in levels for b in level.assignment.batches if b.bucketed]
+    """The number of each bucket: as they are filled, the program's own first, or as a given
+    plan lists them.
+    """
+    pairs = [
+        (level, b)
+        for level in levels
+        for b in level.assignment.batches
+        if b.bucketed
+    ]
     planned = [i for i, (_, b) in enumerate(pairs) if b.wanted is not None]
     if len({pairs[i][1].wanted for i in planned}) == len(planned):
-        wanted = sorted((pairs[i] for i in planned), key=lambda pair: pair[1].wanted)
+        wanted = sorted(
+            (pairs[i] for i in planned), key=lambda pair: pair[1].wanted
+        )
         for i, pair in zip(planned, wanted, strict=True):
             pairs[i] = pair
-    return {(level.plan, b.index): number for number, (level, b) in enumerate(pairs)}
+    return {
+        (level.plan, b.index): number for number, (level, b) in enumerate(pairs)
+    }
 
 
 def bucket_plan(
@@ -50,19 +63,35 @@ def bucket_plan(
             if batch.bucketed:
                 number = numbers[level.plan, batch.index]
                 found[number] = _bucket(level, number, batch, regions)
-    alone = [_unbucketed(level, t) for level in levels for t in _on_the_way(level) if level.times]
+    alone = [
+        _unbucketed(level, t)
+        for level in levels
+        for t in _on_the_way(level)
+        if level.times
+    ]
     gradients = [g for level in levels for g in level.flow.plan.gradients]
-    transfers = [t for level in levels for t in level.assignment.transfers if t.reduces]
+    transfers = [
+        t for level in levels for t in level.assignment.transfers if t.reduces
+    ]
     reduced = {t.wish.leaf for t in transfers if t.wish is not None}
-    ignored = [g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced]
+    ignored = [
+        g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced
+    ]
     unused = [g.wish.leaf for g in gradients if g.unused]
     leaving = {node for level in levels for _, node in level.plan.unreduced}
     unreduced = [g.wish.leaf for g in gradients if g.node in leaving]
-    told = {*reduced, *unused, *unreduced, *(leaf for u in alone for leaf in u.leaves)}
+    told = {
+        *reduced,
+        *unused,
+        *unreduced,
+        *(leaf for u in alone for leaf in u.leaves),
+    }
     local = [g.wish.leaf for g in gradients if g.wish.leaf not in told]
     buckets = tuple(found[number] for number in range(len(found)))
     others = [_once(leaves) for leaves in (ignored, unused, local, unreduced)]
-    return BucketPlan(name, str(levels[0].plan.axes), buckets, *others, tuple(alone))
+    return BucketPlan(
+        name, str(levels[0].plan.axes), buckets, *others, tuple(alone)
+    )
 
 
 def _once(leaves: Iterable[str]) -> tuple[str, ...]:
@@ -88,18 +117,29 @@ def _unbucketed(level: Level, t: Transfer) -> Unbucketed:
         axis=t.axis,
         op=t.op,
         dtype=_dtype(t.dtype),
-        leaves=tuple(sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})),
+        leaves=tuple(
+            sorted({g.wish.leaf for g in level.flow.served[made.number] or ()})
+        ),
         nbytes=t.nbytes,
-        ready=_said(level.flow, max(level.flow.sources(t.step), default=None), "start"),
+        ready=_said(
+            level.flow, max(level.flow.sources(t.step), default=None), "start"
+        ),
         inside=level.inside,
         times=level.times,
     )
 
 
-def _bucket(level: Level, number: int, batch: Batch, regions: Mapping[str, int]) -> Bucket:
+def _bucket(
+    level: Level, number: int, batch: Batch, regions: Mapping[str, int]
+) -> Bucket:
     steps, members = level.flow, batch.leaves
     first = members[0]
-    sources = [s for t in members for s in steps.sources(t.step) if not steps.rearranges_input(s)]
+    sources = [
+        s
+        for t in members
+        for s in steps.sources(t.step)
+        if not steps.rearranges_input(s)
+    ]
     readers = [r for t in members for r in steps.readers[t.step]]
     return Bucket(
         index=number,

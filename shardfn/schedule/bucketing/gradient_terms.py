@@ -1,4 +1,6 @@
-"""Which values are terms of a gradient: all that is computed from them is the gradient, and only by adding and rearranging."""
+"""Which values are terms of a gradient: all that is computed from them is the gradient, and
+only by adding and rearranging.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,37 @@ from ...ops.loops import Scan
 from ...partition import plan as steps
 
 Gradients = frozenset[steps.Gradient]
-Served = Mapping[int, Gradients | None]  # slot number -> what it is a term of; None: something else reads it
+Served = Mapping[
+    int, Gradients | None
+]  # slot number -> what it is a term of; None: something else reads it
 Outs = Sequence[Gradients | None]  # the same of each result of a plan
 
 REARRANGING = {
-    "alias", "after", "clone", "_to_copy", "view", "reshape", "permute", "t", "transpose", "squeeze", "unsqueeze", "expand",
-    "slice", "select", "split", "split_with_sizes", "cat", "stack", "flip", "roll", "constant_pad_nd", "slice_scatter",
-    "select_scatter", "as_strided",
-}  # fmt: skip
+    "alias",
+    "after",
+    "clone",
+    "_to_copy",
+    "view",
+    "reshape",
+    "permute",
+    "t",
+    "transpose",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "slice",
+    "select",
+    "split",
+    "split_with_sizes",
+    "cat",
+    "stack",
+    "flip",
+    "roll",
+    "constant_pad_nd",
+    "slice_scatter",
+    "select_scatter",
+    "as_strided",
+}
 ADDING = {"add", "sub", "neg", "sum"}
 SCALING = {"mul", "div"}
 
@@ -31,7 +56,12 @@ def served(plan: steps.Plan, outs: Outs) -> Served:
     """
     fixed = {g.slot.number: frozenset({g}) for g in plan.gradients}
     found: dict[int, Gradients | None] = {}
-    fills = {slot.number for step in plan.steps if isinstance(step, steps.Fill) for slot in step.made}
+    fills = {
+        slot.number
+        for step in plan.steps
+        if isinstance(step, steps.Fill)
+        for slot in step.made
+    }
     for slot, terms in zip(plan.outs, outs, strict=True):
         _note(found, fixed, slot, terms)
     found.update(fixed)
@@ -42,7 +72,10 @@ def served(plan: steps.Plan, outs: Outs) -> Served:
 
 
 def _note(
-    found: dict[int, Gradients | None], fixed: Mapping[int, Gradients], slot: steps.Slot, terms: Gradients | None
+    found: dict[int, Gradients | None],
+    fixed: Mapping[int, Gradients],
+    slot: steps.Slot,
+    terms: Gradients | None,
 ) -> None:
     """Note what one reader of a value makes of it."""
     if slot.number not in fixed:
@@ -50,14 +83,22 @@ def _note(
 
 
 def _union(parts: Sequence[Gradients | None]) -> Gradients | None:
-    return None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+    return (
+        None
+        if None in parts
+        else frozenset().union(*(p for p in parts if p is not None))
+    )
 
 
 def _read(
     step: steps.Step, found: Served, fills: set[int]
 ) -> Iterator[tuple[steps.Slot, Gradients | None]]:
     """What a step makes of each value that it reads."""
-    made = _union([found.get(slot.number, frozenset()) for slot in step.made]) if step.made else None
+    made = (
+        _union([found.get(slot.number, frozenset()) for slot in step.made])
+        if step.made
+        else None
+    )
     if isinstance(step, steps.Nested):
         yield from zip(step.ins, _entering(step, found), strict=True)
     elif isinstance(step, steps.Apply) and not _adds(step, fills):
@@ -80,12 +121,22 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
     after = [found.get(slot.number, frozenset()) for slot in step.outs]
     loop = step.node.target
     if not isinstance(loop, Scan):
-        return [(plan, after if len(plan.outs) == len(after) else [None] * len(plan.outs)) for plan in step.plans]
+        return [
+            (
+                plan,
+                after if len(plan.outs) == len(after) else [None] * len(plan.outs),
+            )
+            for plan in step.plans
+        ]
     (plan,) = step.plans
     carries = slice(loop.consts, loop.consts + loop.carries)
-    for _ in range(loop.carries + 1):  # what a run hands to the next is read by the next
+    for _ in range(
+        loop.carries + 1
+    ):  # what a run hands to the next is read by the next
         within = served(plan, after)
-        next_run = [within.get(slot.number, frozenset()) for slot in plan.ins[carries]]
+        next_run = [
+            within.get(slot.number, frozenset()) for slot in plan.ins[carries]
+        ]
         pairs = itertools.zip_longest(after, next_run, fillvalue=frozenset())
         joined = [_union(pair) for pair in pairs]
         if joined == list(after):

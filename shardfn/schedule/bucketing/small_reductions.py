@@ -1,4 +1,6 @@
-"""Small sums that only results wait for, such as the loss: they travel in a bucket, and not on their own."""
+"""Small sums that only results wait for, such as the loss: they travel in a bucket, and not on
+their own.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,21 @@ FEW = 8
 
 
 def riders(flow: Flow) -> frozenset[Any]:
-    """The keys of the transfers that may ride in a bucket: nothing that is sent waits for them, and little is computed from them."""
+    """The keys of the transfers that may ride in a bucket: nothing that is sent waits for them,
+    and little is computed from them.
+    """
     if not flow.plan.gradients:
         return frozenset()
-    light = {i: sent[0] for i, sent in flow.transfers.items() if len(sent) == 1 and _is_light(sent[0])}
-    return frozenset(t.key for i, t in light.items() if not _is_term(flow, i) and _is_last(flow, i))
+    light = {
+        i: sent[0]
+        for i, sent in flow.transfers.items()
+        if len(sent) == 1 and _is_light(sent[0])
+    }
+    return frozenset(
+        t.key
+        for i, t in light.items()
+        if not _is_term(flow, i) and _is_last(flow, i)
+    )
 
 
 def _is_term(flow: Flow, step: int) -> bool:
@@ -36,7 +48,9 @@ def _is_last(flow: Flow, step: int) -> bool:
         reader = queue.pop()
         if reader in seen:
             continue
-        if reader in flow.transfers or isinstance(flow.plan.steps[reader], plan.Nested):
+        if reader in flow.transfers or isinstance(
+            flow.plan.steps[reader], plan.Nested
+        ):
             return False
         seen.add(reader)
         queue += flow.readers[reader]

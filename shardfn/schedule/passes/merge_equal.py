@@ -1,7 +1,7 @@
 """Merge collectives that move the same value the same way.
 
-Two redistributions of one value may share their first steps. What is equal is decided by the plan (`key`), not by the
-local graph, so every rank merges the same collectives.
+Two redistributions of one value may share their first steps. What is equal is decided by the
+plan (`key`), not by the local graph, so every rank merges the same collectives.
 """
 
 from __future__ import annotations

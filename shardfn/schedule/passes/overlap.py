@@ -1,4 +1,6 @@
-"""Lay a graph out in the order that the agenda says: collectives start early, their waits stand late."""
+"""Lay a graph out in the order that the agenda says: collectives start early, their waits stand
+late.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,24 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The same nodes in the agenda's order; what only a start or a reader needs goes where they are."""
-    nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(list)
+    """The same nodes in the agenda's order; what only a start or a reader needs goes where they
+    are.
+    """
+    nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(
+        list
+    )
     for node in graph.nodes:
         if "collective" in node.meta:
             nodes["start", node.meta["batch"]].append(node)
             nodes["wait", node.meta["batch"]] += node.users
-        elif node.op == "call_function" and node.target is not WAIT and "transfer" not in node.meta and "step" in node.meta:
+        elif (
+            node.op == "call_function"
+            and node.target is not WAIT
+            and "transfer" not in node.meta
+            and "step" in node.meta
+        ):
             nodes["run", node.meta["step"]].append(node)
-    return ordered(graph, [*(node for item in agenda.sequence for node in nodes[item]), *graph.nodes])
+    return ordered(
+        graph,
+        [*(node for item in agenda.sequence for node in nodes[item]), *graph.nodes],
+    )

@@ -1,4 +1,6 @@
-"""accumulate: a function over several microbatches, one after the other; gradients are reduced once."""
+"""accumulate: a function over several microbatches, one after the other; gradients are reduced
+once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Accumulate(Transformed):
     batch_argnums: tuple[int, ...] | None
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        return _accumulated(self.fn, self.microbatches, self.batch_argnums, args, kwargs)
+        return _accumulated(
+            self.fn, self.microbatches, self.batch_argnums, args, kwargs
+        )
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
@@ -39,21 +43,37 @@ class Accumulate(Transformed):
         return self.microbatches, self.batch_argnums
 
 
-def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _accumulated(
+    fn: Any,
+    k: int,
+    batch_argnums: tuple[int, ...] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     """What a function returns for the whole batch, found one microbatch at a time."""
     if isinstance(fn, Shard):
         with fn.asking():
-            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
+            return fn.leaving(
+                _accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs)
+            )
     differentiates = isinstance(fn, ValueAndGrad)
     whole = fn.numbers(len(args)) if differentiates else (0,)
     if batch_argnums is None:
         cut = tuple(n for n in range(len(args)) if n not in whole)
     else:
-        cut = positions(f"accumulate({name_of(fn)})", "batch_argnums", batch_argnums, len(args))
+        cut = positions(
+            f"accumulate({name_of(fn)})", "batch_argnums", batch_argnums, len(args)
+        )
     rows = [_rows(x) for n in cut for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in cut for p in _tree.quick_paths(args[n], f"args[{n}]")]
     check_rows(f"accumulate({name_of(fn)})", k, paths, rows)
-    batches = [tuple(_microbatch(arg, k, i) if n in cut else arg for n, arg in enumerate(args)) for i in range(k)]
+    batches = [
+        tuple(
+            _microbatch(arg, k, i) if n in cut else arg
+            for n, arg in enumerate(args)
+        )
+        for i in range(k)
+    ]
     if differentiates:
         return _gradients(fn, k, args, batches, kwargs)
     outs = [fn(*batch, **kwargs) for batch in batches]
@@ -64,8 +84,21 @@ def _accumulated(fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: t
 def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     """The tensors of each microbatch's result, in the order of the first one's."""
     where = f"accumulate({name_of(fn)})"
-    names, paths = ("the results of a microbatch", "those of the first"), ("result", "result")
-    rows = [paired(where, out, outs[0], names, paths, "return one tree for every microbatch") for out in outs]
+    names, paths = (
+        ("the results of a microbatch", "those of the first"),
+        ("result", "result"),
+    )
+    rows = [
+        paired(
+            where,
+            out,
+            outs[0],
+            names,
+            paths,
+            "return one tree for every microbatch",
+        )
+        for out in outs
+    ]
     return [[x for x in row if isinstance(x, torch.Tensor)] for row in rows]
 
 
@@ -73,17 +106,29 @@ def _rows(x: Any) -> int | None:
     return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None
 
 
-def _gradients(fn: Any, k: int, args: tuple[Any, ...], batches: Sequence[tuple[Any, ...]], kwargs: dict[str, Any]) -> Any:
+def _gradients(
+    fn: Any,
+    k: int,
+    args: tuple[Any, ...],
+    batches: Sequence[tuple[Any, ...]],
+    kwargs: dict[str, Any],
+) -> Any:
     """The mean of value and gradients, each gradient brought to its placement once; aux stacked."""
     wishes = fn.wishes(args)
     found = [fn.found(batch, kwargs) for batch in batches]
     value = _total([one for one, _, _ in found]) / k
-    gradients = [_total(parts) / k for parts in zip(*[g for _, _, g in found], strict=True)]
+    gradients = [
+        _total(parts) / k for parts in zip(*[g for _, _, g in found], strict=True)
+    ]
     auxes = [aux for _, aux, _ in found]
     stacked = None
     if fn.has_aux:
-        columns = zip(*_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True)
-        stacked = _tree.with_tensors(_as_tensors(auxes[0]), [torch.stack(column) for column in columns])
+        columns = zip(
+            *_columns(fn, [_as_tensors(aux) for aux in auxes]), strict=True
+        )
+        stacked = _tree.with_tensors(
+            _as_tensors(auxes[0]), [torch.stack(column) for column in columns]
+        )
     return fn.returned(*fn.placed((value, stacked, gradients), args, wishes))
 
 
@@ -97,13 +142,20 @@ def _total(xs: Sequence[torch.Tensor]) -> torch.Tensor:
 def _as_tensors(tree: Any) -> Any:
     """A tree with tensors for its numbers."""
     leaves = _tree.quick_leaves((tree,))
-    filled = [scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x for x in leaves]
+    filled = [
+        scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
+        for x in leaves
+    ]
     return _tree.refill((tree,), iter(filled))[0]
 
 
 def _microbatch(arg: Any, k: int, i: int) -> Any:
-    """Rows i, i + k, i + 2k, ...: every rank has its share of each microbatch, so nothing is sent to split one."""
-    return _tree.with_tensors(arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)])
+    """Rows i, i + k, i + 2k, ...: every rank has its share of each microbatch, so nothing is
+    sent to split one.
+    """
+    return _tree.with_tensors(
+        arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)]
+    )
 
 
 def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
@@ -111,17 +163,34 @@ def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
 
 
 @_compat.constant_in_graph
-def check_rows(name: str, k: int, paths: Sequence[str], rows: Sequence[int | None]) -> None:
+def check_rows(
+    name: str, k: int, paths: Sequence[str], rows: Sequence[int | None]
+) -> None:
     """Check that every batch leaf can be cut in k microbatches.
 
     Raises:
         TreeError: naming the leaves that cannot.
     """
-    wrong = [f"{p} has {n} rows" for p, n in zip(paths, rows, strict=True) if n is not None and n % k]
+    wrong = [
+        f"{p} has {n} rows"
+        for p, n in zip(paths, rows, strict=True)
+        if n is not None and n % k
+    ]
     if wrong or not any(n is not None for n in rows):
-        fix = "a batch whose first dim is a multiple of microbatches; batch_argnums for the arguments that are batches"
+        fix = (
+            "a batch whose first dim is a multiple of microbatches; batch_argnums for the "
+            "arguments that are batches"
+        )
         lines = wrong or ["no batch argument holds a tensor with rows"]
-        raise TreeError(problem(name, f"the batch cannot be cut in {k} equal microbatches", *lines, fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                name,
+                f"the batch cannot be cut in {k} equal microbatches",
+                *lines,
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -132,23 +201,40 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
         ShardError: it is not a positive int.
     """
     if not is_count:
-        raise ShardError(problem(name, f"microbatches is {got}", needed="a positive int", fix="1 or more"))
+        raise ShardError(
+            problem(
+                name,
+                f"microbatches is {got}",
+                needed="a positive int",
+                fix="1 or more",
+            )
+        )
 
 
-def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int | tuple[int, ...] | None = None) -> Accumulate:
-    """A function over a batch that is worked through in microbatches; gradients stay unreduced until the last one.
+def accumulate(
+    fn: Callable[..., Any],
+    microbatches: int,
+    *,
+    batch_argnums: int | tuple[int, ...] | None = None,
+) -> Accumulate:
+    """A function over a batch that is worked through in microbatches; gradients stay unreduced
+    until the last one.
 
-    The result is the mean over microbatches: for a loss that is a mean over rows, what `fn` returns for the whole batch.
-    Of a gradient transform, only one microbatch's activations live at a time, and each gradient is reduced once.
+    The result is the mean over microbatches: for a loss that is a mean over rows, what `fn`
+    returns for the whole batch. Of a gradient transform, only one microbatch's activations live
+    at a time, and each gradient is reduced once.
 
     Args:
-        fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not; or any function of floating results.
+        fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not; or
+            any function of floating results.
         microbatches: how many; the first dim of every batch tensor is a multiple of it.
-        batch_argnums: the positional arguments that are batches; by default those that are not differentiated, or all but the
-            first of a function that is no gradient. Microbatch i holds rows i, i + k, i + 2k, ...
+        batch_argnums: the positional arguments that are batches; by default those that are not
+            differentiated, or all but the first of a function that is no gradient. Microbatch i
+            holds rows i, i + k, i + 2k, ...
 
     Returns:
-        A function of the same arguments and results; with has_aux, aux gets a leading dim of size microbatches.
+        A function of the same arguments and results; with has_aux, aux gets a leading dim of
+        size microbatches.
 
     Raises:
         ShardError: microbatches is no positive int.
@@ -159,11 +245,19 @@ def accumulate(fn: Callable[..., Any], microbatches: int, *, batch_argnums: int 
     Example:
         >>> import torch, shardfn as sf
         >>> loss = lambda w, x: ((x @ w) ** 2).mean()
-        >>> sf.accumulate(sf.grad(loss), microbatches=2)(torch.ones(1), torch.tensor([[1.0], [3.0]]))
+        >>> sf.accumulate(sf.grad(loss), microbatches=2)(
+        ...     torch.ones(1), torch.tensor([[1.0], [3.0]])
+        ... )
         tensor([10.])
     """
     check_function("accumulate", fn)
     name = f"accumulate({name_of(fn)})"
-    check_microbatches(name, is_number(microbatches) and microbatches >= 1, repr(microbatches))
-    numbers = None if batch_argnums is None else check_argnums(name, "batch_argnums", batch_argnums)
+    check_microbatches(
+        name, is_number(microbatches) and microbatches >= 1, repr(microbatches)
+    )
+    numbers = (
+        None
+        if batch_argnums is None
+        else check_argnums(name, "batch_argnums", batch_argnums)
+    )
     return Accumulate((fn,), microbatches, numbers)

@@ -1,4 +1,6 @@
-"""What bucketed_grad wants for each leaf, checked; Dynamo runs this as it is, so that errors come out as they are."""
+"""What bucketed_grad wants for each leaf, checked; Dynamo runs this as it is, so that errors
+come out as they are.
+"""
 
 from __future__ import annotations
 
@@ -42,29 +44,66 @@ def wishes_text(
 
     Raises:
         ShardError: sizes that are none, a first_cap above cap, a reduce_dtype that is not floating.
-        TreeError: a leaf that has no gradient; an ignore that fits no leaf; a plan for other leaves.
+        TreeError: a leaf that has no gradient; an ignore that fits no leaf; a plan for other
+            leaves.
     """
     cap, first_cap, in_flight = checked_caps(name, caps)
     _refuse_kinds(name, paths, kinds)
     dtype = _dtype_name(name, reduce_dtype)
-    ignored = list(by_path) if by_path is not None else _ignored(name, by_tree, roots, paths)
+    ignored = (
+        list(by_path)
+        if by_path is not None
+        else _ignored(name, by_tree, roots, paths)
+    )
     if (by_path is not None or by_tree is not None) and not any(ignored):
         fix = "a predicate of paths such as those, or a tree of bools with a True in it"
-        raise TreeError(problem(f"{name}, ignore", "it matches no leaf", f"the leaves are {_listed(paths)}", fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                f"{name}, ignore",
+                "it matches no leaf",
+                f"the leaves are {_listed(paths)}",
+                fix=fix,
+            ),
+            fix=fix,
+        )
     rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
     wishes = [
-        Wish(path, cap, first_cap, skip, dtype, in_flight, tuple(rows[path]) if plan is not None else None)
+        Wish(
+            path,
+            cap,
+            first_cap,
+            skip,
+            dtype,
+            in_flight,
+            tuple(rows[path]) if plan is not None else None,
+        )
         for path, skip in zip(paths, ignored, strict=True)
     ]
     return "\n".join(wish.text for wish in wishes)
 
 
 def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None:
-    wrong = [(p, k) for p, k in zip(paths, kinds, strict=True) if not isinstance(k, torch.dtype) or not k.is_floating_point]
+    wrong = [
+        (p, k)
+        for p, k in zip(paths, kinds, strict=True)
+        if not isinstance(k, torch.dtype) or not k.is_floating_point
+    ]
     if wrong:
-        lines = [f"{path} is {kind if isinstance(kind, torch.dtype) else f'of type {kind}'}" for path, kind in wrong]
-        where, fix = f"{name}, argument {wrong[0][0]}", "argnums of arguments that hold floating tensors only"
-        text = problem(where, "it cannot be differentiated", *lines, needed="floating tensors", fix=fix)
+        lines = [
+            f"{path} is {kind if isinstance(kind, torch.dtype) else f'of type {kind}'}"
+            for path, kind in wrong
+        ]
+        where, fix = (
+            f"{name}, argument {wrong[0][0]}",
+            "argnums of arguments that hold floating tensors only",
+        )
+        text = problem(
+            where,
+            "it cannot be differentiated",
+            *lines,
+            needed="floating tensors",
+            fix=fix,
+        )
         raise TreeError(text, arg_path=wrong[0][0], fix=fix)
 
 
@@ -73,26 +112,64 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         fix = "a floating dtype such as torch.float32"
-        raise ShardError(problem(f"{name}, reduce_dtype", f"{dtype!r} is no floating dtype", fix=fix), fix=fix)
+        raise ShardError(
+            problem(
+                f"{name}, reduce_dtype", f"{dtype!r} is no floating dtype", fix=fix
+            ),
+            fix=fix,
+        )
     return str(dtype).removeprefix("torch.")
 
 
-def _ignored(name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]) -> list[bool]:
+def _ignored(
+    name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]
+) -> list[bool]:
     """What a prefix tree of bools says of each leaf."""
     if tree is None:
         return [False] * len(paths)
-    trees = tree if len(roots) > 1 and isinstance(tree, (tuple, list)) and len(tree) == len(roots) else (tree,) * len(roots)
-    said = {root + p: x for root, t in zip(roots, trees, strict=True) for p, x in zip(_tree.paths(t), _tree.leaves(t), strict=True)}
-    found = [[prefix for prefix in said if p == prefix or (p.startswith(prefix) and p[len(prefix)] in "[.<")] for p in paths]
+    trees = (
+        tree
+        if len(roots) > 1
+        and isinstance(tree, (tuple, list))
+        and len(tree) == len(roots)
+        else (tree,) * len(roots)
+    )
+    said = {
+        root + p: x
+        for root, t in zip(roots, trees, strict=True)
+        for p, x in zip(_tree.paths(t), _tree.leaves(t), strict=True)
+    }
+    found = [
+        [
+            prefix
+            for prefix in said
+            if p == prefix or (p.startswith(prefix) and p[len(prefix)] in "[.<")
+        ]
+        for p in paths
+    ]
     strangers = [prefix for prefix in said if not any(prefix in f for f in found)]
     missing = [p for p, f in zip(paths, found, strict=True) if not f]
     wrong = [f"{p} is {said[p]!r}" for p in said if not isinstance(said[p], bool)]
-    lines = [*(f"no leaf is at {p}" for p in strangers), *(f"nothing is said of {p}" for p in missing), *wrong]
+    lines = [
+        *(f"no leaf is at {p}" for p in strangers),
+        *(f"nothing is said of {p}" for p in missing),
+        *wrong,
+    ]
     if lines:
-        fix = "a prefix tree of bools, as the differentiated argument is built, or a predicate of the leaf's path"
-        raise TreeError(problem(f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix), fix=fix)
+        fix = (
+            "a prefix tree of bools, as the differentiated argument is built, or a predicate "
+            "of the leaf's path"
+        )
+        raise TreeError(
+            problem(
+                f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
+            ),
+            fix=fix,
+        )
     return [said[f[0]] for f in found]
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:6]) + (f", and {len(paths) - 6} more" if len(paths) > 6 else "")
+    return ", ".join(paths[:6]) + (
+        f", and {len(paths) - 6} more" if len(paths) > 6 else ""
+    )

@@ -1,4 +1,6 @@
-"""bucketed_grad: value_and_grad whose gradient reductions travel in buckets, while the backward goes on."""
+"""bucketed_grad: value_and_grad whose gradient reductions travel in buckets, while the backward
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -34,33 +36,68 @@ class BucketedGrad(ValueAndGrad):
     held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
-    caps: tuple[Any, Any, Any]  # cap, first_cap (None: 1MiB, or cap if that is less), max_in_flight
+    caps: tuple[
+        Any, Any, Any
+    ]  # cap, first_cap (None: 1MiB, or cap if that is less), max_in_flight
     ignore: Ignore
     reduce_dtype: torch.dtype | None
     plan: BucketPlan | None
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        wishes = self.wishes(args)  # first, so that bad input is refused before anything is traced
+        wishes = self.wishes(
+            args
+        )  # first, so that bad input is refused before anything is traced
         return self.returned(*self.placed(self.found(args, kwargs), args, wishes))
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
-        names, numbers = parameter_names(self.fn, len(args)), self.numbers(len(args))
+        names, numbers = (
+            parameter_names(self.fn, len(args)),
+            self.numbers(len(args)),
+        )
         roots = [names[n] if n < len(names) else f"args[{n}]" for n in numbers]
-        paths = [p for n, root in zip(numbers, roots, strict=True) for p in _tree.quick_paths(args[n], root)]
+        paths = [
+            p
+            for n, root in zip(numbers, roots, strict=True)
+            for p in _tree.quick_paths(args[n], root)
+        ]
         every = _tree.quick_leaves(tuple(args[n] for n in numbers))
         paths = [p for p, x in zip(paths, every, strict=True) if x is not None]
         leaves = [x for x in every if x is not None]
-        kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in leaves]
-        by_path = [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
+        kinds = [
+            x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+            for x in leaves
+        ]
+        by_path = (
+            [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
+        )
         by_tree = None if callable(self.ignore) else self.ignore
         rows = None if self.plan is None else self.plan.as_constant()
         name = f"bucketed_grad({name_of(self.fn)})"
-        text = wishes_text(name, self.caps, roots, paths, kinds, by_path, by_tree, self.reduce_dtype, rows)
+        text = wishes_text(
+            name,
+            self.caps,
+            roots,
+            paths,
+            kinds,
+            by_path,
+            by_tree,
+            self.reduce_dtype,
+            rows,
+        )
         return text.split("\n") if text else []
 
     def options(self) -> Any:
-        said = self.ignore if callable(self.ignore) else repr(self.ignore)  # 1 is no True, though Python calls them equal
-        return self.argnums, self.has_aux, repr(self.caps), said, self.reduce_dtype, self.plan
+        said = (
+            self.ignore if callable(self.ignore) else repr(self.ignore)
+        )  # 1 is no True, though Python calls them equal
+        return (
+            self.argnums,
+            self.has_aux,
+            repr(self.caps),
+            said,
+            self.reduce_dtype,
+            self.plan,
+        )
 
 
 def bucketed_grad(
@@ -75,35 +112,45 @@ def bucketed_grad(
     max_in_flight: int | str = "1GiB",
     plan: BucketPlan | None = None,
 ) -> BucketedGrad:
-    """`value_and_grad` whose gradient reductions are sent in buckets while the backward goes on; never another value.
+    """`value_and_grad` whose gradient reductions are sent in buckets while the backward goes
+    on; never another value.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        cap: bytes at which a bucket closes, as a number or as text: "512KB" (thousands), "1GiB" (1024s).
-        first_cap: bytes at which the first bucket closes, so that communication starts early; at most cap. If not given:
-            1 MiB (1,048,576), as torch's DistributedDataParallel has it, or cap if that is less.
-        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        cap: bytes at which a bucket closes, as a number or as text: "512KB" (thousands), "1GiB"
+            (1024s).
+        first_cap: bytes at which the first bucket closes, so that communication starts early;
+            at most cap. If not given: 1 MiB (1,048,576), as torch's DistributedDataParallel has
+            it, or cap if that is less.
+        argnums: which positional arguments to differentiate; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
-        ignore: leaves to reduce on their own: a predicate of the leaf's path, such as "params['w1']", or a prefix tree of bools.
+        ignore: leaves to reduce on their own: a predicate of the leaf's path, such as
+            "params['w1']", or a prefix tree of bools.
         reduce_dtype: dtype in which gradients are sent; their own if not given.
         max_in_flight: bytes of gradients and gathered parameters that may be on their way at once.
-        plan: buckets to use instead of those that the caps would give: the plan of `lower(...).plan`, edited or not. Its
-            buckets, their order and the order of their leaves are followed exactly, or refused.
+        plan: buckets to use instead of those that the caps would give: the plan of
+            `lower(...).plan`, edited or not. Its buckets, their order and the order of their
+            leaves are followed exactly, or refused.
 
     Returns:
-        A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the
-        shape, dtype and placement of its argument.
+        A function of the same arguments that returns (value, gradients), or ((value, aux),
+        gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
         ShardError: a cap that is no positive number of bytes; a first_cap above cap.
-        TreeError: when called: an argument that is not floating; an ignore that fits no leaf; a plan of another program.
+        TreeError: when called: an argument that is not floating; an ignore that fits no leaf; a
+            plan of another program.
         CaptureError: when called, if fn does not return a scalar.
 
-    Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in torch._dynamo; jax.value_and_grad.
+    Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in
+    torch._dynamo; jax.value_and_grad.
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(torch.tensor([1.0, 2.0]))
+        >>> sf.bucketed_grad(lambda w: (w * w).sum(), cap="25MB")(
+        ...     torch.tensor([1.0, 2.0])
+        ... )
         (tensor(5.), tensor([2., 4.]))
     """
     check_derivative("bucketed_grad", fn, argnums, has_aux)
@@ -112,6 +159,11 @@ def bucketed_grad(
         checked_caps(f"bucketed_grad({name_of(fn)})", caps)
         if plan is not None and not isinstance(plan, BucketPlan):
             fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
-            text = problem(f"bucketed_grad({name_of(fn)}), plan", f"a {type(plan).__name__}", needed="a BucketPlan", fix=fix)
+            text = problem(
+                f"bucketed_grad({name_of(fn)}), plan",
+                f"a {type(plan).__name__}",
+                needed="a BucketPlan",
+                fix=fix,
+            )
             raise TreeError(text, fix=fix)
     return BucketedGrad((fn,), argnums, has_aux, caps, ignore, reduce_dtype, plan)

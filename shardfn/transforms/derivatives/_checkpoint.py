@@ -1,4 +1,6 @@
-"""checkpoint: a function whose backward computes intermediate values again instead of keeping them."""
+"""checkpoint: a function whose backward computes intermediate values again instead of keeping
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,20 @@ class Checkpoint(Transformed):
         return self.policy
 
 
-def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
-    """A function whose gradient keeps less for its backward, and computes the rest again; never another value.
+def checkpoint(
+    fn: Callable[..., Any] | None = None, *, policy: str | None = None
+) -> Any:
+    """A function whose gradient keeps less for its backward, and computes the rest again; never
+    another value.
 
-    What is gathered from other ranks inside of it is gathered again in the backward, and not kept. Without a gradient it
-    changes nothing. Random numbers are kept, not drawn again. A gradient of a gradient keeps what the first backward made.
+    What is gathered from other ranks inside of it is gathered again in the backward, and not
+    kept. Without a gradient it changes nothing. Random numbers are kept, not drawn again. A
+    gradient of a gradient keeps what the first backward made.
 
     Args:
         fn: a pure function of pytrees. Without it, a decorator is returned.
-        policy: one of `checkpoint_policies`, which says what is kept beside the arguments; by default nothing is.
+        policy: one of `checkpoint_policies`, which says what is kept beside the arguments; by
+            default nothing is.
 
     Returns:
         A function of the same arguments and results.
@@ -57,7 +64,8 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
         ShardError: a policy that is none.
         TreeError: no function.
 
-    Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174.
+    Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost",
+    arXiv:1604.06174.
 
     Example:
         >>> import torch, shardfn as sf
@@ -66,7 +74,9 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
         tensor([1., 1.])
     """
     text = nothing_saveable if policy is None else policy
-    check_text("checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY)
+    check_text(
+        "checkpoint, policy", isinstance(text, str), type(text).__name__, POLICY
+    )
     policies.check("checkpoint, policy", text)
     if fn is None:
         return functools.partial(checkpoint, policy=text)
@@ -85,11 +95,14 @@ def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
         TreeError: it is not.
     """
     if not is_text:
-        raise TreeError(problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix)
+        raise TreeError(
+            problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix
+        )
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name a value, for policies of `checkpoint` and for `saved_residuals`; identity in value, and free.
+    """Name a value, for policies of `checkpoint` and for `saved_residuals`; identity in value,
+    and free.
 
     Args:
         x: a tensor, or a pytree of tensors.
@@ -108,7 +121,20 @@ def checkpoint_name(x: Any, name: str) -> Any:
         >>> sf.checkpoint_name(torch.ones(2), "h")
         tensor([1., 1.])
     """
-    check_text("checkpoint_name, name", isinstance(name, str), type(name).__name__, "checkpoint_name(x, 'h')")
+    check_text(
+        "checkpoint_name, name",
+        isinstance(name, str),
+        type(name).__name__,
+        "checkpoint_name(x, 'h')",
+    )
     if not _compat.is_tracing():
         return x
-    return _tree.refill((x,), iter([placement.named(v, name) if isinstance(v, torch.Tensor) else v for v in _tree.quick_leaves((x,))]))[0]
+    return _tree.refill(
+        (x,),
+        iter(
+            [
+                placement.named(v, name) if isinstance(v, torch.Tensor) else v
+                for v in _tree.quick_leaves((x,))
+            ]
+        ),
+    )[0]

@@ -61,10 +61,14 @@ class Custom(Transformed):
         raise NotImplementedError
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
-        """The result, where Dynamo does not read: under a torch.func transform, in a module that is kept whole."""
+        """The result, where Dynamo does not read: under a torch.func transform, in a module
+        that is kept whole.
+        """
         raise NotImplementedError
 
-    def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def split(
+        self, args: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The arguments that are not differentiated, and the others."""
         numbers = self.numbers(len(args))
         still = tuple([args[n] for n in numbers])
@@ -72,15 +76,27 @@ class Custom(Transformed):
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """The positions of the arguments that are not differentiated, of so many."""
-        return positions(self.__name__, "nondiff_argnums", self.nondiff_argnums, count)
+        return positions(
+            self.__name__, "nondiff_argnums", self.nondiff_argnums, count
+        )
 
     def joined(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> list[Any]:
         """All arguments, in their order."""
-        every: dict[int, Any] = dict(zip(self.numbers(len(still) + len(moving)), still, strict=True))
+        every: dict[int, Any] = dict(
+            zip(self.numbers(len(still) + len(moving)), still, strict=True)
+        )
         feed = iter(moving)
-        return [every[n] if n in every else next(feed) for n in range(len(still) + len(moving))]
+        return [
+            every[n] if n in every else next(feed)
+            for n in range(len(still) + len(moving))
+        ]
 
-    def plain(self, still: tuple[Any, ...], moving: tuple[Any, ...], xs: list[torch.Tensor]) -> Any:
+    def plain(
+        self,
+        still: tuple[Any, ...],
+        moving: tuple[Any, ...],
+        xs: list[torch.Tensor],
+    ) -> Any:
         """The function itself, as a region."""
 
         def run(*tensors: torch.Tensor) -> Any:
@@ -98,9 +114,11 @@ class CustomVjp(Custom):
         """Set the rule.
 
         Args:
-            fwd: of the function's arguments; returns (result, residuals), residuals being any tree of tensors.
-            bwd: (residuals, cotangent of the result) -> a tuple with a cotangent for each argument, a tree like it, or None for
-                zero. The arguments of nondiff_argnums come before the residuals.
+            fwd: of the function's arguments; returns (result, residuals), residuals being any
+                tree of tensors.
+            bwd: (residuals, cotangent of the result) -> a tuple with a cotangent for each
+                argument, a tree like it, or None for zero. The arguments of nondiff_argnums
+                come before the residuals.
 
         Raises:
             ShardError: there is a rule already.
@@ -119,14 +137,20 @@ class CustomVjp(Custom):
             found = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
             after, residuals = self.forward_results(found, out)
             left = bodies.leave([*after, *_tree.tensors(residuals)])
-            return left[: len(after)], _tree.with_tensors(residuals, left[len(after) :])
+            return left[: len(after)], _tree.with_tensors(
+                residuals, left[len(after) :]
+            )
 
         after, residuals = bodies.region(forward, xs)
         kept = _tree.tensors(residuals)
 
         def backward(*tensors: torch.Tensor) -> Any:
             cotangent = _cotangent(out, tensors[len(kept) :])
-            back = bwd(*still, _tree.with_tensors(residuals, tensors[: len(kept)]), cotangent)
+            back = bwd(
+                *still,
+                _tree.with_tensors(residuals, tensors[: len(kept)]),
+                cotangent,
+            )
             gradients = self.cotangents(back, moving)
             left = iter(bodies.leave([g for g in gradients if g is not None]))
             return [None if g is None else next(left) for g in gradients]
@@ -134,22 +158,45 @@ class CustomVjp(Custom):
         back = bodies.region(backward, [*kept, *results])
         given = [g is not None for g in back]
         gradients = [g for g in back if g is not None]
-        outs = endings.custom_vjp(self.__name__, results, [*after, *kept], gradients, xs, given)
+        outs = endings.custom_vjp(
+            self.__name__, results, [*after, *kept], gradients, xs, given
+        )
         return _tree.with_tensors(out, outs)
 
-    def forward_results(self, found: Any, out: Any) -> tuple[list[torch.Tensor], Any]:
-        """(the tensors of the result that fwd returns, in the order of the function's; the residuals)."""
+    def forward_results(
+        self, found: Any, out: Any
+    ) -> tuple[list[torch.Tensor], Any]:
+        """(the tensors of the result that fwd returns, in the order of the function's; the
+        residuals).
+        """
         is_pair = isinstance(found, tuple) and len(found) == 2
         check_pair(self.__name__, is_pair, "fwd", "(result, residuals)")
-        names, paths = ("the results of fwd", "those of the function"), ("result", "result")
-        leaves = paired(self.__name__, found[0], out, names, paths, "return what the function returns")
+        names, paths = (
+            ("the results of fwd", "those of the function"),
+            ("result", "result"),
+        )
+        leaves = paired(
+            self.__name__,
+            found[0],
+            out,
+            names,
+            paths,
+            "return what the function returns",
+        )
         return [x for x in leaves if isinstance(x, torch.Tensor)], found[1]
 
-    def cotangents(self, back: Any, moving: tuple[Any, ...]) -> list[torch.Tensor | None]:
+    def cotangents(
+        self, back: Any, moving: tuple[Any, ...]
+    ) -> list[torch.Tensor | None]:
         """What bwd returns for each tensor of the arguments; None for zero."""
         is_tuple = isinstance(back, tuple) and len(back) == len(moving)
-        check_pair(self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents")
-        names, paths = ("the cotangents of bwd", "the arguments"), ("cotangent", "args")
+        check_pair(
+            self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents"
+        )
+        names, paths = (
+            ("the cotangents of bwd", "the arguments"),
+            ("cotangent", "args"),
+        )
         fix = "return for each argument a tree like it, or None for zero"
         leaves = paired(self.__name__, back, moving, names, paths, fix, is_zero)
         pairs = zip(leaves, _tree.quick_leaves(moving), strict=True)
@@ -170,13 +217,22 @@ class CustomVjp(Custom):
         def back(*tensors: torch.Tensor) -> list[torch.Tensor]:
             n = len(tensors) - count
             residuals = _tree.with_tensors(trees["residuals"], tensors[:n])
-            found = self.cotangents(bwd(*still, residuals, _cotangent(out, tensors[n:])), moving)
-            return [torch.zeros_like(x) if g is None else g for g, x in zip(found, xs, strict=True)]
+            found = self.cotangents(
+                bwd(*still, residuals, _cotangent(out, tensors[n:])), moving
+            )
+            return [
+                torch.zeros_like(x) if g is None else g
+                for g, x in zip(found, xs, strict=True)
+            ]
 
         def fn(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return _tree.tensors(self.fn(*self.joined(still, _tree.with_tensors(moving, tensors))))
+            return _tree.tensors(
+                self.fn(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            )
 
-        made = Reverse(self.__name__, fn, len(xs), count, rule, back, (True,) * len(xs))
+        made = Reverse(
+            self.__name__, fn, len(xs), count, rule, back, (True,) * len(xs)
+        )
         return _tree.with_tensors(out, ruled(made, xs))
 
 
@@ -189,7 +245,9 @@ def _cotangent(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The cotangent of a result: these for its tensors, zeros for its constants."""
     feed = iter(tensors)
     leaves = _tree.quick_leaves((out,))
-    filled = [next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves]
+    filled = [
+        next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves
+    ]
     return _tree.refill((out,), iter(filled))[0]
 
 
@@ -203,8 +261,9 @@ class CustomJvp(Custom):
         """Set the rule; a decorator too.
 
         Args:
-            rule: (primals, tangents), two tuples like the arguments -> (result, tangent of the result), linear in the tangents. The
-                arguments of nondiff_argnums come before the primals.
+            rule: (primals, tangents), two tuples like the arguments -> (result, tangent of the
+                result), linear in the tangents. The arguments of nondiff_argnums come before
+                the primals.
 
         Returns:
             The rule.
@@ -232,12 +291,21 @@ class CustomJvp(Custom):
         return _tree.with_tensors(out, outs)
 
     def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
-        """What the rule returns, in the order of the function's result: its tensors, then their tangents."""
+        """What the rule returns, in the order of the function's result: its tensors, then their
+        tangents.
+        """
         is_pair = isinstance(found, tuple) and len(found) == 2
-        check_pair(self.__name__, is_pair, "the rule", "(result, tangent of the result)")
+        check_pair(
+            self.__name__, is_pair, "the rule", "(result, tangent of the result)"
+        )
         theirs, paths = "those of the function", ("result", "result")
-        after = paired(self.__name__, found[0], out, ("the results of the rule", theirs), paths)
-        names, paths = ("the tangents of the rule", "the results"), ("tangent", "result")
+        after = paired(
+            self.__name__, found[0], out, ("the results of the rule", theirs), paths
+        )
+        names, paths = (
+            ("the tangents of the rule", "the results"),
+            ("tangent", "result"),
+        )
         dots = paired(self.__name__, found[1], out, names, paths)
         rows = zip(after, dots, strict=True)
         tensors = [(x, t) for x, t in rows if isinstance(x, torch.Tensor)]
@@ -250,7 +318,9 @@ class CustomJvp(Custom):
         out = self.fn(*self.joined(still, moving))
 
         def plain(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return _tree.tensors(self.fn(*self.joined(still, _tree.with_tensors(moving, tensors))))
+            return _tree.tensors(
+                self.fn(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            )
 
         def push(*tensors: torch.Tensor) -> list[torch.Tensor]:
             primals = _tree.with_tensors(moving, tensors[: len(xs)])
@@ -281,7 +351,10 @@ def check_rules(name: str, count: int, call: str) -> None:
         ShardError: it has none.
     """
     if not count:
-        raise ShardError(problem(name, "it has no rule", fix=f"f.{call} before it is called"), fix=call)
+        raise ShardError(
+            problem(name, "it has no rule", fix=f"f.{call} before it is called"),
+            fix=call,
+        )
 
 
 @_compat.constant_in_graph
@@ -292,10 +365,14 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
         TreeError: something else.
     """
     if not holds:
-        raise TreeError(problem(name, f"{who} returns something else", needed=wanted))
+        raise TreeError(
+            problem(name, f"{who} returns something else", needed=wanted)
+        )
 
 
-def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomVjp:
+def custom_vjp(
+    fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
+) -> CustomVjp:
     """A function whose reverse-mode derivative is a rule of yours, set with `.defvjp(fwd, bwd)`.
 
     Args:
@@ -308,7 +385,8 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Raises:
         ShardError: when called without a rule.
         TreeError: when called, a rule whose results do not fit the function's.
-        CaptureError: forward mode, for which there is no rule; a closed-over value that is differentiated.
+        CaptureError: forward mode, for which there is no rule; a closed-over value that is
+            differentiated.
 
     Source: jax.custom_vjp.
 
@@ -320,12 +398,17 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
         tensor(1.)
     """
     check_function("custom_vjp", fn)
-    numbers = check_argnums(f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
+    numbers = check_argnums(
+        f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums
+    )
     return CustomVjp((fn,), numbers, [])
 
 
-def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
-    """A function whose derivative is a rule of yours, set with `.defjvp(rule)`; reverse mode transposes it.
+def custom_jvp(
+    fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
+) -> CustomJvp:
+    """A function whose derivative is a rule of yours, set with `.defjvp(rule)`; reverse mode
+    transposes it.
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
@@ -344,10 +427,17 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Example:
         >>> import torch, shardfn as sf
         >>> step = sf.custom_jvp(lambda x: (x > 0).to(x.dtype))
-        >>> rule = step.defjvp(lambda primals, tangents: ((primals[0] > 0).float(), tangents[0] * 0.5))
+        >>> rule = step.defjvp(
+        ...     lambda primals, tangents: (
+        ...         (primals[0] > 0).float(),
+        ...         tangents[0] * 0.5,
+        ...     )
+        ... )
         >>> sf.grad(step)(torch.tensor(2.0))
         tensor(0.5000)
     """
     check_function("custom_jvp", fn)
-    numbers = check_argnums(f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
+    numbers = check_argnums(
+        f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums
+    )
     return CustomJvp((fn,), numbers, [])

@@ -28,14 +28,27 @@ class ValueAndGrad(Transformed):
     has_aux: bool
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        return self.returned(*self.placed(self.found(args, kwargs), args, self.wishes(args)))
+        return self.returned(
+            *self.placed(self.found(args, kwargs), args, self.wishes(args))
+        )
 
-    def found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[torch.Tensor]]:
+    def found(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, list[torch.Tensor]]:
         """(value, aux or None, gradients); the gradients are not placed yet."""
-        return differentiate(self.verb, self.fn, self.numbers(len(args)), self.has_aux, args, kwargs)
+        return differentiate(
+            self.verb, self.fn, self.numbers(len(args)), self.has_aux, args, kwargs
+        )
 
-    def placed(self, found: tuple[Any, Any, list[torch.Tensor]], args: tuple[Any, ...], wishes: list[str]) -> tuple[Any, Any, Any]:
-        """(value, aux, gradients in the tree of their arguments, each placed as its argument is)."""
+    def placed(
+        self,
+        found: tuple[Any, Any, list[torch.Tensor]],
+        args: tuple[Any, ...],
+        wishes: list[str],
+    ) -> tuple[Any, Any, Any]:
+        """(value, aux, gradients in the tree of their arguments, each placed as its argument
+        is).
+        """
         value, aux, gradients = found
         chosen = tuple(args[n] for n in self.numbers(len(args)))
         placed = placement.align(gradients, _tree.tensors(chosen), wishes)
@@ -44,7 +57,9 @@ class ValueAndGrad(Transformed):
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         """How the reduction of each gradient may travel: as it likes."""
-        return [""] * len(_tree.tensors(tuple(args[n] for n in self.numbers(len(args)))))
+        return [""] * len(
+            _tree.tensors(tuple(args[n] for n in self.numbers(len(args))))
+        )
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         """The result, of what was found."""
@@ -52,7 +67,9 @@ class ValueAndGrad(Transformed):
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """The positions of the arguments to differentiate, of so many."""
-        return positions(f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count)
+        return positions(
+            f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count
+        )
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))
@@ -101,7 +118,9 @@ def differentiate(
 
 
 class Loss(Flattened):
-    """A scalar function of trees as one of a tuple of tensors: it returns (scalar, tensors of aux)."""
+    """A scalar function of trees as one of a tuple of tensors: it returns (scalar, tensors of
+    aux).
+    """
 
     def __call__(self, primals: tuple[torch.Tensor, ...]) -> Any:
         out = Flattened.__call__(self, *primals)
@@ -123,24 +142,33 @@ def refuse_loss(name: str, what: str) -> None:
         CaptureError: always.
     """
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
-    text = problem(f"the gradient of {name}", f"its value is {what}", needed="a floating scalar", fix=fix)
+    text = problem(
+        f"the gradient of {name}",
+        f"its value is {what}",
+        needed="a floating scalar",
+        fix=fix,
+    )
     raise CaptureError(text, fix=fix)
 
 
-def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> ValueAndGrad:
+def value_and_grad(
+    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+) -> ValueAndGrad:
     """A function that returns the value of a scalar function and its gradient.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        argnums: which positional arguments to differentiate; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
 
     Returns:
-        A function of the same arguments that returns (value, gradients), or ((value, aux), gradients). A gradient has the
-        shape, dtype and placement of its argument.
+        A function of the same arguments that returns (value, gradients), or ((value, aux),
+        gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        TreeError: argnums that are no positions; when called, positions that the call does not
+            have.
         CaptureError: when called, if fn does not return a scalar.
 
     Source: jax.value_and_grad.
@@ -154,20 +182,24 @@ def value_and_grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool =
     return ValueAndGrad((fn,), argnums, has_aux)
 
 
-def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
+def grad(
+    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Grad:
     """A function that returns the gradient of a scalar function.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate; each may be a tree of floating tensors.
+        argnums: which positional arguments to differentiate; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
 
     Returns:
-        A function of the same arguments that returns the gradients, or (gradients, aux). A gradient has the shape, dtype
-        and placement of its argument.
+        A function of the same arguments that returns the gradients, or (gradients, aux). A
+        gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        TreeError: argnums that are no positions; when called, positions that the call does not
+            have.
         CaptureError: when called, if fn does not return a scalar.
 
     Source: jax.grad.

@@ -46,14 +46,18 @@ class Jacobian(Transformed):
         """The derivatives of one result: zeros for those of a number."""
         if x is None:
             return None
-        row = next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
+        row = (
+            next(rows) if isinstance(x, torch.Tensor) else self.zeros(flat.primals)
+        )
         return self.nested(flat, row)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
         """The derivatives of a number."""
         return [torch.zeros_like(x) for x in primals]
 
-    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+    def derived(
+        self, flat: Flattened, numbers: tuple[int, ...]
+    ) -> Callable[..., Any]:
         """The matrix of a flat function: for each result, for each of these arguments."""
         return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
 
@@ -75,7 +79,9 @@ class Forward(Jacobian):
 
     verb: ClassVar[str] = "jacfwd"
 
-    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+    def derived(
+        self, flat: Flattened, numbers: tuple[int, ...]
+    ) -> Callable[..., Any]:
         return torch.func.jacfwd(flat, argnums=numbers, has_aux=self.has_aux)
 
 
@@ -85,31 +91,43 @@ class Hessian(Jacobian):
 
     verb: ClassVar[str] = "hessian"
 
-    def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
+    def derived(
+        self, flat: Flattened, numbers: tuple[int, ...]
+    ) -> Callable[..., Any]:
         inner = torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
         return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
-        return [[x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals]
+        return [
+            [x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals
+        ]
 
     def nested(self, flat: Flattened, row: Any) -> Any:
-        return Jacobian.nested(self, flat, [Jacobian.nested(self, flat, column) for column in row])
+        return Jacobian.nested(
+            self, flat, [Jacobian.nested(self, flat, column) for column in row]
+        )
 
 
-def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
-    """A function that returns the Jacobian, a row at a time in reverse mode: for more inputs than outputs.
+def jacrev(
+    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Jacobian:
+    """A function that returns the Jacobian, a row at a time in reverse mode: for more inputs
+    than outputs.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data beside the value.
 
     Returns:
-        A function of the same arguments that returns, in the tree of the value, trees like the arguments; a leaf has the shape
-        of the result followed by that of the argument. With `has_aux`, (that, aux).
+        A function of the same arguments that returns, in the tree of the value, trees like the
+        arguments; a leaf has the shape of the result followed by that of the argument. With
+        `has_aux`, (that, aux).
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        TreeError: argnums that are no positions; when called, positions that the call does not
+            have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacrev.
@@ -124,19 +142,24 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
     return Jacobian((fn,), argnums, has_aux)
 
 
-def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
-    """A function that returns the Jacobian, a column at a time in forward mode: for more outputs than inputs.
+def jacfwd(
+    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Forward:
+    """A function that returns the Jacobian, a column at a time in forward mode: for more
+    outputs than inputs.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data beside the value.
 
     Returns:
         A function of the same arguments that returns what `jacrev` returns.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        TreeError: argnums that are no positions; when called, positions that the call does not
+            have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.jacfwd.
@@ -151,19 +174,24 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
     return Forward((fn,), argnums, has_aux)
 
 
-def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
+def hessian(
+    fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Hessian:
     """A function that returns the matrix of second derivatives, forward over reverse.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating tensors.
+        argnums: which positional arguments to differentiate by; each may be a tree of floating
+            tensors.
         has_aux: whether fn returns auxiliary data beside the value.
 
     Returns:
-        A function of the same arguments that returns, in the tree of the value, trees of trees like the arguments.
+        A function of the same arguments that returns, in the tree of the value, trees of trees
+        like the arguments.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not have.
+        TreeError: argnums that are no positions; when called, positions that the call does not
+            have.
         CaptureError: when called, if fn cannot be read as one graph.
 
     Source: jax.hessian.

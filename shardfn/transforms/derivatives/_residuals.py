@@ -48,7 +48,10 @@ class Residual:
 
     def __str__(self) -> str:
         where = f"# {os.path.basename(self.source)}" if self.source else ""
-        return f"{tensor_type(self.shape, self.dtype):<24} {human_bytes(self.nbytes):>10}  {self.why:<44} {where}".rstrip()
+        return (
+            f"{tensor_type(self.shape, self.dtype):<24} {human_bytes(self.nbytes):>10}  "
+            f"{self.why:<44} {where}"
+        ).rstrip()
 
 
 @attrs.frozen(repr=False)
@@ -78,8 +81,16 @@ class Residuals:
         return self.entries[i]
 
     def __str__(self) -> str:
-        total = f"{human_bytes(self.nbytes)}, of which {human_bytes(self.activation_bytes)} were computed"
-        return "\n".join([f"residuals of {self.name}: {len(self)} values, {total}", *(f"  {r}" for r in self.entries)])
+        total = (
+            f"{human_bytes(self.nbytes)}, of which {human_bytes(self.activation_bytes)} were "
+            "computed"
+        )
+        return "\n".join(
+            [
+                f"residuals of {self.name}: {len(self)} values, {total}",
+                *(f"  {r}" for r in self.entries),
+            ]
+        )
 
     __repr__ = __str__
 
@@ -93,16 +104,30 @@ class _Backward(Transformed):
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         leaves = _tree.quick_leaves(args)
-        numbers = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        refuse_none(f"saved_residuals({name_of(self.fn)})", "argument", len(numbers))
+        numbers = [
+            i
+            for i, x in enumerate(leaves)
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        ]
+        refuse_none(
+            f"saved_residuals({name_of(self.fn)})", "argument", len(numbers)
+        )
 
         def flat(*primals: torch.Tensor) -> Any:
             filled = list(leaves)
             for i, x in zip(numbers, primals, strict=True):
                 filled[i] = x
-            out = _tree.quick_leaves((self.fn(*_tree.refill(args, iter(filled)), **kwargs),))
-            floating = [x for x in out if isinstance(x, torch.Tensor) and x.is_floating_point()]
-            refuse_none(f"saved_residuals({name_of(self.fn)})", "result", len(floating))
+            out = _tree.quick_leaves(
+                (self.fn(*_tree.refill(args, iter(filled)), **kwargs),)
+            )
+            floating = [
+                x
+                for x in out
+                if isinstance(x, torch.Tensor) and x.is_floating_point()
+            ]
+            refuse_none(
+                f"saved_residuals({name_of(self.fn)})", "result", len(floating)
+            )
             return tuple(floating)
 
         values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
@@ -125,14 +150,24 @@ def refuse_none(name: str, what: str, count: int) -> None:
     """
     if not count:
         fix = "a function of floating tensors, with floating results"
-        raise CaptureError(problem(name, f"no {what} is a floating tensor", needed="at least one", fix=fix), fix=fix)
+        raise CaptureError(
+            problem(
+                name,
+                f"no {what} is a floating tensor",
+                needed="at least one",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
 def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
-    """What is kept of a function's forward for its backward: each value with its bytes, the reason and the line.
+    """What is kept of a function's forward for its backward: each value with its bytes, the
+    reason and the line.
 
-    The backward is that of all floating results, with respect to all floating positional arguments. Nothing is run.
-    Values that share memory count once; bytes are those of whole tensors, before a mesh cuts them.
+    The backward is that of all floating results, with respect to all floating positional
+    arguments. Nothing is run. Values that share memory count once; bytes are those of whole
+    tensors, before a mesh cuts them.
 
     Args:
         fn: a function of pytrees; `checkpoint` inside of it, or around it, counts.
@@ -161,14 +196,29 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
 
 def _records(program: Program) -> Iterator[Residual]:
     graph = program.graph.graph
-    paths = dict(zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True))
-    named = {owner_of(node): names_of(node) for node in graph.nodes if names_of(node)}
+    paths = dict(
+        zip(graph.find_nodes(op="placeholder"), program.in_paths, strict=True)
+    )
+    named = {
+        owner_of(node): names_of(node) for node in graph.nodes if names_of(node)
+    }
     for node in residuals(graph):
-        why = _argument(paths[node]) if node in paths else _named(named[node]) if node in named else _output(node)
+        why = (
+            _argument(paths[node])
+            if node in paths
+            else _named(named[node])
+            if node in named
+            else _output(node)
+        )
         value = node.meta["val"]
         values = value if isinstance(value, (tuple, list)) else [value]
         for x in values:
-            yield Residual(tuple(x.shape), x.dtype, why, None if node in paths else node.meta["source"])
+            yield Residual(
+                tuple(x.shape),
+                x.dtype,
+                why,
+                None if node in paths else node.meta["source"],
+            )
 
 
 def _argument(path: str) -> str:

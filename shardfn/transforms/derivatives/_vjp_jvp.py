@@ -74,7 +74,9 @@ class Reverse(Forward):
         return pulled(name_of(self.fn), flat, pull, cotangent)
 
 
-def flattened(verb: str, fn: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool) -> Flattened:
+def flattened(
+    verb: str, fn: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool
+) -> Flattened:
     """A function of the floating tensors among its arguments.
 
     Raises:
@@ -86,13 +88,17 @@ def flattened(verb: str, fn: Callable[..., Any], primals: tuple[Any, ...], has_a
     return Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
 
 
-def pulled(name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any) -> Any:
+def pulled(
+    name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any
+) -> Any:
     """The cotangents of the primals, in their trees; None for what has no derivative."""
     value = flat.returned[0][0][0]
     names, paths = ("the cotangents", "the results"), ("cotangent", "result")
     given = paired(f"vjp({name})", cotangent, value, names, paths)
     pairs = zip(given, _tree.quick_leaves((value,)), strict=True)
-    cotangents = [_materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]
+    cotangents = [
+        _materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)
+    ]
     found, primals = list(pull(tuple(cotangents))), list(flat.primals)
     return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
 
@@ -112,10 +118,18 @@ def check_tuples(name: str, primals: str, tangents: str) -> None:
     if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
         fix = "jvp(fn, (x,), (dx,))"
         got = f"primals are a {primals}, tangents a {tangents}"
-        raise TreeError(problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix), fix=fix)
+        raise TreeError(
+            problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix),
+            fix=fix,
+        )
 
 
-def jvp(fn: Callable[..., Any], primals: tuple[Any, ...], tangents: tuple[Any, ...], has_aux: bool = False) -> Any:
+def jvp(
+    fn: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    has_aux: bool = False,
+) -> Any:
     """The value of a function, and how it changes when the arguments change by the tangents.
 
     Args:
@@ -150,8 +164,9 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         has_aux: whether fn returns auxiliary data beside the value.
 
     Returns:
-        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each argument, placed as it is.
-        Called outside of any transform it computes the value again on the way: nothing of the first call is kept.
+        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for
+        each argument, placed as it is. Called outside of any transform it computes the value
+        again on the way: nothing of the first call is kept.
 
     Raises:
         TreeError: from pull, a cotangent that does not fit the value.
@@ -160,17 +175,23 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> value, pull = sf.vjp(lambda x, y: x * y, torch.tensor(3.0), torch.tensor(4.0))
+        >>> value, pull = sf.vjp(
+        ...     lambda x, y: x * y, torch.tensor(3.0), torch.tensor(4.0)
+        ... )
         >>> value, pull(torch.tensor(1.0))
         (tensor(12.), (tensor(4.), tensor(3.)))
     """
     if _compat.is_tracing() or _compat.inside_transform():
         flat = flattened("vjp", fn, primals, has_aux)
         value, pull, *aux = torch.func.vjp(flat, *flat.primals, has_aux=has_aux)
-        back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)  # noqa: E731
-        return (flat.value(value), back, flat.aux(aux[0])) if has_aux else (flat.value(value), back)
+        back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)
+        return (
+            (flat.value(value), back, flat.aux(aux[0]))
+            if has_aux
+            else (flat.value(value), back)
+        )
     value = Evaluated((fn,))(*primals)
-    pull = lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent)  # noqa: E731
+    pull = lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent)
     return (value[0], pull, value[1]) if has_aux else (value, pull)
 
 
@@ -182,7 +203,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         primals: its arguments, trees of floating tensors.
 
     Returns:
-        (value, push). `push(*tangents)` returns the tangent of the value; it computes the value again on the way.
+        (value, push). `push(*tangents)` returns the tangent of the value; it computes the value
+        again on the way.
 
     Raises:
         TreeError: from push, tangents that do not fit the primals.
@@ -195,4 +217,6 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         >>> value, push(torch.tensor(2.0))
         (tensor(0.), tensor(2.))
     """
-    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(primals, tangents)[1]
+    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(
+        primals, tangents
+    )[1]

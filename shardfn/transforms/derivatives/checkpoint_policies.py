@@ -1,4 +1,5 @@
-"""Policies for `checkpoint`: which values of a checkpointed call its backward keeps; under JAX's names.
+"""Policies for `checkpoint`: which values of a checkpointed call its backward keeps; under
+JAX's names.
 
 A policy is a text. What is not kept is computed again.
 """
@@ -7,10 +8,16 @@ from __future__ import annotations
 
 from ...capture.checkpoint import policies
 
-everything_saveable = "everything_saveable"  # keep all that the backward reads, as without `checkpoint`
-nothing_saveable = "nothing_saveable"  # keep only what goes in
-dots_saveable = checkpoint_dots = "dots_saveable"  # keep the results of matrix products, attention and convolutions
-dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = "dots_with_no_batch_dims_saveable"  # not of batches
+# save all residuals, as without `checkpoint`
+everything_saveable = "everything_saveable"
+# save the inputs only
+nothing_saveable = "nothing_saveable"
+dots_saveable = checkpoint_dots = (
+    "dots_saveable"  # keep the results of matrix products, attention and convolutions
+)
+dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = (
+    "dots_with_no_batch_dims_saveable"  # not of batches
+)
 
 
 def save_only_these_names(*names: str) -> str:

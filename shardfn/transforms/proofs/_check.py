@@ -29,8 +29,10 @@ def check(
     Args:
         fn: a pure function of pytrees of tensors.
         args: its arguments, whole tensors.
-        worlds: each a number of ranks, on a mesh with the one axis "dp"; or a dict of axis names and sizes.
-        placements: `in_placements` of `shard`; by default every tensor that has dims is cut on its first, over the first axis.
+        worlds: each a number of ranks, on a mesh with the one axis "dp"; or a dict of axis
+            names and sizes.
+        placements: `in_placements` of `shard`; by default every tensor that has dims is cut on
+            its first, over the first axis.
         rtol: relative tolerance.
         atol: absolute tolerance.
 
@@ -48,29 +50,55 @@ def check(
         {2: 0.0}
     """
     wanted = _tree.flatten(fn(*args))
-    return {_name(world): _differ(fn, args, world, placements, wanted, (rtol, atol)) for world in worlds}
+    return {
+        _name(world): _differ(fn, args, world, placements, wanted, (rtol, atol))
+        for world in worlds
+    }
 
 
 def _name(world: Any) -> Any:
     return world if isinstance(world, int) else tuple(world.items())
 
 
-def _differ(fn: Any, args: Any, world: Any, placements: Any, wanted: Any, tolerance: tuple[float, float]) -> float:
+def _differ(
+    fn: Any,
+    args: Any,
+    world: Any,
+    placements: Any,
+    wanted: Any,
+    tolerance: tuple[float, float],
+) -> float:
     axes = {"dp": world} if isinstance(world, int) else dict(world)
     size = 1
     for n in axes.values():
         size *= n
     with fake_world(size):
         mesh = make_mesh(tuple(axes.values()), tuple(axes), device_type="cpu")
-        specs = _tree.tree_map(lambda x: _first_dim(x, next(iter(axes))), args) if placements is None else placements
+        specs = (
+            _tree.tree_map(lambda x: _first_dim(x, next(iter(axes))), args)
+            if placements is None
+            else placements
+        )
         got = full(shard(fn, mesh, specs, backend="aten")(*args))
     worst = 0.0
-    for path, a, b in zip(_tree.paths(got), _tree.leaves(got), wanted[0], strict=True):
+    for path, a, b in zip(
+        _tree.paths(got), _tree.leaves(got), wanted[0], strict=True
+    ):
         if not isinstance(b, torch.Tensor):
             continue
-        worst = max(worst, float((a - b).abs().max()) if b.numel() and b.dtype != torch.bool else 0.0)
-        if not torch.allclose(a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True):
-            text = problem(f"check, world {_name(world)}, result{path}", f"sharded differs from plain by up to {worst:.3g}")
+        worst = max(
+            worst,
+            float((a - b).abs().max())
+            if b.numel() and b.dtype != torch.bool
+            else 0.0,
+        )
+        if not torch.allclose(
+            a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True
+        ):
+            text = problem(
+                f"check, world {_name(world)}, result{path}",
+                f"sharded differs from plain by up to {worst:.3g}",
+            )
             raise DivergenceError(text, arg_path=path)
     return worst
 

@@ -1,4 +1,6 @@
-"""The proof of a sharding rule: the op run on pieces, in every way that the rule allows, against the op on whole inputs."""
+"""The proof of a sharding rule: the op run on pieces, in every way that the rule allows,
+against the op on whole inputs.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,30 @@ from ...schedule import agenda, schedule
 from ...types import PENDING, TENSOR, LocalProgram, Mark, MeshAxes
 from ..derivatives._grad import grad
 
-WORLDS = (2, 3, 5)  # a size that is no multiple of 30 is cut unevenly by one of them
-TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+WORLDS = (
+    2,
+    3,
+    5,
+)  # a size that is no multiple of 30 is cut unevenly by one of them
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.complex128: 1e-10,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
 INEXACT = 1e-4  # of other floating dtypes; whole numbers are exact
-FAILS = (AssertionError, RuleError, RuntimeError, ValueError, TypeError, IndexError)  # what an op, its fake, or a wrong shape raises
-FIX = "need_whole for a factor that the op works along, 'R' in a function's choice; or a rule that says what the op does"
+FAILS = (
+    AssertionError,
+    RuleError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+)  # what an op, its fake, or a wrong shape raises
+FIX = (
+    "need_whole for a factor that the op works along, 'R' in a function's choice; or a rule "
+    "that says what the op does"
+)
 
 
 class Sample:
@@ -36,7 +57,9 @@ class Sample:
         RuleError: the op does not run on such arguments, or has no fake implementation.
     """
 
-    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.mode = _compat.FakeTensorMode()
         self.tensors: list[torch.Tensor] = []
         self.graph = torch.fx.Graph()
@@ -47,14 +70,27 @@ class Sample:
             with torch.no_grad():
                 self.results = _tensors(target(*args, **kwargs))
             with self.mode:
-                self.node.meta.update(val=target(*fake[0], **fake[1]), phase="forward", source=None)
+                self.node.meta.update(
+                    val=target(*fake[0], **fake[1]), phase="forward", source=None
+                )
         except Exception as error:
-            fix = "arguments that the op takes, and a fake implementation: torch.library.register_fake"
+            fix = (
+                "arguments that the op takes, and a fake implementation: "
+                "torch.library.register_fake"
+            )
             first = str(error).strip().split("\n", maxsplit=1)[0]
-            text = problem(f"rule({target}), example", f"the op does not run: {first}", fix=fix)
+            text = problem(
+                f"rule({target}), example", f"the op does not run: {first}", fix=fix
+            )
             raise RuleError(text, fix=fix) from error
         ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
-        self.call = OpCall(target, self.node.args, dict(self.node.kwargs), ins, tuple(_tensors(self.node.meta["val"])))
+        self.call = OpCall(
+            target,
+            self.node.args,
+            dict(self.node.kwargs),
+            ins,
+            tuple(_tensors(self.node.meta["val"])),
+        )
 
     def choices(self, rule: Rule) -> list[Choice]:
         """What a rule offers for this call."""
@@ -67,11 +103,14 @@ class Sample:
         return node
 
 
-def prove_values(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def prove_values(
+    rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Prove every choice of a rule for these arguments.
 
     Raises:
-        RuleError: a choice that is not right: which, on how many ranks, the shapes, the first element that differs.
+        RuleError: a choice that is not right: which, on how many ranks, the shapes, the first
+            element that differs.
     """
     sample = Sample(target, args, kwargs)
     for choice in sample.choices(rule):
@@ -81,67 +120,139 @@ def prove_values(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
     call, axes = sample.call, MeshAxes(("axis",), (n,))
-    marks = [_fit(x, m, n) for x, m in zip((*call.ins, *call.outs), (*choice[0], *choice[1]), strict=True)]
+    marks = [
+        _fit(x, m, n)
+        for x, m in zip(
+            (*call.ins, *call.outs), (*choice[0], *choice[1]), strict=True
+        )
+    ]
     if None in marks:
-        return  # runs that do not fit this many ranks: the partition does not take the choice either
-    slots = [steps.Slot(i, x, m) for i, (x, m) in enumerate(zip((*call.ins, *call.outs), marks, strict=True))]
+        # runs that do not fit this many ranks: the partition does not take the choice either
+        return
+    slots = [
+        steps.Slot(i, x, m)
+        for i, (x, m) in enumerate(zip((*call.ins, *call.outs), marks, strict=True))
+    ]
     ins, outs = tuple(slots[: len(call.ins)]), tuple(slots[len(call.ins) :])
-    columns = [_pieces(x, slot.marks, axes) for x, slot in zip(sample.tensors, ins, strict=True)]
+    columns = [
+        _pieces(x, slot.marks, axes)
+        for x, slot in zip(sample.tensors, ins, strict=True)
+    ]
     try:
-        found = run(Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs), columns)
+        found = run(
+            Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs), columns
+        )
     except FAILS as error:
-        said = str(error).strip().split("\n", maxsplit=1)[0].removeprefix(f"rule({call.target}): ")
-        raise _refuted(call, choice, n, f"the op fails on the pieces: {said}") from error
+        said = (
+            str(error)
+            .strip()
+            .split("\n", maxsplit=1)[0]
+            .removeprefix(f"rule({call.target}): ")
+        )
+        raise _refuted(
+            call, choice, n, f"the op fails on the pieces: {said}"
+        ) from error
     tolerance = max(_tolerance(x) for x in (*sample.tensors, *sample.results))
-    for i, (column, wanted, slot) in enumerate(zip(found, sample.results, outs, strict=True)):
+    for i, (column, wanted, slot) in enumerate(
+        zip(found, sample.results, outs, strict=True)
+    ):
         if wrong := _difference(column, wanted, slot.marks, axes, tolerance):
-            raise _refuted(call, choice, n, f"result {i}, shape {tuple(wanted.shape)}: {wrong}")
+            raise _refuted(
+                call, choice, n, f"result {i}, shape {tuple(wanted.shape)}: {wrong}"
+            )
 
 
-def prove_gradient(rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Prove that the gradient of a custom op is right when its inputs are cut as its rule says first.
+def prove_gradient(
+    rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Prove that the gradient of a custom op is right when its inputs are cut as its rule says
+    first.
 
     Raises:
         RuleError: a gradient that differs from autograd's, or that cannot be captured.
     """
     sample = Sample(target, args, kwargs)
-    floating = tuple(i for i, x in enumerate(sample.tensors) if x.is_floating_point())
+    floating = tuple(
+        i for i, x in enumerate(sample.tensors) if x.is_floating_point()
+    )
     if not floating or not any(x.is_floating_point() for x in sample.results):
         return
 
-    empty = _mapped((args, kwargs), lambda _: TENSOR)  # so that no tensor is closed over
+    empty = _mapped(
+        (args, kwargs), lambda _: TENSOR
+    )  # so that no tensor is closed over
 
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         args, kwargs = _filled(empty, iter(tensors))
-        return sum((x * x).sum() for x in _tensors(target(*args, **kwargs)) if x.is_floating_point())
+        return sum(
+            (x * x).sum()
+            for x in _tensors(target(*args, **kwargs))
+            if x.is_floating_point()
+        )
 
-    leaves = [x.clone().requires_grad_(i in floating) for i, x in enumerate(sample.tensors)]
-    wanted = torch.autograd.grad(loss(*leaves), [leaves[i] for i in floating], allow_unused=True)
+    leaves = [
+        x.clone().requires_grad_(i in floating)
+        for i, x in enumerate(sample.tensors)
+    ]
+    wanted = torch.autograd.grad(
+        loss(*leaves), [leaves[i] for i in floating], allow_unused=True
+    )
     name, paths = f"grad({target})", [f"input {i}" for i in range(len(leaves))]
     try:
-        captured = capture(grad(loss, floating).inline, name, tuple(sample.tensors), {}, paths)
+        captured = capture(
+            grad(loss, floating).inline, name, tuple(sample.tensors), {}, paths
+        )
     except ShardError as error:
-        raise RuleError(f"rule({target}), its gradient\n{error}", fix=error.fix) from error
-    cutting = [c for c in sample.choices(rule) if any(layout.split(m) for m in c[0]) and not {*c[0]} & {*PENDING}]
+        raise RuleError(
+            f"rule({target}), its gradient\n{error}", fix=error.fix
+        ) from error
+    cutting = [
+        c
+        for c in sample.choices(rule)
+        if any(layout.split(m) for m in c[0]) and not {*c[0]} & {*PENDING}
+    ]
     for choice in cutting[:1]:
         for n in WORLDS:
             _prove_captured(sample, captured, choice, n, wanted)
 
 
-def _prove_captured(sample: Sample, captured: Any, choice: Choice, n: int, wanted: Sequence[Any]) -> None:
-    axes, tensors = MeshAxes(("axis",), (n,)), [*sample.tensors, *captured.closed_over]
-    marks = [_fit(x, m, n) or ("R",) for x, m in zip(sample.call.ins, choice[0], strict=True)]
+def _prove_captured(
+    sample: Sample, captured: Any, choice: Choice, n: int, wanted: Sequence[Any]
+) -> None:
+    axes, tensors = (
+        MeshAxes(("axis",), (n,)),
+        [*sample.tensors, *captured.closed_over],
+    )
+    marks = [
+        _fit(x, m, n) or ("R",)
+        for x, m in zip(sample.call.ins, choice[0], strict=True)
+    ]
     marks += [("R",)] * len(captured.closed_over)
     chosen = propagate(captured.program, axes, marks, [None] * len(wanted))
-    found = run(chosen, [_pieces(x, m, axes) for x, m in zip(tensors, marks, strict=True)])
+    found = run(
+        chosen, [_pieces(x, m, axes) for x, m in zip(tensors, marks, strict=True)]
+    )
     tolerance = max(_tolerance(x) for x in tensors)
-    for i, (column, gradient, slot) in enumerate(zip(found, wanted, chosen.outs, strict=True)):
-        whole = torch.zeros_like(slot.value, device="cpu") if gradient is None else gradient
+    for i, (column, gradient, slot) in enumerate(
+        zip(found, wanted, chosen.outs, strict=True)
+    ):
+        whole = (
+            torch.zeros_like(slot.value, device="cpu")
+            if gradient is None
+            else gradient
+        )
         if wrong := _difference(column, whole, slot.marks, axes, tolerance):
-            raise _refuted(sample.call, choice, n, f"gradient {i}, shape {tuple(whole.shape)}: {wrong}")
+            raise _refuted(
+                sample.call,
+                choice,
+                n,
+                f"gradient {i}, shape {tuple(whole.shape)}: {wrong}",
+            )
 
 
-def run(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+def run(
+    plan: Plan, columns: Sequence[Sequence[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
     """Every result's pieces by rank, in a simulated world.
 
     Args:
@@ -157,7 +268,9 @@ def run(plan: Plan, columns: Sequence[Sequence[torch.Tensor]]) -> list[list[torc
 
 
 def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
-    graphs = schedule(emit(plan, coordinates, plan.axes.names, "cpu"), agenda(plan, "proof"))
+    graphs = schedule(
+        emit(plan, coordinates, plan.axes.names, "cpu"), agenda(plan, "proof")
+    )
     return LocalProgram(
         name="proof",
         axes=plan.axes,
@@ -172,12 +285,17 @@ def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
     )
 
 
-def _pieces(x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes) -> list[torch.Tensor]:
+def _pieces(
+    x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes
+) -> list[torch.Tensor]:
     """What each rank holds: its chunk, all of it, or a term of a pending reduction."""
     if marks[0] not in PENDING:
         return [cut(x, tuple(marks), axes, c) for c in all_coordinates(axes)]
     generator = torch.Generator().manual_seed(0)
-    noise = [torch.rand(x.shape, generator=generator).mul(9).to(x.dtype) for _ in range(axes.sizes[0] - 1)]
+    noise = [
+        torch.rand(x.shape, generator=generator).mul(9).to(x.dtype)
+        for _ in range(axes.sizes[0] - 1)
+    ]
     if x.dtype == torch.bool:
         return [x, *map(torch.zeros_like, noise)]
     if marks[0] == "sum":
@@ -185,25 +303,43 @@ def _pieces(x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes) -> list[torc
     return [*(x - r if marks[0] == "max" else x + r for r in noise), x]
 
 
-def _difference(column: Sequence[torch.Tensor], wanted: torch.Tensor, marks: Any, axes: MeshAxes, tolerance: float) -> str | None:
+def _difference(
+    column: Sequence[torch.Tensor],
+    wanted: torch.Tensor,
+    marks: Any,
+    axes: MeshAxes,
+    tolerance: float,
+) -> str | None:
     """Where the pieces of a result are not those of the wanted value."""
     if marks == ("R",):
-        return next((wrong for x in column if (wrong := _first(x, wanted, tolerance))), None)
+        return next(
+            (wrong for x in column if (wrong := _first(x, wanted, tolerance))), None
+        )
     return _first(join(column, wanted.shape, marks, axes), wanted, tolerance)
 
 
 def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-        return f"the pieces make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} {wanted.dtype}"
-    wrong = ~torch.isclose(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return (
+            f"the pieces make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
+            f"{wanted.dtype}"
+        )
+    wrong = ~torch.isclose(
+        got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
     if not wrong.any():
         return None
     at = tuple(wrong.nonzero()[0].tolist())
-    return f"the first element that differs is at {at}: got {got[at].item()}, wanted {wanted[at].item()}"
+    return (
+        f"the first element that differs is at {at}: got {got[at].item()}, wanted "
+        f"{wanted[at].item()}"
+    )
 
 
 def _tolerance(x: torch.Tensor) -> float:
-    return TOLERANCE.get(x.dtype, INEXACT if x.is_floating_point() or x.is_complex() else 0.0)
+    return TOLERANCE.get(
+        x.dtype, INEXACT if x.is_floating_point() or x.is_complex() else 0.0
+    )
 
 
 def _fit(x: torch.Tensor, mark: Mark, n: int) -> Any:
@@ -212,12 +348,28 @@ def _fit(x: torch.Tensor, mark: Mark, n: int) -> Any:
 
 def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
     shapes = ", ".join(f"{tuple(x.shape)}" for x in call.ins)
-    lines = (f"the choice {choice[0]} -> {choice[1]} is not right on {n} ranks", f"inputs {shapes}", wrong)
-    return RuleError(problem(f"rule({call.target})", *lines, needed="what the op gives on whole inputs", fix=FIX), fix=FIX)
+    lines = (
+        f"the choice {choice[0]} -> {choice[1]} is not right on {n} ranks",
+        f"inputs {shapes}",
+        wrong,
+    )
+    return RuleError(
+        problem(
+            f"rule({call.target})",
+            *lines,
+            needed="what the op gives on whole inputs",
+            fix=FIX,
+        ),
+        fix=FIX,
+    )
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else [r for r in result if isinstance(r, torch.Tensor)]
+    return (
+        [result]
+        if isinstance(result, torch.Tensor)
+        else [r for r in result if isinstance(r, torch.Tensor)]
+    )
 
 
 def _mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
@@ -226,7 +378,11 @@ def _mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
         return fn(tree)
     if isinstance(tree, tuple | list):
         return type(tree)([_mapped(x, fn) for x in tree])
-    return {k: _mapped(x, fn) for k, x in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {k: _mapped(x, fn) for k, x in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
 
 
 def _filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
@@ -235,4 +391,8 @@ def _filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
         return next(feed)
     if isinstance(tree, tuple | list):
         return type(tree)([_filled(x, feed) for x in tree])
-    return {k: _filled(x, feed) for k, x in tree.items()} if isinstance(tree, dict) else tree
+    return (
+        {k: _filled(x, feed) for k, x in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )

@@ -71,45 +71,66 @@ def rule(
 ) -> Any:
     """Say how an operator may be sharded; it counts before the rule that shardfn has.
 
-    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and each result of the op's schema.
-    A factor that a result has cuts it; one that a result has not leaves it a pending sum. `...` stands for any leading
-    dims, 1 for a dim of size 1. A function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`) and
-    returns such a text, or a list of choices for one mesh axis: (marks of the inputs, marks of the results), a mark being
-    "R", a dim, (dim, unit), "sum", "max", "min" or a DTensor placement.
+    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and
+    each result of the op's schema. A factor that a result has cuts it; one that a result has
+    not leaves it a pending sum. `...` stands for any leading dims, 1 for a dim of size 1. A
+    function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`) and
+    returns such a text, or a list of choices for one mesh axis: (marks of the inputs, marks of
+    the results), a mark being "R", a dim, (dim, unit), "sum", "max", "min" or a DTensor
+    placement.
 
     Args:
         op: torch.ops.lib.name.overload, what `torch.library.custom_op` returned, or "lib::name".
         mapping: the text or the function; without it, a decorator of the function is returned.
-        need_whole: factors of a text that are never cut: those that the op works along; "..." for all leading dims.
-        example: positional arguments of the op, on the CPU, of uneven sizes and distinct values. With it every choice is proved at
-            once on 2, 3 and 5 simulated ranks, and the gradient if `register_autograd` gave one. A text with pending sums needs it.
+        need_whole: factors of a text that are never cut: those that the op works along; "..."
+            for all leading dims.
+        example: positional arguments of the op, on the CPU, of uneven sizes and distinct
+            values. With it every choice is proved at once on 2, 3 and 5 simulated ranks, and
+            the gradient if `register_autograd` gave one. A text with pending sums needs it.
 
     Returns:
-        The registered rule: `remove()` takes it away, as leaving its `with` block does; `check(*args)` proves it for other arguments.
+        The registered rule: `remove()` takes it away, as leaving its `with` block does;
+        `check(*args)` proves it for other arguments.
 
     Raises:
-        RuleError: an op that can have none, a mapping that does not fit it, or a choice that is not right, with a counterexample.
+        RuleError: an op that can have none, a mapping that does not fit it, or a choice that is
+            not right, with a counterexample.
 
-    Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of torch.distributed.tensor.
+    Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
+    torch.distributed.tensor.
 
     Example:
         >>> import torch, shardfn as sf
         >>> x = torch.rand(5, 3, 3)
-        >>> with sf.rule(torch.ops.aten.tril.default, "b i j -> b i j", need_whole=("i", "j"), example=(x,)) as tril:
+        >>> with sf.rule(
+        ...     torch.ops.aten.tril.default,
+        ...     "b i j -> b i j",
+        ...     need_whole=("i", "j"),
+        ...     example=(x,),
+        ... ) as tril:
         ...     print(tril, sf.check(torch.tril, x, worlds=[2]))
         rule(aten.tril.default): b i j -> b i j {2: 0.0}
     """
-    target, whole = _overload(op), (need_whole,) if isinstance(need_whole, str) else tuple(need_whole)
+    target, whole = (
+        _overload(op),
+        (need_whole,) if isinstance(need_whole, str) else tuple(need_whole),
+    )
     _refuse(target, example)
     if mapping is None:
         return functools.partial(_registered, target, whole=whole, example=example)
     return _registered(target, mapping, whole, example)
 
 
-def _registered(target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None) -> Rule:
+def _registered(
+    target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None
+) -> Rule:
     """The rule made, proved and registered."""
     _refuse_arguments(target, mapping, whole, example)
-    choices = _from_text(target, mapping, whole, example) if isinstance(mapping, str) else from_function(mapping)
+    choices = (
+        _from_text(target, mapping, whole, example)
+        if isinstance(mapping, str)
+        else from_function(mapping)
+    )
     entry = registry.Registered(target, choices)
     made = Rule(entry, mapping if isinstance(mapping, str) else name_of(mapping))
     if example is None:
@@ -126,18 +147,34 @@ def _registered(target: Any, mapping: Any, whole: tuple[str, ...], example: Sequ
     return made
 
 
-def _refuse_arguments(target: Any, mapping: Any, whole: tuple[str, ...], example: Any) -> None:
+def _refuse_arguments(
+    target: Any, mapping: Any, whole: tuple[str, ...], example: Any
+) -> None:
     causes = (
-        (not isinstance(mapping, str) and not callable(mapping), f"the rule is a {type(mapping).__name__}", "a text, or a function"),
-        (bool(whole) and not isinstance(mapping, str), "need_whole goes with a text", "'R' in the function's choices"),
-        (isinstance(example, torch.Tensor), "example is a tensor", "example=(x,), all positional arguments of the op"),
+        (
+            not isinstance(mapping, str) and not callable(mapping),
+            f"the rule is a {type(mapping).__name__}",
+            "a text, or a function",
+        ),
+        (
+            bool(whole) and not isinstance(mapping, str),
+            "need_whole goes with a text",
+            "'R' in the function's choices",
+        ),
+        (
+            isinstance(example, torch.Tensor),
+            "example is a tensor",
+            "example=(x,), all positional arguments of the op",
+        ),
     )
     for wrong, got, fix in causes:
         if wrong:
             raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
 
 
-def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> Choices:
+def _from_text(
+    target: Any, text: str, whole: tuple[str, ...], example: Any
+) -> Choices:
     where = f"rule({target}), {text!r}"
     factors, wrong = None, []
     try:
@@ -150,7 +187,10 @@ def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> 
         raise RuleError(problem(where, *wrong, needed=needed), fix=needed)
     if factors.contracted and example is None:
         fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
-        lines = [f"cutting {f} leaves a pending sum, which is right only if the op adds up over it" for f in factors.contracted]
+        lines = [
+            f"cutting {f} leaves a pending sum, which is right only if the op adds up over it"
+            for f in factors.contracted
+        ]
         raise RuleError(problem(where, *lines, needed="a proof", fix=fix), fix=fix)
     return factors.choices
 
@@ -164,25 +204,60 @@ def _overload(op: Any) -> Any:
     op, found = getattr(op, "_opoverload", op), []
     if isinstance(op, type(torch.ops.aten.add)):
         known = [getattr(op, overload) for overload in op.overloads()]
-        found = [o for o in known if tensor_arguments(o) and not any(a.is_out for a in o._schema.arguments)]
+        found = [
+            o
+            for o in known
+            if tensor_arguments(o)
+            and not any(a.is_out for a in o._schema.arguments)
+        ]
     elif isinstance(op, _compat.OpOverload):
         found = [op]
     if len(found) == 1:
         return found[0]
-    what = "" if op is None or isinstance(op, str) else f": it is a {type(op).__name__}"
-    got = f"it has {len(found)} overloads: {', '.join(map(str, found))}" if found else f"there is no such op{what}"
-    fix = "one of these" if found else "torch.ops.lib.name.overload, or what torch.library.custom_op returned"
-    raise RuleError(problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix)
+    what = (
+        ""
+        if op is None or isinstance(op, str)
+        else f": it is a {type(op).__name__}"
+    )
+    got = (
+        f"it has {len(found)} overloads: {', '.join(map(str, found))}"
+        if found
+        else f"there is no such op{what}"
+    )
+    fix = (
+        "one of these"
+        if found
+        else "torch.ops.lib.name.overload, or what torch.library.custom_op returned"
+    )
+    raise RuleError(
+        problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix
+    )
 
 
 def _refuse(target: Any, example: Sequence[Any] | None) -> None:
     """Refuse ops that no rule can be for."""
     schema = target._schema
     causes = (
-        (target.namespace == "shardfn", "it is one of shardfn's own", "sf.constrain says where a value is placed"),
-        (schema.is_mutable, f"it writes to its arguments: {schema}", "an op that returns the new value, as aten.add does for add_"),
-        (not tensor_arguments(target), "it takes no tensor, so there is nothing to place", "no rule: every rank computes the same"),
-        (refusals.RANDOM(target), "it draws random numbers, which ranks would draw differently", "pass random tensors in as arguments"),
+        (
+            target.namespace == "shardfn",
+            "it is one of shardfn's own",
+            "sf.constrain says where a value is placed",
+        ),
+        (
+            schema.is_mutable,
+            f"it writes to its arguments: {schema}",
+            "an op that returns the new value, as aten.add does for add_",
+        ),
+        (
+            not tensor_arguments(target),
+            "it takes no tensor, so there is nothing to place",
+            "no rule: every rank computes the same",
+        ),
+        (
+            refusals.RANDOM(target),
+            "it draws random numbers, which ranks would draw differently",
+            "pass random tensors in as arguments",
+        ),
         (is_composite(target), _parts(target, example), "rules for those"),
     )
     for wrong, got, fix in causes:
@@ -196,7 +271,7 @@ def _parts(target: Any, example: Sequence[Any] | None) -> str:
     if example is None or not is_composite(target):
         return f"{said}, which `fn.trace(*args)` shows"
     graph = _compat.trace_aten(target, list(example), decompositions.table())
-    names = dict.fromkeys(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+    names = dict.fromkeys(
+        str(n.target) for n in graph.graph.nodes if n.op == "call_function"
+    )
     return f"{said}: {', '.join(names)}"
-
-

@@ -35,7 +35,9 @@ def count(names: Names) -> int:
 
 def leafwise(fn: Callable[[Any], Any], tree: Any) -> Any:
     """A function of one tensor or number on every leaf of a tree."""
-    return _tree.refill((tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))]))[0]
+    return _tree.refill(
+        (tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))])
+    )[0]
 
 
 def tensor(x: Any) -> torch.Tensor:
@@ -47,7 +49,11 @@ def stacked(x: torch.Tensor, names: Names) -> torch.Tensor:
     """(...) -> (n, ...): what all have."""
     shape = x.shape
     for name, n, level in reversed(names):
-        x = shard_map.all_gather(x.unsqueeze(0), name, n, 0) if level == axis_names.MESH else shard_map.mapped_gather(x, n, level)
+        x = (
+            shard_map.all_gather(x.unsqueeze(0), name, n, 0)
+            if level == axis_names.MESH
+            else shard_map.mapped_gather(x, n, level)
+        )
     return x.reshape(count(names), *shape)
 
 
@@ -67,4 +73,8 @@ def linear_index(names: Names) -> torch.Tensor:
 def index(name: str, n: int, level: int) -> torch.Tensor:
     """This rank's or sample's number on one axis."""
     device = axis_names.device()
-    return shard_map.axis_index(name, device) if level == axis_names.MESH else shard_map.mapped_index(n, level, device)
+    return (
+        shard_map.axis_index(name, device)
+        if level == axis_names.MESH
+        else shard_map.mapped_index(n, level, device)
+    )

@@ -1,4 +1,6 @@
-"""Collectives by axis name, for per-rank code in shard_map and for samples in vmap(axis_name=...)."""
+"""Collectives by axis name, for per-rank code in shard_map and for samples in
+vmap(axis_name=...).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ import torch
 
 from ...capture.shard_map import axis_names
 from ...ops import shard_map
-from ._axis_names import AxisName, Names, count, leafwise, linear_index, mapped, mesh_axes, stacked, tensor
+from ._axis_names import (
+    AxisName,
+    Names,
+    count,
+    leafwise,
+    linear_index,
+    mapped,
+    mesh_axes,
+    stacked,
+    tensor,
+)
 
 
 def psum(x: Any, axis_name: AxisName) -> Any:
@@ -16,8 +28,8 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Args:
         x: a tensor, a number, or a pytree of them.
-        axis_name: a mesh axis that is manual in the `shard_map` around this, or the `axis_name` of a `vmap` around it; or
-            a tuple of such names.
+        axis_name: a mesh axis that is manual in the `shard_map` around this, or the `axis_name`
+            of a `vmap` around it; or a tuple of such names.
 
     Returns:
         x summed over all ranks or samples: the same on all of them. Its transpose sends nothing.
@@ -29,7 +41,9 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: x / psum(x, "i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([0.2500, 0.7500])
     """
     names = axis_names.bound("psum", axis_name)
@@ -63,7 +77,9 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: x - pmean(x, "i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([-1.,  1.])
     """
     names = axis_names.bound("pmean", axis_name)
@@ -78,7 +94,8 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
         axis_name: a name, or a tuple of names; see `psum`.
 
     Returns:
-        The maximum over all ranks or samples. Its derivative goes to those that hold it, in equal shares.
+        The maximum over all ranks or samples. Its derivative goes to those that hold it, in
+        equal shares.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -87,7 +104,9 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: x - pmax(x, "i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([-2.,  0.])
     """
     names = axis_names.bound("pmax", axis_name)
@@ -102,7 +121,8 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
         axis_name: a name, or a tuple of names; see `psum`.
 
     Returns:
-        The minimum over all ranks or samples. Its derivative goes to those that hold it, in equal shares.
+        The minimum over all ranks or samples. Its derivative goes to those that hold it, in
+        equal shares.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -111,7 +131,9 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: x - pmin(x, "i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([0., 2.])
     """
     names = axis_names.bound("pmin", axis_name)
@@ -128,7 +150,9 @@ def _extremum(x: Any, names: Names, kind: str) -> Any:
     return shard_map.extremum(x, axes, kind) if axes else x
 
 
-def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather(
+    x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False
+) -> Any:
     """What all have, side by side.
 
     Args:
@@ -147,7 +171,9 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: all_gather(x, "i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: all_gather(x, "i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([[1., 3.],
                 [1., 3.]])
     """
@@ -155,7 +181,9 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
     return leafwise(lambda leaf: _gathered(tensor(leaf), names, axis, tiled), x)
 
 
-def _gathered(x: torch.Tensor, names: Names, axis: int, tiled: bool) -> torch.Tensor:
+def _gathered(
+    x: torch.Tensor, names: Names, axis: int, tiled: bool
+) -> torch.Tensor:
     dim = axis % (x.dim() + (not tiled))
     out = stacked(x, names).movedim(0, dim)
     return out.flatten(dim, dim + 1) if tiled else out
@@ -177,7 +205,9 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(torch.tensor([1.0, 2.0, 3.0]))
+        >>> sf.vmap(lambda x: x * axis_index("i"), axis_name="i")(
+        ...     torch.tensor([1.0, 2.0, 3.0])
+        ... )
         tensor([0., 2., 6.])
     """
     return linear_index(axis_names.bound("axis_index", axis_name))
@@ -199,7 +229,9 @@ def axis_size(axis_name: AxisName) -> int:
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(torch.tensor([1.0, 3.0]))
+        >>> sf.vmap(lambda x: x / axis_size("i"), axis_name="i")(
+        ...     torch.tensor([1.0, 3.0])
+        ... )
         tensor([0.5000, 1.5000])
     """
     return count(axis_names.bound("axis_size", axis_name))

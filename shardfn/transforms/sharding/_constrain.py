@@ -24,8 +24,8 @@ def constrain(x: Any, placements: Any) -> Any:
         x. Its gradient is pinned likewise.
 
     Raises:
-        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None; an axis
-            named twice, or axes of one dim in another order than the mesh's.
+        PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None;
+            an axis named twice, or axes of one dim in another order than the mesh's.
         TreeError: placements that are not a prefix of x.
 
     Source: jax.lax.with_sharding_constraint.
@@ -40,10 +40,15 @@ def constrain(x: Any, placements: Any) -> Any:
 
 def pinned(x: Any, placements: Any, what: str) -> Any:
     """A tree, each tensor of it pinned as a prefix tree says; `what` is for errors."""
-    specs, wrong = _tree.pair(placements, x, ("placements", "the values"), "", is_constraint)
+    specs, wrong = _tree.pair(
+        placements, x, ("placements", "the values"), "", is_constraint
+    )
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
     leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "")
-    rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
+    rows = [
+        (leaf, spec, path)
+        for leaf, spec, path in zip(leaves, specs, paths, strict=True)
+    ]
     for leaf, spec, path in rows:
         if spec is not None:
             axis_names.check_placed(what, path, spec.parts)
@@ -65,7 +70,9 @@ def _unknown(spec: Any) -> str | None:
 
 
 @_compat.constant_in_graph
-def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]) -> None:
+def check_placements(
+    where: str, wrong: tuple[str, ...], unknown: tuple[str | None, ...]
+) -> None:
     """Check that placements fit a tree of values.
 
     Raises:
@@ -76,19 +83,30 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
     fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
     if wrong:
         got = "placements is not a prefix of the values"
-        raise TreeError(problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix), fix=fix)
+        raise TreeError(
+            problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix),
+            fix=fix,
+        )
     if strangers:
         text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
         raise PlacementError(text, fix=fix)
 
 
 def _pin(x: Any, spec: P) -> Any:
-    return placement.redistribute(x, text_of(spec, x.dim())) if isinstance(x, torch.Tensor) else x
-
+    return (
+        placement.redistribute(x, text_of(spec, x.dim()))
+        if isinstance(x, torch.Tensor)
+        else x
+    )
 
 
 def text_of(spec: P, rank: int) -> str:
     """A spec as the prim's text: axis names for each dim."""
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
-    return ";".join("" if p is None else p if isinstance(p, str) else ",".join(p) for p in parts) or ";"
-
+    return (
+        ";".join(
+            "" if p is None else p if isinstance(p, str) else ",".join(p)
+            for p in parts
+        )
+        or ";"
+    )

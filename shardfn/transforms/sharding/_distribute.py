@@ -16,7 +16,13 @@ from ...errors import PlacementError, TreeError, problem
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_ended
 from ...partition import layout
 from ...partition.emission import wire
-from ...placements import check_pending, check_whole, is_spec, marks_of, torch_placements
+from ...placements import (
+    check_pending,
+    check_whole,
+    is_spec,
+    marks_of,
+    torch_placements,
+)
 from ...runtime.arguments import cut, join
 from ...runtime.simulated_tensor import SimulatedTensor, UnreadTensor
 from ...types import Marks
@@ -43,60 +49,111 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(2):
-        ...     sf.distribute(torch.zeros(4, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).to_local().shape
+        ...     sf.distribute(
+        ...         torch.zeros(4, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")
+        ...     ).to_local().shape
         torch.Size([2, 3])
     """
     check_mesh("distribute", mesh)
     axes = axes_of(mesh)
     refuse_ended("distribute", mesh)
     leaves, treedef = _tree.flatten(tree)
-    _refuse_dtensors("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
-    refuse_unstrided("distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)])
+    _refuse_dtensors(
+        "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
+    )
+    refuse_unstrided(
+        "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
+    )
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
-        raise TreeError(problem("distribute", "placements is no prefix of the tree", *error.args)) from None
+        raise TreeError(
+            problem(
+                "distribute", "placements is no prefix of the tree", *error.args
+            )
+        ) from None
     out, wrong = [], []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
         try:
-            marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, x.shape, axes)
+            marks = (
+                ("R",) * len(axes.names)
+                if spec is None
+                else marks_of(spec, x.shape, axes)
+            )
             check_whole(spec, marks)
-            out.append(_placed(x.detach(), mesh, marks) if isinstance(x, torch.Tensor) else x)
+            out.append(
+                _placed(x.detach(), mesh, marks)
+                if isinstance(x, torch.Tensor)
+                else x
+            )
         except ValueError as error:
             wrong.append(f"{path or 'the tensor'}: {error}")
     if wrong:
-        raise PlacementError(problem("distribute", *wrong, fix="placements that fit each tensor"), mesh=mesh, placements=placements)
+        raise PlacementError(
+            problem("distribute", *wrong, fix="placements that fit each tensor"),
+            mesh=mesh,
+            placements=placements,
+        )
     return _tree.unflatten(treedef, out)
 
 
 def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     axes, world = axes_of(mesh), current_world()
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
-    spec = _compat.dtensor_spec(mesh, torch_placements(marks), x.shape, x.stride(), x.dtype)
+    spec = _compat.dtensor_spec(
+        mesh, torch_placements(marks), x.shape, x.stride(), x.dtype
+    )
     if world.kind == "fake":
         local = UnreadTensor(cut(x, marks, axes, mesh.get_coordinate()))
     elif world.kind == "simulated":
-        local = SimulatedTensor([_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)], world.rank)
+        local = SimulatedTensor(
+            [_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)],
+            world.rank,
+        )
     else:
         local = _own(cut(x, marks, axes, mesh.get_coordinate()), x)
     return _compat.dtensors([local], [spec])[0]
 
 
-def _refuse_dtensors(where: str, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    wrong = [path for path, x in zip(paths, leaves, strict=True) if isinstance(x, DTensor)]
+def _refuse_dtensors(
+    where: str, leaves: Sequence[Any], paths: Sequence[str]
+) -> None:
+    wrong = [
+        path
+        for path, x in zip(paths, leaves, strict=True)
+        if isinstance(x, DTensor)
+    ]
     if wrong:
-        fix = "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
-        lines = [f"{path} is a DTensor, which has placements already" for path in wrong]
-        raise PlacementError(problem(where, *lines, needed="plain tensors", fix=fix), arg_path=wrong[0], fix=fix)
+        fix = (
+            "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which "
+            "redistributes it"
+        )
+        lines = [
+            f"{path} is a DTensor, which has placements already" for path in wrong
+        ]
+        raise PlacementError(
+            problem(where, *lines, needed="plain tensors", fix=fix),
+            arg_path=wrong[0],
+            fix=fix,
+        )
 
 
 def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
     """Check that shards are tensors of one dtype on one device."""
-    kinds = [f"a {type(s).__name__}" if not isinstance(s, torch.Tensor) else f"{s.dtype} on {s.device}" for s in shards]
+    kinds = [
+        f"a {type(s).__name__}"
+        if not isinstance(s, torch.Tensor)
+        else f"{s.dtype} on {s.device}"
+        for s in shards
+    ]
     if not shards or len(set(kinds)) > 1 or not isinstance(shards[0], torch.Tensor):
-        lines = [f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)] or ["no tensors"]
+        lines = [
+            f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)
+        ] or ["no tensors"]
         needed = "tensors of one dtype on one device"
-        raise PlacementError(problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)"))
+        raise PlacementError(
+            problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)")
+        )
     _refuse_dtensors("from_local", shards, paths)
     refuse_unstrided("from_local", shards, paths)
 
@@ -104,7 +161,11 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
 def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """The tensor, copied if it shares memory with one of the others."""
     mine = _compat.storage_of(x)
-    return x.clone() if any(mine == _compat.storage_of(other) for other in others) else x
+    return (
+        x.clone()
+        if any(mine == _compat.storage_of(other) for other in others)
+        else x
+    )
 
 
 @_compat.outside_only
@@ -112,59 +173,118 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     """A rank's own shard as part of a whole.
 
     Args:
-        x: this rank's local tensor; in a simulated world it may be a list with one tensor for each rank of the mesh.
+        x: this rank's local tensor; in a simulated world it may be a list with one tensor for
+            each rank of the mesh.
         mesh: a DeviceMesh.
-        placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or `Partial("avg")` x is this rank's term
-            of a sum or mean.
+        placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or
+            `Partial("avg")` x is this rank's term of a sum or mean.
 
     Returns:
         A DTensor with a copy of x; its shape follows from all shards being of this size.
 
     Raises:
-        PlacementError: the placement does not fit the tensor or the mesh, or there is not one tensor for each rank.
+        PlacementError: the placement does not fit the tensor or the mesh, or there is not one
+            tensor for each rank.
 
     Source: DTensor.from_local.
 
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(2):
-        ...     sf.from_local(torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")).shape
+        ...     sf.from_local(
+        ...         torch.zeros(2, 3), sf.make_mesh((2,), ("dp",)), sf.P("dp")
+        ...     ).shape
         torch.Size([4, 3])
     """
     check_mesh("from_local", mesh)
     axes, world = axes_of(mesh), current_world()
     refuse_ended("from_local", mesh)
-    shards = list(x) if isinstance(x, Sequence) else [x] * mesh.size() if world.kind == "simulated" else [x]
-    if isinstance(x, Sequence) and (world.kind != "simulated" or len(shards) != mesh.size()):
-        raise PlacementError(problem("from_local", f"{len(shards)} tensors", needed="one, or one for each rank of a simulated mesh"))
-    _check_shards(shards, [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))])
+    shards = (
+        list(x)
+        if isinstance(x, Sequence)
+        else [x] * mesh.size()
+        if world.kind == "simulated"
+        else [x]
+    )
+    if isinstance(x, Sequence) and (
+        world.kind != "simulated" or len(shards) != mesh.size()
+    ):
+        raise PlacementError(
+            problem(
+                "from_local",
+                f"{len(shards)} tensors",
+                needed="one, or one for each rank of a simulated mesh",
+            )
+        )
+    _check_shards(
+        shards,
+        [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))],
+    )
     first = shards[0]
     try:
         marks = marks_of(placements, first.shape, axes)
         check_pending(marks, first.dtype)
     except ValueError as error:
-        raise PlacementError(problem("from_local", str(error)), mesh=mesh, placements=placements) from None
+        raise PlacementError(
+            problem("from_local", str(error)), mesh=mesh, placements=placements
+        ) from None
     shape = _whole_shape(shards, marks, axes)
-    shards = [s.detach().clone(memory_format=torch.contiguous_format) for s in shards]
-    spec = _compat.dtensor_spec(mesh, torch_placements(marks), shape, layout.dense_strides(shape, range(len(shape))), first.dtype)
-    local = SimulatedTensor(shards, world.rank) if world.kind == "simulated" else shards[0]
-    return _compat.dtensors([UnreadTensor(local) if world.kind == "fake" else local], [spec])[0]
+    shards = [
+        s.detach().clone(memory_format=torch.contiguous_format) for s in shards
+    ]
+    spec = _compat.dtensor_spec(
+        mesh,
+        torch_placements(marks),
+        shape,
+        layout.dense_strides(shape, range(len(shape))),
+        first.dtype,
+    )
+    local = (
+        SimulatedTensor(shards, world.rank)
+        if world.kind == "simulated"
+        else shards[0]
+    )
+    return _compat.dtensors(
+        [UnreadTensor(local) if world.kind == "fake" else local], [spec]
+    )[0]
 
 
-def _whole_shape(shards: list[torch.Tensor], marks: Marks, axes: Any) -> tuple[int, ...]:
+def _whole_shape(
+    shards: list[torch.Tensor], marks: Marks, axes: Any
+) -> tuple[int, ...]:
     """The shape of the whole: of the shards at hand, or of shards all like this one."""
     everyone = all_coordinates(axes) if len(shards) > 1 else []
-    shape, cutting = list(shards[0].shape), collections.defaultdict[int, list[int]](list)
+    shape, cutting = (
+        list(shards[0].shape),
+        collections.defaultdict[int, list[int]](list),
+    )
     for k, mark in enumerate(marks):
         if found := layout.split(mark):
             cutting[found[0]].append(k)
     for dim, by in cutting.items():
-        pieces = [s.shape[dim] for s, c in zip(shards, everyone, strict=False) if not any(c[k] for k in range(len(c)) if k not in by)]
-        shape[dim] = sum(pieces) if pieces else shape[dim] * math.prod(axes.sizes[k] for k in by)
+        pieces = [
+            s.shape[dim]
+            for s, c in zip(shards, everyone, strict=False)
+            if not any(c[k] for k in range(len(c)) if k not in by)
+        ]
+        shape[dim] = (
+            sum(pieces)
+            if pieces
+            else shape[dim] * math.prod(axes.sizes[k] for k in by)
+        )
     for s, c in zip(shards, everyone, strict=False):
         if tuple(s.shape) != layout.local_shape(shape, marks, axes.sizes, c):
-            needed = f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of {tuple(shape)}"
-            raise PlacementError(problem("from_local", f"the shard of rank at {c} has shape {tuple(s.shape)}", needed=needed))
+            needed = (
+                f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of "
+                f"{tuple(shape)}"
+            )
+            raise PlacementError(
+                problem(
+                    "from_local",
+                    f"the shard of rank at {c} has shape {tuple(s.shape)}",
+                    needed=needed,
+                )
+            )
     return tuple(shape)
 
 
@@ -175,7 +295,8 @@ def full(tree: Any) -> Any:
         tree: a pytree; what is no DTensor stays as it is.
 
     Returns:
-        The tree with plain tensors, in memory of their own. On real ranks this gathers, so all ranks call it.
+        The tree with plain tensors, in memory of their own. On real ranks this gathers, so all
+        ranks call it.
 
     Raises:
         FakeValueError: in a world with numerics=False.
@@ -185,20 +306,40 @@ def full(tree: Any) -> Any:
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(2):
-        ...     sf.full(sf.distribute(torch.arange(3), sf.make_mesh((2,), ("dp",)), sf.P("dp")))
+        ...     sf.full(
+        ...         sf.distribute(
+        ...             torch.arange(3), sf.make_mesh((2,), ("dp",)), sf.P("dp")
+        ...         )
+        ...     )
         tensor([0, 1, 2])
     """
     return _tree.tree_map(_whole, tree)
 
 
 def _whole_otherwise(x: DTensor) -> torch.Tensor:
-    """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one that holds it."""
+    """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one
+    that holds it.
+    """
     local, is_complex = x._local_tensor, x.dtype.is_complex
-    carried = torch.view_as_real(local.contiguous()) if is_complex else local.to(torch.promote_types(x.dtype, torch.int32))
+    carried = (
+        torch.view_as_real(local.contiguous())
+        if is_complex
+        else local.to(torch.promote_types(x.dtype, torch.int32))
+    )
     shape = (*x.shape, 2) if is_complex else tuple(x.shape)
-    spec = _compat.dtensor_spec(x.device_mesh, x.placements, shape, layout.dense_strides(shape, range(len(shape))), carried.dtype)
+    spec = _compat.dtensor_spec(
+        x.device_mesh,
+        x.placements,
+        shape,
+        layout.dense_strides(shape, range(len(shape))),
+        carried.dtype,
+    )
     (whole,) = _compat.dtensors([carried], [spec])
-    return torch.view_as_complex(whole.full_tensor().contiguous()) if is_complex else whole.full_tensor().to(x.dtype)
+    return (
+        torch.view_as_complex(whole.full_tensor().contiguous())
+        if is_complex
+        else whole.full_tensor().to(x.dtype)
+    )
 
 
 def _whole(x: Any) -> Any:
@@ -208,6 +349,14 @@ def _whole(x: Any) -> Any:
     if isinstance(local, UnreadTensor):
         return local.numpy()
     if not isinstance(local, SimulatedTensor):
-        return _own(x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x), local)
+        return _own(
+            x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x),
+            local,
+        )
     axes = axes_of(x.device_mesh)
-    return _own(join(local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes), *local.shards)
+    return _own(
+        join(
+            local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes
+        ),
+        *local.shards,
+    )

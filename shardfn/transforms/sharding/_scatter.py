@@ -11,16 +11,31 @@ from ... import _compat
 from ...capture.shard_map import axis_names
 from ...errors import PlacementError, problem
 from ...ops import shard_map
-from ._axis_names import AxisName, Names, chosen, count, index, leafwise, linear_index, mapped, mesh_axes, stacked, tensor
+from ._axis_names import (
+    AxisName,
+    Names,
+    chosen,
+    count,
+    index,
+    leafwise,
+    linear_index,
+    mapped,
+    mesh_axes,
+    stacked,
+    tensor,
+)
 
 
-def psum_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+def psum_scatter(
+    x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
+) -> Any:
     """The sum over an axis, of which each keeps a piece.
 
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        scatter_dimension: the dim that is cut; of the axis's size, or with `tiled` a multiple of it.
+        scatter_dimension: the dim that is cut; of the axis's size, or with `tiled` a multiple
+            of it.
         tiled: keep the dim, shorter, instead of taking one element of it.
 
     Returns:
@@ -34,14 +49,20 @@ def psum_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, til
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: psum_scatter(x, "i"), axis_name="i")(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> sf.vmap(lambda x: psum_scatter(x, "i"), axis_name="i")(
+        ...     torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        ... )
         tensor([4., 6.])
     """
     names = axis_names.bound("psum_scatter", axis_name)
-    return leafwise(lambda leaf: _scattered(tensor(leaf), names, scatter_dimension, tiled), x)
+    return leafwise(
+        lambda leaf: _scattered(tensor(leaf), names, scatter_dimension, tiled), x
+    )
 
 
-def _scattered(x: torch.Tensor, names: Names, dim: int, tiled: bool) -> torch.Tensor:
+def _scattered(
+    x: torch.Tensor, names: Names, dim: int, tiled: bool
+) -> torch.Tensor:
     x = _parts("psum_scatter", "scatter_dimension", x, names, dim, tiled)
     for _, n, level in mapped(names):
         x = shard_map.mapped_gather(x, n, level).sum(0)
@@ -49,45 +70,101 @@ def _scattered(x: torch.Tensor, names: Names, dim: int, tiled: bool) -> torch.Te
     x = shard_map.psum(x, axes, True) if axes else x
     x = x.reshape(*[b[1] for b in names], *x.shape[1:])
     for name, n, level in names:
-        piece = shard_map.own_piece(x, name, n, 0) if level == axis_names.MESH else chosen(x, 0, index(name, n, level))
+        piece = (
+            shard_map.own_piece(x, name, n, 0)
+            if level == axis_names.MESH
+            else chosen(x, 0, index(name, n, level))
+        )
         x = piece.squeeze(0)
     return x
 
 
-def _parts(what: str, argument: str, x: torch.Tensor, names: Names, dim: int, tiled: bool) -> torch.Tensor:
-    """What is for each rank, in front: (.., n * a, ..) -> (n, .., a, ..), or (.., n, ..) -> (n, .., ..)."""
+def _parts(
+    what: str, argument: str, x: torch.Tensor, names: Names, dim: int, tiled: bool
+) -> torch.Tensor:
+    """What is for each rank, in front: (.., n * a, ..) -> (n, .., a, ..), or (.., n, ..) -> (n,
+    .., ..).
+    """
     n = count(names)
-    check_size(what, argument, tuple(x.shape), dim, n, ", ".join([b[0] for b in names]), tiled)
+    check_size(
+        what,
+        argument,
+        tuple(x.shape),
+        dim,
+        n,
+        ", ".join([b[0] for b in names]),
+        tiled,
+    )
     dim = dim % x.dim()
-    return x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0) if tiled else x.movedim(dim, 0)
+    return (
+        x.unflatten(dim, (n, x.shape[dim] // n)).movedim(dim, 0)
+        if tiled
+        else x.movedim(dim, 0)
+    )
 
 
 @_compat.constant_in_graph
-def check_size(what: str, argument: str, shape: tuple[int, ...], dim: int, n: int, names: str, tiled: bool) -> None:
+def check_size(
+    what: str,
+    argument: str,
+    shape: tuple[int, ...],
+    dim: int,
+    n: int,
+    names: str,
+    tiled: bool,
+) -> None:
     """Check that a dim can be cut over the axes.
 
     Raises:
         PlacementError: it is not there, or not of a size that can.
     """
     if not -len(shape) <= dim < len(shape):
-        fix = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "a tensor with dims"
-        raise PlacementError(problem(f"{what} over {names}", f"{argument} is {dim}, and the value has shape {shape}", fix=fix), fix=fix)
+        fix = (
+            f"a dim from {-len(shape)} to {len(shape) - 1}"
+            if shape
+            else "a tensor with dims"
+        )
+        raise PlacementError(
+            problem(
+                f"{what} over {names}",
+                f"{argument} is {dim}, and the value has shape {shape}",
+                fix=fix,
+            ),
+            fix=fix,
+        )
     size = shape[dim]
     if size % n if tiled else size != n:
-        needed = f"a multiple of {n}" if tiled else f"size {n}; or tiled=True, and a multiple of it"
+        needed = (
+            f"a multiple of {n}"
+            if tiled
+            else f"size {n}; or tiled=True, and a multiple of it"
+        )
         fix = "pad it, or cut another dim"
-        text = problem(f"{what} over {names}", f"dim {dim % len(shape)} of shape {shape} has size {size}", needed=needed, fix=fix)
+        text = problem(
+            f"{what} over {names}",
+            f"dim {dim % len(shape)} of shape {shape} has size {size}",
+            needed=needed,
+            fix=fix,
+        )
         raise PlacementError(text, dim=dim % len(shape), fix=fix)
 
 
-def all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, tiled: bool = False) -> Any:
+def all_to_all(
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    tiled: bool = False,
+) -> Any:
     """Cut a dim in pieces, send each to its rank, and join what comes along another dim.
 
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
         split_axis: the dim that is cut; of the axis's size, or with `tiled` a multiple of it.
-        concat_axis: where the pieces go: a new dim of the result, or with `tiled` one that is there.
+        concat_axis: where the pieces go: a new dim of the result, or with `tiled` one that is
+            there.
         tiled: keep the dim that is cut, shorter, and join along one that is there.
 
     Returns:
@@ -101,15 +178,24 @@ def all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: all_to_all(x, "i", 0, 0), axis_name="i")(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> sf.vmap(lambda x: all_to_all(x, "i", 0, 0), axis_name="i")(
+        ...     torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        ... )
         tensor([[1., 3.],
                 [2., 4.]])
     """
     names = axis_names.bound("all_to_all", axis_name)
-    return leafwise(lambda leaf: _exchanged(tensor(leaf), names, split_axis, concat_axis, tiled), x)
+    return leafwise(
+        lambda leaf: _exchanged(
+            tensor(leaf), names, split_axis, concat_axis, tiled
+        ),
+        x,
+    )
 
 
-def _exchanged(x: torch.Tensor, names: Names, split: int, concat: int, tiled: bool) -> torch.Tensor:
+def _exchanged(
+    x: torch.Tensor, names: Names, split: int, concat: int, tiled: bool
+) -> torch.Tensor:
     concat = concat % x.dim()
     x = _parts("all_to_all", "split_axis", x, names, split, tiled)
     rest = x.shape[1:]
@@ -119,7 +205,9 @@ def _exchanged(x: torch.Tensor, names: Names, split: int, concat: int, tiled: bo
         if level == axis_names.MESH:
             x = shard_map.all_to_all(x.unsqueeze(1), name, n, 0, 1).squeeze(0)
         else:
-            x = chosen(shard_map.mapped_gather(x, n, level), 1, index(name, n, level)).squeeze(1)
+            x = chosen(
+                shard_map.mapped_gather(x, n, level), 1, index(name, n, level)
+            ).squeeze(1)
         x = x.movedim(0, k)
     x = x.reshape(count(names), *rest).movedim(0, concat)
     return x.flatten(concat, concat + 1) if tiled else x
@@ -130,8 +218,10 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: a name; or a tuple of names, of which the first counts slowest: then all values are gathered.
-        perm: pairs (source, target) of numbers on the axis; no number twice as a source, none twice as a target.
+        axis_name: a name; or a tuple of names, of which the first counts slowest: then all
+            values are gathered.
+        perm: pairs (source, target) of numbers on the axis; no number twice as a source, none
+            twice as a target.
 
     Returns:
         What the source of this rank or sample has; zeros where it has none.
@@ -144,7 +234,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Example:
         >>> import torch, shardfn as sf
-        >>> sf.vmap(lambda x: ppermute(x, "i", [(0, 1), (1, 2)]), axis_name="i")(torch.tensor([1.0, 2.0, 3.0]))
+        >>> sf.vmap(lambda x: ppermute(x, "i", [(0, 1), (1, 2)]), axis_name="i")(
+        ...     torch.tensor([1.0, 2.0, 3.0])
+        ... )
         tensor([0., 1., 2.])
     """
     names = axis_names.bound("ppermute", axis_name)
@@ -161,17 +253,40 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
         PlacementError: it does not; lists all that is wrong.
     """
     wrong = []
-    for what, column in (("source", [a for a, _ in pairs]), ("target", [b for _, b in pairs])):
-        wrong += [f"{k} is a {what} {column.count(k)} times" for k in sorted(set(column)) if column.count(k) > 1]
-        wrong += [f"{what} {k} is not on the axis" for k in sorted(set(column)) if not 0 <= k < n]
+    for what, column in (
+        ("source", [a for a, _ in pairs]),
+        ("target", [b for _, b in pairs]),
+    ):
+        wrong += [
+            f"{k} is a {what} {column.count(k)} times"
+            for k in sorted(set(column))
+            if column.count(k) > 1
+        ]
+        wrong += [
+            f"{what} {k} is not on the axis"
+            for k in sorted(set(column))
+            if not 0 <= k < n
+        ]
     if wrong:
         fix = "pairs (source, target) with each number once at most on either side"
-        raise PlacementError(problem(f"ppermute over {names}", *wrong, needed=f"numbers from 0 to {n - 1}", fix=fix), fix=fix)
+        raise PlacementError(
+            problem(
+                f"ppermute over {names}",
+                *wrong,
+                needed=f"numbers from 0 to {n - 1}",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
-def _permuted(x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...]) -> torch.Tensor:
+def _permuted(
+    x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...]
+) -> torch.Tensor:
     if len(names) == 1 and names[0][2] == axis_names.MESH:
-        return shard_map.ppermute(x, names[0][0], ",".join([f"{a}>{b}" for a, b in pairs]))
+        return shard_map.ppermute(
+            x, names[0][0], ",".join([f"{a}>{b}" for a, b in pairs])
+        )
     n = count(names)
     source_of, comes = [0] * n, [False] * n
     for a, b in pairs:
@@ -179,4 +294,8 @@ def _permuted(x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...])
     index = linear_index(names)
     source = chosen(torch.tensor(source_of, device=x.device), 0, index)
     got = chosen(stacked(x, names), 0, source).squeeze(0)
-    return torch.where(chosen(torch.tensor(comes, device=x.device), 0, index).squeeze(0), got, torch.zeros_like(got))
+    return torch.where(
+        chosen(torch.tensor(comes, device=x.device), 0, index).squeeze(0),
+        got,
+        torch.zeros_like(got),
+    )

@@ -29,19 +29,29 @@ class Shard(Transformed):
     arguments: dict[str, Any]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside another transform the placements are constraints, and implicit_comm holds for what is inside."""
+        """Inside another transform the placements are constraints, and implicit_comm holds for
+        what is inside.
+        """
         with self.asking():
             return self.leaving(self.fn(*self.entering(args), **kwargs))
 
     def asking(self) -> AbstractContextManager[Any]:
         """What is captured inside is held to `implicit_comm`."""
         setting = self.arguments["implicit_comm"]
-        return contextlib.nullcontext() if setting == "allow" else sources.asking(setting)
+        return (
+            contextlib.nullcontext()
+            if setting == "allow"
+            else sources.asking(setting)
+        )
 
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, pinned as `in_placements` says."""
         ins = self.arguments["in_placements"]
-        return args if ins is None else tuple(pinned(args, _per_argument(ins, len(args)), "in_placements"))
+        return (
+            args
+            if ins is None
+            else tuple(pinned(args, _per_argument(ins, len(args)), "in_placements"))
+        )
 
     def leaving(self, out: Any) -> Any:
         """The result, pinned as `out_placements` says."""
@@ -49,7 +59,13 @@ class Shard(Transformed):
         return out if outs is None else pinned(out, outs, "out_placements")
 
     def asked(self) -> Request:
-        return Request(self.__name__, self.fn, innermost(self.fn), needs_mesh=True, **self.arguments)
+        return Request(
+            self.__name__,
+            self.fn,
+            innermost(self.fn),
+            needs_mesh=True,
+            **self.arguments,
+        )
 
     def options(self) -> Any:
         return self.arguments
@@ -72,35 +88,45 @@ def shard(
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
 ) -> Any:
-    """Turn a function of whole tensors into a program of all ranks of a mesh; never another value than the function's.
+    """Turn a function of whole tensors into a program of all ranks of a mesh; never another
+    value than the function's.
 
     Args:
-        fn: a pure function of pytrees, written as for one device. Without it, a decorator is returned. What it closes over is
-            looked at in each call: tensors by reference, everything else by value, and where a value is another one, fn is
-            captured again.
+        fn: a pure function of pytrees, written as for one device. Without it, a decorator is
+            returned. What it closes over is looked at in each call: tensors by reference,
+            everything else by value, and where a value is another one, fn is captured again.
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
-        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement (1-D meshes), a list of
-            Placements, or None: as the argument is (a plain tensor is replicated).
-        out_placements: a prefix tree over the result; None leaves results where they fall, pending sums reduced.
-            `Partial()` and `Partial("avg")` keep what no op has reduced as each rank's term of the sum or mean.
-        implicit_comm: "allow", "warn" or "error": what to do about collectives that no placement asks for.
-        donate_argnums: positional arguments whose memory the results may take; using one afterwards is an error.
-        static_argnums: positional arguments that are constants; a tensor there is an error. What is no tensor is one anyhow.
-        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated world it changes nothing: the
-            simulator runs op by op, and nothing is compiled.
+        in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement
+            (1-D meshes), a list of Placements, or None: as the argument is (a plain tensor is
+            replicated).
+        out_placements: a prefix tree over the result; None leaves results where they fall,
+            pending sums reduced. `Partial()` and `Partial("avg")` keep what no op has reduced
+            as each rank's term of the sum or mean.
+        implicit_comm: "allow", "warn" or "error": what to do about collectives that no
+            placement asks for.
+        donate_argnums: positional arguments whose memory the results may take; using one
+            afterwards is an error.
+        static_argnums: positional arguments that are constants; a tensor there is an error.
+            What is no tensor is one anyhow.
+        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
+            world it changes nothing: the simulator runs op by op, and nothing is compiled.
 
     Returns:
-        A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and `.compile`.
+        A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and
+        `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and the argument.
+        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
+            the argument.
 
     Source: jax.jit with in_shardings.
 
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(4):
-        ...     double = sf.shard(lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp"))
+        ...     double = sf.shard(
+        ...         lambda x: x * 2, sf.make_mesh((4,), ("dp",)), sf.P("dp")
+        ...     )
         ...     sf.full(double(torch.arange(8)))
         tensor([ 0,  2,  4,  6,  8, 10, 12, 14])
     """
@@ -113,7 +139,9 @@ def shard(
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
     }
-    return functools.partial(shard, **options) if fn is None else _sharded(fn, options)
+    return (
+        functools.partial(shard, **options) if fn is None else _sharded(fn, options)
+    )
 
 
 def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
@@ -121,7 +149,12 @@ def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
     if _compat.is_tracing():
         return Shard((fn,), arguments)
     check_mesh("shard", arguments["mesh"], or_none=True)
-    numbers = argnums.of_signature(f"shard({name_of(fn)})", fn, arguments["static_argnums"], arguments["donate_argnums"])
+    numbers = argnums.of_signature(
+        f"shard({name_of(fn)})",
+        fn,
+        arguments["static_argnums"],
+        arguments["donate_argnums"],
+    )
     made = Shard((fn,), {**arguments, **numbers})
-    made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    made.request  # noqa: B018
     return made

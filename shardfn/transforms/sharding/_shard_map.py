@@ -1,4 +1,6 @@
-"""shard_map: per-rank code with explicit collectives, inside a program of whole tensors or on its own."""
+"""shard_map: per-rank code with explicit collectives, inside a program of whole tensors or on
+its own.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,26 @@ class ShardMap(Transformed):
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
         check_given(where, len(args), self.ins is not None)
-        axes = named.enter_mesh(where, self.key, self.names, self.sizes, self.axis_names)
+        axes = named.enter_mesh(
+            where, self.key, self.names, self.sizes, self.axis_names
+        )
         roots = parameter_names(self.fn, len(args))
-        roots = tuple([roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))])
+        roots = tuple(
+            [roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))]
+        )
         texts = _texts(where, "in_placements", axes, roots, args, self.ins)
         entering = [
             manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
             for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
         ]
         out = (self.fn(*_tree.refill(args, iter(entering)), **kwargs),)
-        texts = _texts(where, "out_placements", axes, ("result",), out, (self.outs,))
+        texts = _texts(
+            where, "out_placements", axes, ("result",), out, (self.outs,)
+        )
         leaving, paths = [], _tree.quick_paths(out[0], "result")
-        for x, path, (text, pending, shares) in zip(_tree.quick_leaves(out), paths, texts, strict=True):
+        for x, path, (text, pending, shares) in zip(
+            _tree.quick_leaves(out), paths, texts, strict=True
+        ):
             if isinstance(x, torch.Tensor):
                 x = x / shares if shares else x
                 x = manual.psum(x, pending, True) if pending else x
@@ -60,18 +70,41 @@ class ShardMap(Transformed):
         return _tree.refill(out, iter(leaving))[0]
 
     def asked(self) -> Request:
-        every = self.axis_names is None or (self.mesh is not None and set(self.axis_names) >= set(self.names))
-        placements = {"in_placements": self.ins, "out_placements": self.outs} if every else {}
+        every = self.axis_names is None or (
+            self.mesh is not None and set(self.axis_names) >= set(self.names)
+        )
+        placements = (
+            {"in_placements": self.ins, "out_placements": self.outs}
+            if every
+            else {}
+        )
         fn = innermost(self.fn)
-        return Request(self.__name__, self.inline, fn, mesh=self.mesh, needs_mesh=True, backend=self.backend, **placements)
+        return Request(
+            self.__name__,
+            self.inline,
+            fn,
+            mesh=self.mesh,
+            needs_mesh=True,
+            backend=self.backend,
+            **placements,
+        )
 
     def options(self) -> Any:
-        return self.mesh, self.names, self.sizes, self.axis_names, self.ins, self.outs, self.backend
+        return (
+            self.mesh,
+            self.names,
+            self.sizes,
+            self.axis_names,
+            self.ins,
+            self.outs,
+            self.backend,
+        )
 
 
 @_compat.constant_in_graph
 def check_given(where: str, count: int, is_given: bool) -> None:
-    """Check that the arguments' placements are given: what they are decides what the function computes.
+    """Check that the arguments' placements are given: what they are decides what the function
+    computes.
 
     Raises:
         TreeError: they are not.
@@ -79,7 +112,15 @@ def check_given(where: str, count: int, is_given: bool) -> None:
     if count and not is_given:
         fix = "in_placements=P('axis') for each rank's own piece, P() for what all ranks have"
         got = f"in_placements is missing, and the call has {count} arguments"
-        raise TreeError(problem(f"{where}, in_placements", got, needed="a placement for each", fix=fix), fix=fix)
+        raise TreeError(
+            problem(
+                f"{where}, in_placements",
+                got,
+                needed="a placement for each",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
 @_compat.constant_in_graph
@@ -89,16 +130,43 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
     Raises:
         PlacementError: they are not.
     """
-    if names is not None and (not all(isinstance(n, str) for n in names) or len(set(names)) < len(names) or not names):
+    if names is not None and (
+        not all(isinstance(n, str) for n in names)
+        or len(set(names)) < len(names)
+        or not names
+    ):
         fix = "axis_names=('dp',), or None for all axes"
         got = f"axis_names is {names!r}"
-        raise PlacementError(problem(f"{where}, axis_names", got, needed="names of mesh axes, each once", fix=fix), fix=fix)
+        raise PlacementError(
+            problem(
+                f"{where}, axis_names",
+                got,
+                needed="names of mesh axes, each once",
+                fix=fix,
+            ),
+            fix=fix,
+        )
 
 
-def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any) -> Any:
-    """For each leaf, how the manual axes cut it, and over which it is pending: what `named.cuts` returns."""
+def _texts(
+    where: str,
+    what: str,
+    axes: Any,
+    roots: tuple[str, ...],
+    tree: tuple[Any, ...],
+    specs: Any,
+) -> Any:
+    """For each leaf, how the manual axes cut it, and over which it is pending: what
+    `named.cuts` returns.
+    """
     wrong: list[str] = []
-    paths = tuple([p for root, x in zip(roots, tree, strict=True) for p in _tree.quick_paths(x, root)])
+    paths = tuple(
+        [
+            p
+            for root, x in zip(roots, tree, strict=True)
+            for p in _tree.quick_paths(x, root)
+        ]
+    )
     if _is_leaf(specs):
         specs = [specs] * len(tree)
     found: list[Any] = []
@@ -108,18 +176,33 @@ def _texts(where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple
         names = ("placements", "the values")
         for s, x, root in zip(specs, tree, roots, strict=True):
             leaves, more = _tree.pair(s, x, names, root, _is_leaf)
-            found += [_constant(leaf) if _is_leaf(leaf) else None for leaf in leaves]
+            found += [
+                _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
+            ]
             wrong += more
-    shapes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in _tree.quick_leaves(tree)])
+    shapes = tuple(
+        [
+            tuple(x.shape) if isinstance(x, torch.Tensor) else None
+            for x in _tree.quick_leaves(tree)
+        ]
+    )
     return named.cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
 
 
 def _said(tree: Any) -> str:
-    return f"a {type(tree).__name__} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else f"a {type(tree).__name__}"
+    return (
+        f"a {type(tree).__name__} of {len(tree)}"
+        if isinstance(tree, (dict, list, tuple))
+        else f"a {type(tree).__name__}"
+    )
 
 
 def _is_leaf(spec: Any) -> bool:
-    listed = isinstance(spec, list) and len(spec) > 0 and all(isinstance(p, Placement) for p in spec)
+    listed = (
+        isinstance(spec, list)
+        and len(spec) > 0
+        and all(isinstance(p, Placement) for p in spec)
+    )
     return spec is None or isinstance(spec, (P, Placement)) or listed
 
 
@@ -134,7 +217,13 @@ def _constant(spec: Any) -> Any:
 
 
 def _placement(p: Placement) -> tuple[Any, ...]:
-    return ("S", p.dim) if p.is_shard() else ("P", p.reduce_op) if p.is_partial() else ("R",)
+    return (
+        ("S", p.dim)
+        if p.is_shard()
+        else ("P", p.reduce_op)
+        if p.is_partial()
+        else ("R",)
+    )
 
 
 def shard_map(
@@ -148,26 +237,31 @@ def shard_map(
 ) -> Any:
     """Run a function on each rank's own pieces, with explicit collectives.
 
-    A gradient of what is the same on all ranks is summed over them, inside as outside: what `jax.shard_map` does.
+    A gradient of what is the same on all ranks is summed over them, inside as outside: what
+    `jax.shard_map` does.
 
     Args:
-        fn: of local pieces; it may use `psum`, `all_gather` and the other collectives over the axes of the mesh. Without it,
-            a decorator is returned.
+        fn: of local pieces; it may use `psum`, `all_gather` and the other collectives over the
+            axes of the mesh. Without it, a decorator is returned.
         mesh: a DeviceMesh; that of the call around it, or the innermost `use_mesh`'s, if not given.
-        in_placements: a prefix tree over the positional arguments; needed if there are any. A leaf is `P`, one Placement
-            (1-D meshes), a list of Placements, or None, which is P(): the same on all ranks. What is cut must be divisible.
-        out_placements: a prefix tree over the result. What is not cut must be the same on all ranks: summed, gathered, or
-            made of such values. `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
-        axis_names: the mesh axes on which fn is per-rank code; all that are not manual yet if None. On the others, and for
-            what is planned there, its values are whole.
+        in_placements: a prefix tree over the positional arguments; needed if there are any. A
+            leaf is `P`, one Placement (1-D meshes), a list of Placements, or None, which is
+            P(): the same on all ranks. What is cut must be divisible.
+        out_placements: a prefix tree over the result. What is not cut must be the same on all
+            ranks: summed, gathered, or made of such values. `Partial()`: each rank returns a
+            term of the sum; `Partial("avg")`: of the mean.
+        axis_names: the mesh axes on which fn is per-rank code; all that are not manual yet if
+            None. On the others, and for what is planned there, its values are whole.
         backend: "inductor", or "aten"; counts where this is the outermost transform.
 
     Returns:
-        A function of whole values. On its own it returns DTensors, and has `.trace`, `.lower` and `.compile`.
+        A function of whole values. On its own it returns DTensors, and has `.trace`, `.lower`
+        and `.compile`.
 
     Raises:
-        PlacementError: when called: a dim that cannot be cut in equal pieces; an unknown axis, or one that is manual already;
-            a result that is claimed to be the same on all ranks and is not. Each names the argument or the result.
+        PlacementError: when called: a dim that cannot be cut in equal pieces; an unknown axis,
+            or one that is manual already; a result that is claimed to be the same on all ranks
+            and is not. Each names the argument or the result.
         TreeError: when called, placements that are no prefix, or are not given.
 
     Source: jax.shard_map, with varying manual axes.
@@ -175,25 +269,59 @@ def shard_map(
     Example:
         >>> import torch, shardfn as sf
         >>> with sf.fake_world(4):
-        ...     mean = sf.shard_map(lambda x: sf.pmean(x.mean(), "dp"), sf.make_mesh((4,), ("dp",)), sf.P("dp"), sf.P())
+        ...     mean = sf.shard_map(
+        ...         lambda x: sf.pmean(x.mean(), "dp"),
+        ...         sf.make_mesh((4,), ("dp",)),
+        ...         sf.P("dp"),
+        ...         sf.P(),
+        ...     )
         ...     sf.full(mean(torch.arange(8.0)))
         tensor(3.5000)
     """
     arguments = (mesh, in_placements, out_placements, axis_names, backend)
-    return functools.partial(_mapped, arguments=arguments) if fn is None else _mapped(fn, arguments)
+    return (
+        functools.partial(_mapped, arguments=arguments)
+        if fn is None
+        else _mapped(fn, arguments)
+    )
 
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     mesh, ins, outs, axis_names, backend = arguments
     check_function("shard_map", fn, ", mesh, ...")
-    wanted = axis_names if axis_names is None or isinstance(axis_names, (tuple, list, set, frozenset)) else (axis_names,)
+    wanted = (
+        axis_names
+        if axis_names is None
+        or isinstance(axis_names, (tuple, list, set, frozenset))
+        else (axis_names,)
+    )
     wanted = None if wanted is None else tuple(wanted)
     check_axis_names(f"shard_map({name_of(fn)})", wanted)
     if _compat.is_tracing():
         names = () if mesh is None else tuple(mesh.mesh_dim_names)
-        return ShardMap((fn,), None, names, () if mesh is None else tuple(mesh.shape), wanted, ins, outs, None, backend)
+        return ShardMap(
+            (fn,),
+            None,
+            names,
+            () if mesh is None else tuple(mesh.shape),
+            wanted,
+            ins,
+            outs,
+            None,
+            backend,
+        )
     check_mesh("shard_map", mesh, or_none=True)
     axes = axes_of(mesh)
-    made = ShardMap((fn,), None if mesh is None else id(mesh), axes.names, axes.sizes, wanted, ins, outs, mesh, backend)
-    made.request  # noqa: B018  a wrong option is an error here, not at the first call
+    made = ShardMap(
+        (fn,),
+        None if mesh is None else id(mesh),
+        axes.names,
+        axes.sizes,
+        wanted,
+        ins,
+        outs,
+        mesh,
+        backend,
+    )
+    made.request  # noqa: B018
     return made

@@ -1,4 +1,6 @@
-"""A module inside a capture: where its ops come from, what it may use, what is refused and in which words."""
+"""A module inside a capture: where its ops come from, what it may use, what is refused and in
+which words.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def loss_of(module: nn.Module) -> tuple[Callable[..., Any], dict[str, Tensor]]:
     return lambda p, x: fn(p, buffers, x)[0].sum(), params
 
 
-def refusal(call: Callable[[], Any], kind: type[sf.ShardError] = sf.CaptureError) -> str:
+def refusal(
+    call: Callable[[], Any], kind: type[sf.ShardError] = sf.CaptureError
+) -> str:
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -51,10 +55,19 @@ def test_ops_and_their_backward_know_their_line_in_the_module() -> None:
     loss, params = loss_of(Lines().double())
     first = Lines.forward.__code__.co_firstlineno
     graph = sf.grad(loss).trace(params, X).program.graph.graph
-    found = {(n.target.__name__.split(".")[0], n.meta["phase"]): n.meta["source"] for n in graph.nodes if n.op == "call_function"}
+    found = {
+        (n.target.__name__.split(".")[0], n.meta["phase"]): n.meta["source"]
+        for n in graph.nodes
+        if n.op == "call_function"
+    }
     line = lambda k: f"{__file__}:{first + k}"
     assert found["sin", "forward"] == line(1)
-    for op, phase in (("mm", "forward"), ("tanh", "forward"), ("mm", "backward"), ("exp", "forward")):
+    for op, phase in (
+        ("mm", "forward"),
+        ("tanh", "forward"),
+        ("mm", "backward"),
+        ("exp", "forward"),
+    ):
         assert found[op, phase] == line(2), (op, phase)
 
 
@@ -65,9 +78,16 @@ def test_placements_asked_for_inside_a_module_are_kept() -> None:
 
     fn, params, buffers = sf.functionalize(Pinned())
     with sf.fake_world(2):
-        step = sf.shard(lambda x: fn(params, buffers, x)[0], sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        step = sf.shard(
+            lambda x: fn(params, buffers, x)[0],
+            sf.make_mesh((2,), ("a",)),
+            P("a"),
+            backend="aten",
+        )
         out = step(X)
-        assert [c.kind for c in step.lower(X).collectives] == ["all_to_all"] and str(out.placements) == "(Shard(dim=1),)"
+        assert [c.kind for c in step.lower(X).collectives] == [
+            "all_to_all"
+        ] and str(out.placements) == "(Shard(dim=1),)"
         close(sf.full(out), X * 2 + 1)
 
 
@@ -85,7 +105,10 @@ def test_transforms_inside_a_module_are_part_of_it() -> None:
     loss, params = loss_of(module)
     judge = lambda p: (p["line.weight"] * X.cos() - X.sin() * X).sum()
     close(loss(params, X), judge(params))
-    close(sf.grad(loss)(params, X)["line.weight"], torch.func.grad(judge)(params)["line.weight"])
+    close(
+        sf.grad(loss)(params, X)["line.weight"],
+        torch.func.grad(judge)(params)["line.weight"],
+    )
 
 
 def test_a_pure_function_inside_a_module_is_part_of_it() -> None:
@@ -105,16 +128,26 @@ class Held(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale, self.w = torch.tensor(2.0, dtype=F64), nn.Parameter(torch.ones(3, dtype=F64))
+        self.scale, self.w = (
+            torch.tensor(2.0, dtype=F64),
+            nn.Parameter(torch.ones(3, dtype=F64)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale * MASK * self.w + torch.tensor([1.0, 2.0, 3.0], dtype=F64) * int(self.scale.item())
+        return x * self.scale * MASK * self.w + torch.tensor(
+            [1.0, 2.0, 3.0], dtype=F64
+        ) * int(self.scale.item())
 
 
 def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
     module = Held()
     fn, params, buffers = sf.functionalize(module)
-    plain = lambda: (module(X).detach(), torch.func.grad(lambda p: torch.func.functional_call(module, p, X).sum())(params))
+    plain = lambda: (
+        module(X).detach(),
+        torch.func.grad(lambda p: torch.func.functional_call(module, p, X).sum())(
+            params
+        ),
+    )
     call = lambda: (fn(params, buffers, X)[0], grad(params))
     grad = sf.grad(lambda p: fn(p, buffers, X)[0].sum())
     close(call(), plain())
@@ -128,10 +161,14 @@ def test_tensors_that_a_module_holds_are_read_anew_at_each_call() -> None:
 def test_functions_that_capture_writes_otherwise_are_so_in_modules() -> None:
     class Checks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
+            return torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(
+                x, x * 2, x**2
+            )
 
     loss, _ = loss_of(Checks())
-    judge = lambda x: (torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)).sum()
+    judge = lambda x: (
+        torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
+    ).sum()
     x = X.clone().requires_grad_()
     judge(x).backward()
     close(sf.grad(loss, argnums=1)({}, X), x.grad)
@@ -184,13 +221,22 @@ def test_a_custom_op_without_a_derivative_is_refused_in_a_module() -> None:
     loss, _ = loss_of(module_of(torch.ops.test_module_call_plain.third))
     close(loss({}, X), (X / 3).sum())
     fix = "torch.library.custom_op with register_autograd, or x.detach()"
-    said = f"op test_module_call_plain.third.default: it has no derivative, and one is asked for\n  at: HERE\n  try: {fix}"
+    said = (
+        "op test_module_call_plain.third.default: it has no derivative, and one is asked "
+        f"for\n  at: HERE\n  try: {fix}"
+    )
     assert refusal(lambda: sf.grad(loss, argnums=1)({}, X)) == said
 
 
 def test_checkpoint_inside_a_module_is_right() -> None:
     for reentrant in (True, False):
-        loss, _ = loss_of(module_of(lambda x, r=reentrant: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=r)))
+        loss, _ = loss_of(
+            module_of(
+                lambda x, r=reentrant: torch.utils.checkpoint.checkpoint(
+                    torch.sin, x, use_reentrant=r
+                )
+            )
+        )
         close(sf.grad(loss, argnums=1)({}, X), X.cos())
 
 
@@ -198,10 +244,19 @@ def test_dropout_is_random_in_training_and_nothing_in_eval() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
         fn, params, buffers = sf.functionalize(nn.Dropout(0.5).eval())
-        close(sf.full(sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(params, buffers, X))[0], X)
+        close(
+            sf.full(
+                sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(
+                    params, buffers, X
+                )
+            )[0],
+            X,
+        )
         fn, params, buffers = sf.functionalize(nn.Dropout(0.5))
         with pytest.raises(sf.RuleError, match="draws random numbers"):
-            sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(params, buffers, X)
+            sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(
+                params, buffers, X
+            )
 
 
 class Keeps(nn.Module):
@@ -229,46 +284,67 @@ def branches(x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
 
 
-HELD = "it writes in place to what it is given or closes over", "a new value; in a module, register_buffer for what changes"
+HELD = (
+    "it writes in place to what it is given or closes over",
+    "a new value; in a module, register_buffer for what changes",
+)
 BUFFER = "self.register_buffer(...) for what changes, which is returned, or return the new value"
-FIXED = "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a size that you choose"
+FIXED = (
+    "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a "
+    "size that you choose"
+)
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "branch": (
         lambda: module_of(branches),
-        f"functionalize(Wrapped): it branches on a tensor's value\n  at: HERE\n{PURE}\n  try: torch.where(condition, a, b)",
+        (
+            f"functionalize(Wrapped): it branches on a tensor's value\n  at: HERE\n{PURE}\n  "
+            "try: torch.where(condition, a, b)"
+        ),
     ),
     "item": (
         lambda: module_of(lambda x: x * x.sum().item()),
-        f"functionalize(Wrapped): .item() reads a tensor's value while the function is traced\n  at: HERE\n{PURE}\n"
+        "functionalize(Wrapped): .item() reads a tensor's value while the function is "
+        f"traced\n  at: HERE\n{PURE}\n"
         "  try: keep the value a tensor: no .item(), bool() or int()",
     ),
     "mask": (
         lambda: module_of(lambda x: x[x > 0]),
-        f"functionalize(Wrapped): the shape of x[mask]'s result depends on values\n  at: HERE\n{PURE}\n  try: {FIXED}",
+        (
+            "functionalize(Wrapped): the shape of x[mask]'s result depends on values\n  at: "
+            f"HERE\n{PURE}\n  try: {FIXED}"
+        ),
     ),
     "shapes": (
         lambda: nn.Sequential(module_of(lambda x: x @ x)),
-        "functionalize(Sequential): it raises RuntimeError: a and b must have same reduction dim, but got [4, 3] X [4, 3].\n"
+        "functionalize(Sequential): it raises RuntimeError: a and b must have same "
+        "reduction dim, but got [4, 3] X [4, 3].\n"
         f"  at: HERE\n{PURE}\n  try: a call that works on plain tensors",
     ),
     "attributes": (
         lambda: nn.Sequential(Keeps()),
-        f"functionalize(Sequential): it changes something outside of itself: 0.calls, 0.last, 0.seen\n  try: {BUFFER}",
+        (
+            "functionalize(Sequential): it changes something outside of itself: 0.calls, "
+            f"0.last, 0.seen\n  try: {BUFFER}"
+        ),
     ),
     "no buffer": (Raw, f"functionalize(Raw): {HELD[0]}\n{PURE}\n  try: {HELD[1]}"),
     "argument": (
         lambda: module_of(lambda x: x.mul_(2)),
         "functionalize(Wrapped), argument x: the function writes to it in place\n  at: HERE\n"
-        "  needed: a function that only returns\n  try: return the new value, or write to a copy: x.clone()",
+        "  needed: a function that only returns\n  try: return the new value, or write "
+        "to a copy: x.clone()",
     ),
     "rank": (
         lambda: module_of(lambda x: x * torch.distributed.get_rank()),
-        "functionalize(Wrapped): it asks which rank it runs on, and its answer would be the same on every rank\n"
-        f"  at: HERE\n{PURE}\n  try: sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
+        "functionalize(Wrapped): it asks which rank it runs on, and its answer would be "
+        "the same on every rank\n"
+        f"  at: HERE\n{PURE}\n  try: sf.axis_index(axis_name) inside shard_map; "
+        "mesh.size() where a size will do",
     ),
     "result": (
         lambda: module_of(lambda x: {x}),
-        "functionalize(Wrapped): the module returns a set\n  needed: a tree of tensors and constants\n"
+        "functionalize(Wrapped): the module returns a set\n  needed: a tree of tensors "
+        "and constants\n"
         "  try: return tensors and constants; make a class of yours a NamedTuple or a dict",
     ),
 }
@@ -286,7 +362,10 @@ def test_it_is_refused_under_a_gradient_too(kind: str) -> None:
     make, said = REFUSED[kind]
     fn, params, buffers = sf.functionalize(make())
     text = refusal(lambda: sf.grad(lambda x: fn(params, buffers, x)[0].sum())(X))
-    same = said.replace("functionalize(Wrapped), argument x: the function writes to it in place", f"functionalize(Wrapped): {HELD[0]}")
+    same = said.replace(
+        "functionalize(Wrapped), argument x: the function writes to it in place",
+        f"functionalize(Wrapped): {HELD[0]}",
+    )
     assert text.splitlines()[0] == same.splitlines()[0]
 
 
@@ -297,24 +376,38 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
     kept = Keeps()
     fn, params, buffers = sf.functionalize(kept)
     refusal(lambda: fn(params, buffers, X))
-    assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (0, [0], False)
+    assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (
+        0,
+        [0],
+        False,
+    )
 
 
 def test_names_that_do_not_fit_are_all_listed() -> None:
     fn, params, buffers = sf.functionalize(nn.BatchNorm1d(3).double())
     fix = "the params that functionalize returned, or others under the same names"
-    said = "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  at: HERE\n"
+    said = (
+        "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  "
+        "at: HERE\n"
+    )
     said += "  needed: the params of the module"
     wrong = {"bias": params["bias"], "w": X, "v": X}
-    assert refusal(lambda: fn(wrong, buffers, X), sf.TreeError) == f"{said}\n  try: {fix}"
-    assert refusal(lambda: sf.grad(lambda p: fn(p, {}, X)[0].sum())(params), sf.TreeError).splitlines()[0] == (
-        "functionalize(BatchNorm1d), argument buffers: it lacks running_mean, running_var, num_batches_tracked"
+    assert (
+        refusal(lambda: fn(wrong, buffers, X), sf.TreeError)
+        == f"{said}\n  try: {fix}"
+    )
+    assert refusal(
+        lambda: sf.grad(lambda p: fn(p, {}, X)[0].sum())(params), sf.TreeError
+    ).splitlines()[0] == (
+        "functionalize(BatchNorm1d), argument buffers: it lacks running_mean, "
+        "running_var, num_batches_tracked"
     )
 
 
 def test_what_is_no_module_with_values_is_refused() -> None:
     assert refusal(lambda: sf.functionalize(torch.sin), sf.TreeError) == (
-        "functionalize: a builtin_function_or_method\n  needed: an nn.Module\n  try: functionalize(model); a function is one already"
+        "functionalize: a builtin_function_or_method\n  needed: an nn.Module\n  try: "
+        "functionalize(model); a function is one already"
     )
     lazy = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     names = "0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean, 1.running_var"
@@ -342,7 +435,10 @@ def test_what_is_compiled_already_is_read_as_written() -> None:
     class Compiled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.line, self.wave = torch.compile(nn.Linear(3, 2).double()), torch.compile(torch.sin)
+            self.line, self.wave = (
+                torch.compile(nn.Linear(3, 2).double()),
+                torch.compile(torch.sin),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.wave(self.line(x))
@@ -370,6 +466,11 @@ def test_counts_of_integers_get_a_batch_of_their_own() -> None:
             return self.n.sum()
 
     fn, params, buffers = sf.functionalize(Counts())
-    out, new = sf.vmap(fn, in_axes=(None, None, 0))(params, buffers, torch.tensor([3, 0]))
+    out, new = sf.vmap(fn, in_axes=(None, None, 0))(
+        params, buffers, torch.tensor([3, 0])
+    )
     eye = torch.eye(5, dtype=torch.int64)[[3, 0]]
-    close((out, new["n"], new["seen"]), (torch.ones(2, dtype=torch.int64), eye, eye.bool()))
+    close(
+        (out, new["n"], new["seen"]),
+        (torch.ones(2, dtype=torch.int64), eye, eye.bool()),
+    )

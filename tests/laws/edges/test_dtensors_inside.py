@@ -1,4 +1,6 @@
-"""DTensors and other tensor classes inside of a function are refused by name, and no traced value leaves."""
+"""DTensors and other tensor classes inside of a function are refused by name, and no traced
+value leaves.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,24 @@ class Two(torch.Tensor):
         return "Two"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        part = lambda name: [getattr(x, name) if isinstance(x, Two) else x for x in args]
-        return Two(func(*part("a"), **(kwargs or {})), func(*part("b"), **(kwargs or {})))
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        part = lambda name: [
+            getattr(x, name) if isinstance(x, Two) else x for x in args
+        ]
+        return Two(
+            func(*part("a"), **(kwargs or {})), func(*part("b"), **(kwargs or {}))
+        )
 
 
 class Named(torch.Tensor):
     """A tensor with a class of its own."""
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -70,7 +80,11 @@ class Redistributing(torch.nn.Module):
         self.mesh = mesh
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return DTensor.from_local(x, self.mesh, [Replicate()]).redistribute(self.mesh, [Shard(0)]).to_local()
+        return (
+            DTensor.from_local(x, self.mesh, [Replicate()])
+            .redistribute(self.mesh, [Shard(0)])
+            .to_local()
+        )
 
 
 class Distributing(Redistributing):
@@ -80,7 +94,10 @@ class Distributing(Redistributing):
 
 class Factory(Redistributing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + dt.ones(1, device_mesh=self.mesh, placements=[Replicate()]).to_local()
+        return (
+            x
+            + dt.ones(1, device_mesh=self.mesh, placements=[Replicate()]).to_local()
+        )
 
 
 def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str]]:
@@ -88,38 +105,107 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str]]:
     placed = sf.distribute(X, mesh, P("dp"))
     two, named = Two(X, X), X.clone().as_subclass(Named)
     local = lambda x, p: DTensor.from_local(x, mesh, [p])
-    doubled = local_map(lambda x: 2 * x, out_placements=[Shard(0)], in_placements=([Shard(0)],), device_mesh=mesh)
-    modules = {m.__name__: sf.functionalize(m(mesh)) for m in (Redistributing, Distributing, Factory)}
-    of_modules = {name: (lambda x, m=m: m[0](m[1], m[2], x)[0], INSIDE) for name, m in modules.items()}
+    doubled = local_map(
+        lambda x: 2 * x,
+        out_placements=[Shard(0)],
+        in_placements=([Shard(0)],),
+        device_mesh=mesh,
+    )
+    modules = {
+        m.__name__: sf.functionalize(m(mesh))
+        for m in (Redistributing, Distributing, Factory)
+    }
+    of_modules = {
+        name: (lambda x, m=m: m[0](m[1], m[2], x)[0], INSIDE)
+        for name, m in modules.items()
+    }
     factories = {
-        f"tensor.{f.__name__}": (lambda x, f=f: x + f(4, 2, device_mesh=mesh, placements=[Replicate()]).to_local(), INSIDE)
+        f"tensor.{f.__name__}": (
+            lambda x, f=f: (
+                x + f(4, 2, device_mesh=mesh, placements=[Replicate()]).to_local()
+            ),
+            INSIDE,
+        )
         for f in (dt.zeros, dt.ones, dt.empty, dt.rand, dt.randn)
     }
     return {
-        "from_local, redistribute, to_local": (lambda x: local(x, Replicate()).redistribute(mesh, [Shard(0)]).to_local(), INSIDE),
-        "from_local, full_tensor": (lambda x: local(x, Shard(0)).full_tensor(), INSIDE),
+        "from_local, redistribute, to_local": (
+            lambda x: (
+                local(x, Replicate()).redistribute(mesh, [Shard(0)]).to_local()
+            ),
+            INSIDE,
+        ),
+        "from_local, full_tensor": (
+            lambda x: local(x, Shard(0)).full_tensor(),
+            INSIDE,
+        ),
         "from_local, returned": (lambda x: local(x, Replicate()), INSIDE),
         "from_local, not used": (lambda x: (local(x, Replicate()), x)[1], INSIDE),
-        "distribute_tensor": (lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(), INSIDE),
-        "tensor.full": (lambda x: x + dt.full((4, 2), 1.0, device_mesh=mesh).to_local(), INSIDE),
+        "distribute_tensor": (
+            lambda x: distribute_tensor(x, mesh, [Shard(0)]).to_local(),
+            INSIDE,
+        ),
+        "tensor.full": (
+            lambda x: x + dt.full((4, 2), 1.0, device_mesh=mesh).to_local(),
+            INSIDE,
+        ),
         "local_map": (doubled, INSIDE),
-        "sf.from_local": (lambda x: sf.full(sf.from_local(x, mesh, [Shard(0)])), INSIDE),
-        "sf.distribute": (lambda x: sf.full(sf.distribute(x, mesh, P("dp"))), INSIDE),
-        "a closed-over DTensor": (lambda x: x + placed.full_tensor(), "it closes over a DTensor"),
-        "a closed-over DTensor, returned": (lambda x: (x, placed), "it closes over a DTensor"),
-        "redistribute of an argument": (lambda x: x.redistribute(mesh, [Replicate()]), "it asks for .redistribute of a global tensor"),
-        "to_local of an argument": (lambda x: x.to_local(), "it asks for .to_local of a global tensor"),
+        "sf.from_local": (
+            lambda x: sf.full(sf.from_local(x, mesh, [Shard(0)])),
+            INSIDE,
+        ),
+        "sf.distribute": (
+            lambda x: sf.full(sf.distribute(x, mesh, P("dp"))),
+            INSIDE,
+        ),
+        "a closed-over DTensor": (
+            lambda x: x + placed.full_tensor(),
+            "it closes over a DTensor",
+        ),
+        "a closed-over DTensor, returned": (
+            lambda x: (x, placed),
+            "it closes over a DTensor",
+        ),
+        "redistribute of an argument": (
+            lambda x: x.redistribute(mesh, [Replicate()]),
+            "it asks for .redistribute of a global tensor",
+        ),
+        "to_local of an argument": (
+            lambda x: x.to_local(),
+            "it asks for .to_local of a global tensor",
+        ),
         "two tensors in one": (lambda x: Two(x, x), "it makes a Two"),
-        "two tensors in one, inside": (lambda x: (Two(x, x) + 1).a, "it makes a Two"),
-        "two tensors in one, closed over": (lambda x: x + two, "it closes over a Two"),
+        "two tensors in one, inside": (
+            lambda x: (Two(x, x) + 1).a,
+            "it makes a Two",
+        ),
+        "two tensors in one, closed over": (
+            lambda x: x + two,
+            "it closes over a Two",
+        ),
         "a subclass": (lambda x: x.as_subclass(Named), "it makes a Named"),
         "a subclass, called": (lambda x: Named(x), "it makes a Named"),
-        "a subclass, in a tree": (lambda x: {"a": (x, x.as_subclass(Named))}, "it makes a Named"),
+        "a subclass, in a tree": (
+            lambda x: {"a": (x, x.as_subclass(Named))},
+            "it makes a Named",
+        ),
         "a subclass, closed over": (lambda x: (x, named), "it closes over a Named"),
-        "the rank": (lambda x: x + mesh.get_local_rank(), "it asks which rank it runs on"),
-        "the coordinate": (lambda x: x + mesh.get_coordinate()[0], "it asks which rank it runs on"),
-        "dist.all_reduce": (lambda x: (dist.all_reduce(y := x.clone()), y)[1], "it communicates by itself: all_reduce"),
-        "all_reduce over a group": (lambda x: functional.all_reduce(x, "sum", mesh.get_group()), "it communicates by itself"),
+        "the rank": (
+            lambda x: x + mesh.get_local_rank(),
+            "it asks which rank it runs on",
+        ),
+        "the coordinate": (
+            lambda x: x + mesh.get_coordinate()[0],
+            "it asks which rank it runs on",
+        ),
+        "dist.all_reduce": (
+            lambda x: (dist.all_reduce(y := x.clone()), y)[1],
+            "it communicates by itself: all_reduce",
+        ),
+        "all_reduce over a group": (
+            lambda x: functional.all_reduce(x, "sum", mesh.get_group()),
+            "it communicates by itself",
+        ),
         **factories,
         **of_modules,
     }
@@ -128,16 +214,22 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str]]:
 def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
-    total = lambda fn: lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
+    total = lambda fn: (
+        lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
+    )
     per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
     return {
         "jit": lambda fn: sf.jit(fn, backend="aten")(X),
-        "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(sf.distribute(X, mesh, rows)),
+        "jit of a DTensor": lambda fn: sf.jit(fn, backend="aten")(
+            sf.distribute(X, mesh, rows)
+        ),
         "shard": lambda fn: sf.shard(fn, mesh, (rows,), backend="aten")(X),
         "shard_map": lambda fn: per_rank(fn)(X),
         "jit of shard_map": lambda fn: sf.jit(per_rank(fn), backend="aten")(X),
         "grad": lambda fn: sf.grad(total(fn))(X),
-        "shard of bucketed_grad": lambda fn: sf.shard(sf.bucketed_grad(total(fn)), mesh, (rows,), backend="aten")(X),
+        "shard of bucketed_grad": lambda fn: sf.shard(
+            sf.bucketed_grad(total(fn)), mesh, (rows,), backend="aten"
+        )(X),
         "vmap": lambda fn: sf.vmap(lambda row: fn(row.expand(4, 2)))(X),
         "jvp": lambda fn: sf.jvp(fn, (X,), (X,)),
         "scan": lambda fn: sf.scan(lambda c, _: (fn(c), None), X, None, length=2),
@@ -152,7 +244,9 @@ with sf.fake_world(2):
 
 
 def refused(member: str, around: str) -> None:
-    """A function is refused by name, at the user's line, with something to try; its captures leave torch as it was."""
+    """A function is refused by name, at the user's line, with something to try; its captures
+    leave torch as it was.
+    """
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn, said = members(mesh)[member]
@@ -162,17 +256,30 @@ def refused(member: str, around: str) -> None:
         assert said in text.splitlines()[0], text
         assert error.value.fix and f"\n  try: {error.value.fix}" in text
         made = DTensor.from_local(X, mesh, [Replicate()])
-        assert type(made) is DTensor and type(made.to_local()) is torch.Tensor, "outside, torch is as it was"
+        assert type(made) is DTensor and type(made.to_local()) is torch.Tensor, (
+            "outside, torch is as it was"
+        )
 
 
 @given(st.sampled_from(MEMBERS), st.sampled_from(OUTER))
 @examples(45)
-def test_what_is_no_plain_tensor_inside_is_refused_by_name(member: str, around: str) -> None:
+def test_what_is_no_plain_tensor_inside_is_refused_by_name(
+    member: str, around: str
+) -> None:
     refused(member, around)
 
 
-@pytest.mark.parametrize("around", ["jit", "shard", "shard_map", "grad", "vmap", "scan"])
-@pytest.mark.parametrize("member", ["from_local, redistribute, to_local", "from_local, returned", "two tensors in one"])
+@pytest.mark.parametrize(
+    "around", ["jit", "shard", "shard_map", "grad", "vmap", "scan"]
+)
+@pytest.mark.parametrize(
+    "member",
+    [
+        "from_local, redistribute, to_local",
+        "from_local, returned",
+        "two tensors in one",
+    ],
+)
 def test_the_seen_ones_are_refused(member: str, around: str) -> None:
     refused(member, around)
 
@@ -188,8 +295,14 @@ def test_the_error_has_the_line_of_the_user() -> None:
         with pytest.raises(sf.CaptureError) as error:
             sf.shard_map(fn, mesh, (P("dp"),), P("dp"))(X)
     line = inspect.getsourcelines(fn)[1] + 1
-    assert str(error.value).splitlines()[:2] == [f"shard_map(fn): {INSIDE}", f"  at: {__file__}:{line}"]
-    assert "sf.constrain(x, placements)" in error.value.fix and "sf.psum" in error.value.fix
+    assert str(error.value).splitlines()[:2] == [
+        f"shard_map(fn): {INSIDE}",
+        f"  at: {__file__}:{line}",
+    ]
+    assert (
+        "sf.constrain(x, placements)" in error.value.fix
+        and "sf.psum" in error.value.fix
+    )
 
 
 ARGUMENTS = {
@@ -201,16 +314,20 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("around", ["jit", "shard", "grad", "vmap"])
 @pytest.mark.parametrize("case", list(ARGUMENTS))
-def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(case: str, around: str) -> None:
+def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(
+    case: str, around: str
+) -> None:
     def loss(x: Any) -> Any:
         return sum((t * t).sum() for t in leaves(x))
 
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn = {
-            "jit": sf.jit(loss, backend="aten"), "shard": sf.shard(loss, mesh, backend="aten"), "grad": sf.grad(loss),
+            "jit": sf.jit(loss, backend="aten"),
+            "shard": sf.shard(loss, mesh, backend="aten"),
+            "grad": sf.grad(loss),
             "vmap": sf.vmap(loss),
-        }[around]  # fmt: skip
+        }[around]
         argument = ARGUMENTS[case]()
         plain = {"a": [X]} if isinstance(argument, dict) else X
         for _ in range(2):
@@ -219,7 +336,9 @@ def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(ca
             fn(plain)
     path = "x['a'][0]" if isinstance(argument, dict) else "x"
     kind = "Two" if isinstance(argument, Two) else "Named"
-    assert f"argument {path}: a {kind}, a subclass of torch.Tensor\n" in str(error.value)
+    assert f"argument {path}: a {kind}, a subclass of torch.Tensor\n" in str(
+        error.value
+    )
     assert error.value.arg_path == path and f"at: {__file__}:" in str(error.value)
 
 
@@ -233,22 +352,36 @@ RIGHT = {
 
 @pytest.mark.parametrize("case", list(RIGHT))
 def test_parameters_buffers_and_dtensors_are_arguments_like_any(case: str) -> None:
-    fn = lambda x: {"a": x * 2, "kind": isinstance(x, DTensor), "asks": hasattr(x, "placements")}
+    fn = lambda x: {
+        "a": x * 2,
+        "kind": isinstance(x, DTensor),
+        "asks": hasattr(x, "placements"),
+    }
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        for run in (sf.jit(fn, backend="aten"), sf.jit(fn), sf.shard(fn, mesh, backend="aten")):
+        for run in (
+            sf.jit(fn, backend="aten"),
+            sf.jit(fn),
+            sf.shard(fn, mesh, backend="aten"),
+        ):
             out = run(RIGHT[case]())
             torch.testing.assert_close(sf.full(out["a"]), 2 * X)
-            assert (out["kind"], out["asks"]) == (False, False), "inside, every tensor is a plain global one"
+            assert (out["kind"], out["asks"]) == (False, False), (
+                "inside, every tensor is a plain global one"
+            )
 
 
 def test_sizes_of_a_mesh_and_full_of_a_plain_tensor_stay_right() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         fn = lambda x: sf.full(x) * mesh.size() + dist.get_world_size()
-        torch.testing.assert_close(sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2)
+        torch.testing.assert_close(
+            sf.full(sf.shard(fn, mesh, backend="aten")(X)), 2 * X + 2
+        )
         closed = torch.nn.Parameter(X.clone(), requires_grad=False)
-        torch.testing.assert_close(sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X)
+        torch.testing.assert_close(
+            sf.jit(lambda x: x + closed, backend="aten")(X), 2 * X
+        )
 
 
 def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
@@ -264,8 +397,14 @@ def test_another_thread_makes_dtensors_while_a_module_is_captured() -> None:
 
         def outside() -> Any:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                return pool.submit(lambda: type(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))).result()
+                return pool.submit(
+                    lambda: type(
+                        DTensor.from_local(torch.ones(2), mesh, [Replicate()])
+                    )
+                ).result()
 
         fn, params, buffers = sf.functionalize(Asking())
-        torch.testing.assert_close(sf.jit(lambda x: fn(params, buffers, x)[0], backend="aten")(X), 2 * X)
+        torch.testing.assert_close(
+            sf.jit(lambda x: fn(params, buffers, x)[0], backend="aten")(X), 2 * X
+        )
     assert made and set(made) == {DTensor}

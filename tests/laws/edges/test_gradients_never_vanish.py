@@ -1,4 +1,6 @@
-"""A call whose result autograd would follow in the plain function is refused by name; every other one is right."""
+"""A call whose result autograd would follow in the plain function is refused by name; every
+other one is right.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from shardfn import P
 
 F64 = torch.float64
 X = torch.tensor([0.5, -1.5, 2.0, 0.25], dtype=F64)
-Held = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # a tensor -> how a function reads it
+Held = Callable[
+    [torch.Tensor], Callable[[], torch.Tensor]
+]  # a tensor -> how a function reads it
 
 
 class Box:
@@ -98,22 +102,42 @@ USES["under no_grad"] = without
 
 
 def fold(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: sf.scan(lambda c, row: (f(c) + row, c), x, torch.stack([x, x]))[0]
+    return lambda x: sf.scan(
+        lambda c, row: (f(c) + row, c), x, torch.stack([x, x])
+    )[0]
 
 
-TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # ours, and torch's for a plain f
+TRANSFORMS: dict[
+    str, tuple[Callable[..., Any], Callable[..., Any]]
+] = {  # ours, and torch's for a plain f
     "jit": (lambda f, mesh: sf.jit(f, backend="aten"), lambda f: f),
-    "grad": (lambda f, mesh: sf.grad(lambda x: f(x).square().sum()), lambda f: torch.func.grad(lambda x: f(x).square().sum())),
-    "vmap": (lambda f, mesh: lambda x: sf.vmap(f)(torch.stack([x, x])), lambda f: lambda x: torch.stack([f(x), f(x)])),
-    "jvp": (lambda f, mesh: lambda x: sf.jvp(f, (x,), (x,))[1], lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1]),
+    "grad": (
+        lambda f, mesh: sf.grad(lambda x: f(x).square().sum()),
+        lambda f: torch.func.grad(lambda x: f(x).square().sum()),
+    ),
+    "vmap": (
+        lambda f, mesh: lambda x: sf.vmap(f)(torch.stack([x, x])),
+        lambda f: lambda x: torch.stack([f(x), f(x)]),
+    ),
+    "jvp": (
+        lambda f, mesh: lambda x: sf.jvp(f, (x,), (x,))[1],
+        lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+    ),
     "checkpoint": (lambda f, mesh: sf.checkpoint(f), lambda f: f),
-    "shard": (lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"), lambda f: f),
+    "shard": (
+        lambda f, mesh: sf.shard(f, mesh, P("a"), backend="aten"),
+        lambda f: f,
+    ),
     "shard of grad": (
-        lambda f, mesh: sf.shard(sf.grad(lambda x: f(x).square().sum()), mesh, P("a"), backend="aten"),
+        lambda f, mesh: sf.shard(
+            sf.grad(lambda x: f(x).square().sum()), mesh, P("a"), backend="aten"
+        ),
         lambda f: torch.func.grad(lambda x: f(x).square().sum()),
     ),
     "bucketed_grad": (
-        lambda f, mesh: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
+        lambda f, mesh: (
+            lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
+        ),
         lambda f: torch.func.grad(lambda x: f(x).square().sum()),
     ),
 }
@@ -131,7 +155,9 @@ def test_a_call_is_right_or_refused_whatever_was_called_before(
     held: str, use: str, transform: str, made: bool, calls: list[tuple[bool, bool]]
 ) -> None:
     leaf = torch.tensor([1.5, -0.5, 3.0, 2.0], dtype=F64)
-    w = (leaf.clone().requires_grad_() * 2) if made else leaf  # a result of autograd, or a leaf
+    w = (
+        (leaf.clone().requires_grad_() * 2) if made else leaf
+    )  # a result of autograd, or a leaf
     read, path = HELD[held][0](w), HELD[held][1]
     ours, theirs = TRANSFORMS[transform]
 
@@ -147,9 +173,13 @@ def test_a_call_is_right_or_refused_whatever_was_called_before(
                 wanted = theirs(f)(X)
                 if wanted.requires_grad:
                     assert use not in (*SILENT, "under no_grad")
-                    with pytest.raises(sf.CaptureError, match="would be lost") as error:
+                    with pytest.raises(
+                        sf.CaptureError, match="would be lost"
+                    ) as error:
                         call(X)
-                    assert error.value.arg_path == path and __file__ in (error.value.source or "")
+                    assert error.value.arg_path == path and __file__ in (
+                        error.value.source or ""
+                    )
                 else:
                     got = sf.full(call(X))
                     assert not got.requires_grad
@@ -164,9 +194,13 @@ def tied() -> nn.Module:
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
-    "norm": lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)),
+    "norm": lambda: nn.Sequential(
+        nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)
+    ),
     "tied": tied,
-    "scaled": lambda: nn.Sequential(Scaled(torch.tensor([0.5, 1.0, 1.5, 2.0])), nn.Linear(4, 2)),
+    "scaled": lambda: nn.Sequential(
+        Scaled(torch.tensor([0.5, 1.0, 1.5, 2.0])), nn.Linear(4, 2)
+    ),
 }
 HOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "scaled": lambda g: g * 3,
@@ -192,7 +226,9 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "buckets": lambda f: lambda p, x: sharded(sf.bucketed_grad(f))(p, x)[1],
     "checkpoint": lambda f: sf.grad(sf.checkpoint(f)),
     "twice": lambda f: sf.grad(lambda p, x: f(p, x[:4]) + f(p, x[4:])),
-    "vmap": lambda f: sf.grad(lambda p, x: sf.vmap(f, in_axes=(None, 0))(p, x.reshape(2, 4, 4)).sum()),
+    "vmap": lambda f: sf.grad(
+        lambda p, x: sf.vmap(f, in_axes=(None, 0))(p, x.reshape(2, 4, 4)).sum()
+    ),
 }
 
 
@@ -201,16 +237,22 @@ def judged(module: nn.Module, way: str, x: torch.Tensor) -> dict[str, torch.Tens
     parts = (x[:4], x[4:]) if way in ("twice", "vmap") else (x,)
     total = sum(module(part).square().sum() for part in parts)
     total.backward() if total.requires_grad else None
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad for name, p in module.named_parameters() if p.grad is not None
+    }
 
 
 @effort.examples(20)
 @given(
     st.sampled_from(list(MODULES)),
     st.sampled_from(list(WAYS)),
-    st.lists(st.sampled_from(["free", "free", "frozen", *HOOKS]), min_size=6, max_size=6),
+    st.lists(
+        st.sampled_from(["free", "free", "frozen", *HOOKS]), min_size=6, max_size=6
+    ),
 )
-def test_functionalize_keeps_to_frozen_parameters_and_hooks(name: str, way: str, marks: list[str]) -> None:
+def test_functionalize_keeps_to_frozen_parameters_and_hooks(
+    name: str, way: str, marks: list[str]
+) -> None:
     torch.manual_seed(5)
     module = MODULES[name]().double()
     for p, mark in zip(module.parameters(), marks, strict=False):
@@ -221,6 +263,12 @@ def test_functionalize_keeps_to_frozen_parameters_and_hooks(name: str, way: str,
     fn, params, buffers = sf.functionalize(module)
     with sf.fake_world(2):
         grads = sf.full(WAYS[way](loss_of(fn, buffers))(params, x))
-    torch.testing.assert_close(grads, judged(module, way, x), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        grads, judged(module, way, x), rtol=1e-10, atol=1e-12
+    )
     stepped = sf.tree_map(lambda p, g: p - 0.1 * g, params, grads)
-    assert list(stepped) == list(params) == [k for k, p in module.named_parameters() if p.requires_grad]
+    assert (
+        list(stepped)
+        == list(params)
+        == [k for k, p in module.named_parameters() if p.requires_grad]
+    )

@@ -1,4 +1,6 @@
-"""Two trees are paired by key, whatever the order of insertion; trees that differ are refused by path."""
+"""Two trees are paired by key, whatever the order of insertion; trees that differ are refused
+by path.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ Tree = Any
 
 
 def values(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=F64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def built(shape: Any, seed: int) -> Tree:
     """A tree of vectors of three from its plan: a number is a leaf."""
     if isinstance(shape, dict):
-        return {key: built(child, seed + 7 * i + 1) for i, (key, child) in enumerate(sorted(shape.items()))}
+        return {
+            key: built(child, seed + 7 * i + 1)
+            for i, (key, child) in enumerate(sorted(shape.items()))
+        }
     if isinstance(shape, list):
         return [built(child, seed + 5 * i + 2) for i, child in enumerate(shape)]
     return values(3, seed=seed + shape)
@@ -38,15 +45,25 @@ def shuffled(tree: Tree, turn: int) -> Tree:
         keys = sorted(tree)
         keys = keys[turn % len(keys) :] + keys[: turn % len(keys)]
         return {key: shuffled(tree[key], turn) for key in reversed(keys)}
-    return [shuffled(child, turn) for child in tree] if isinstance(tree, list) else tree
+    return (
+        [shuffled(child, turn) for child in tree]
+        if isinstance(tree, list)
+        else tree
+    )
 
 
 def weighted(tree: Tree) -> Tensor:
     """A number that tells every leaf from every other, by its path."""
     if isinstance(tree, dict):
-        return sum(((ord(key[0]) % 7 + 1) * weighted(tree[key]) for key in sorted(tree)), start=zero())
+        return sum(
+            ((ord(key[0]) % 7 + 1) * weighted(tree[key]) for key in sorted(tree)),
+            start=zero(),
+        )
     if isinstance(tree, list):
-        return sum(((i + 2) * weighted(child) for i, child in enumerate(tree)), start=zero())
+        return sum(
+            ((i + 2) * weighted(child) for i, child in enumerate(tree)),
+            start=zero(),
+        )
     return (tree * tree).sum() + 3 * tree[0]
 
 
@@ -78,7 +95,9 @@ def squares(tree: Tree) -> Tree:
 def ruled_vjp(turn: int) -> Any:
     """A custom_vjp whose fwd and bwd return their dicts in other orders than the function."""
     fn = sf.custom_vjp(squares)
-    backward = lambda kept, g: (shuffled(sf.tree_map(lambda x, c: 2 * x * c, kept, g), turn + 1),)
+    backward = lambda kept, g: (
+        shuffled(sf.tree_map(lambda x, c: 2 * x * c, kept, g), turn + 1),
+    )
     fn.defvjp(lambda tree: (shuffled(squares(tree), turn), tree), backward)
     return fn
 
@@ -118,9 +137,14 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
         sf.jvp(weighted, (t,), (shuffled(d, k),)),
         torch.func.jvp(weighted, (t,), (d,)),
     ),
-    "vjp": lambda t, d, k: (sf.vjp(squares, t)[1](shuffled(d, k))[0], sf.tree_map(lambda x, c: 2 * x * c, t, d)),
+    "vjp": lambda t, d, k: (
+        sf.vjp(squares, t)[1](shuffled(d, k))[0],
+        sf.tree_map(lambda x, c: 2 * x * c, t, d),
+    ),
     "vjp under jit": lambda t, d, k: (
-        sf.jit(lambda x, c: sf.vjp(squares, x)[1](c)[0], backend="aten")(t, shuffled(d, k)),
+        sf.jit(lambda x, c: sf.vjp(squares, x)[1](c)[0], backend="aten")(
+            t, shuffled(d, k)
+        ),
         sf.tree_map(lambda x, c: 2 * x * c, t, d),
     ),
     "linearize": lambda t, d, k: (
@@ -143,9 +167,14 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
         sf.cond(torch.tensor(False), lambda: t, lambda: shuffled(d, k)),
         d,
     ),
-    "scan": lambda t, d, k: (sf.scan(stepping(k), t, ROWS)[0], sf.tree_map(lambda x: x + 1, t)),
+    "scan": lambda t, d, k: (
+        sf.scan(stepping(k), t, ROWS)[0],
+        sf.tree_map(lambda x: x + 1, t),
+    ),
     "while_loop": lambda t, d, k: (
-        sf.while_loop(lambda c: c["a"][0] < 1, growing(k), {"a": zero().reshape(1), "t": t})["t"],
+        sf.while_loop(
+            lambda c: c["a"][0] < 1, growing(k), {"a": zero().reshape(1), "t": t}
+        )["t"],
         sf.tree_map(lambda x: x + 1, t),
     ),
     "in_axes": lambda t, d, k: (
@@ -156,7 +185,10 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
         sf.vmap(squares, out_axes=shuffled(axes_like(t), k))(batches(t, 2)),
         squares(batches(t, 2)),
     ),
-    "tree_map": lambda t, d, k: (sf.tree_map(torch.sub, t, shuffled(d, k)), sf.tree_map(torch.sub, t, d)),
+    "tree_map": lambda t, d, k: (
+        sf.tree_map(torch.sub, t, shuffled(d, k)),
+        sf.tree_map(torch.sub, t, d),
+    ),
     "the order that a function reads": lambda t, d, k: (
         [ordered(shuffled(t, i)) for i in (k, k + 1, k)],
         [order(shuffled(t, i)) for i in (k, k + 1, k)],
@@ -171,8 +203,15 @@ PAIRS: dict[str, Callable[[Tree, Tree, int], tuple[Any, Any]]] = {
 def order(tree: Tree) -> Tensor:
     """What depends on the order in which a dict was filled."""
     if isinstance(tree, dict):
-        return sum(((i + 1) * order(child) for i, child in enumerate(tree.values())), start=zero())
-    return sum(map(order, tree), start=zero()) if isinstance(tree, list) else tree.sum()
+        return sum(
+            ((i + 1) * order(child) for i, child in enumerate(tree.values())),
+            start=zero(),
+        )
+    return (
+        sum(map(order, tree), start=zero())
+        if isinstance(tree, list)
+        else tree.sum()
+    )
 
 
 def spread(**trees: Tree) -> Tensor:
@@ -185,8 +224,10 @@ keywords = sf.jit(spread, backend="aten")
 
 SHAPES = st.recursive(
     st.integers(0, 3),
-    lambda inner: st.dictionaries(st.sampled_from("awbx"), inner, min_size=2, max_size=3)
-    | st.lists(inner, min_size=1, max_size=2),
+    lambda inner: (
+        st.dictionaries(st.sampled_from("awbx"), inner, min_size=2, max_size=3)
+        | st.lists(inner, min_size=1, max_size=2)
+    ),
     max_leaves=4,
 ).filter(lambda shape: isinstance(shape, dict))
 
@@ -240,22 +281,36 @@ REFUSED: dict[str, Callable[[Tree, Callable[[Tree], Tree]], Any]] = {
     "linearize": lambda t, m: sf.linearize(weighted, t)[1](m(t)),
     "bwd": lambda t, m: sf.grad(lambda x: weighted(with_bwd(m)(x)))(t),
     "fwd": lambda t, m: sf.grad(lambda x: weighted(with_fwd(m)(x)))(t),
-    "custom_jvp": lambda t, m: sf.jvp(lambda x: weighted(with_rule(m)(x)), (t,), (t,)),
+    "custom_jvp": lambda t, m: sf.jvp(
+        lambda x: weighted(with_rule(m)(x)), (t,), (t,)
+    ),
     "cond": lambda t, m: sf.cond(torch.tensor(True), lambda: t, lambda: m(t)),
     "scan": lambda t, m: sf.scan(lambda c, x: (m(c), None), t, ROWS),
     "while_loop": lambda t, m: sf.while_loop(lambda c: weighted(c) < 0, m, t),
 }
 
 
-CASES = [(call, mutation) for i, call in enumerate(REFUSED) for j, mutation in enumerate(MUTATIONS) if (i + j) % 3 == 0]
+CASES = [
+    (call, mutation)
+    for i, call in enumerate(REFUSED)
+    for j, mutation in enumerate(MUTATIONS)
+    if (i + j) % 3 == 0
+]
 
 
 @pytest.mark.parametrize(("call", "mutation"), CASES)
-def test_a_tree_that_differs_is_refused_with_the_users_line(call: str, mutation: str) -> None:
-    tree = {"b": values(3, seed=1), "a": {"x": values(3, seed=2), "w": values(3, seed=3)}}
+def test_a_tree_that_differs_is_refused_with_the_users_line(
+    call: str, mutation: str
+) -> None:
+    tree = {
+        "b": values(3, seed=1),
+        "a": {"x": values(3, seed=2), "w": values(3, seed=3)},
+    }
     with pytest.raises(sf.TreeError) as caught:
         REFUSED[call](tree, MUTATIONS[mutation])
-    assert caught.value.source is not None and caught.value.source.startswith(__file__)
+    assert caught.value.source is not None and caught.value.source.startswith(
+        __file__
+    )
     assert caught.value.fix
 
 
@@ -265,11 +320,24 @@ def test_placements_are_paired_by_key() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         placed = sf.distribute(x, mesh, where)
-        assert [str(placed[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
-        out = sf.shard(lambda t: t, mesh, (where,), shuffled(where, 0), backend="aten")(x)
-        assert [str(out[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
-        pinned = sf.shard(lambda t: sf.constrain(doubled(t), where), mesh, backend="aten")(x)
-        assert [str(pinned[key].placements[0]) for key in ("w", "b")] == ["S(1)", "S(0)"]
+        assert [str(placed[key].placements[0]) for key in ("w", "b")] == [
+            "S(1)",
+            "S(0)",
+        ]
+        out = sf.shard(
+            lambda t: t, mesh, (where,), shuffled(where, 0), backend="aten"
+        )(x)
+        assert [str(out[key].placements[0]) for key in ("w", "b")] == [
+            "S(1)",
+            "S(0)",
+        ]
+        pinned = sf.shard(
+            lambda t: sf.constrain(doubled(t), where), mesh, backend="aten"
+        )(x)
+        assert [str(pinned[key].placements[0]) for key in ("w", "b")] == [
+            "S(1)",
+            "S(0)",
+        ]
         per_rank = sf.shard_map(doubled, mesh, (where,), where, backend="aten")(x)
         assert_same(sf.full(per_rank), doubled(x))
 
@@ -277,7 +345,9 @@ def test_placements_are_paired_by_key() -> None:
 def test_a_batch_may_hold_None_and_aux_numbers() -> None:
     loss = lambda w, batch: ((w * batch["x"]).mean(), {"n": 2, "none": None})
     x = values(4, seed=3)
-    grads, aux = sf.accumulate(sf.grad(loss, has_aux=True), 2)(torch.tensor(2.0, dtype=F64), {"x": x, "mask": None})
+    grads, aux = sf.accumulate(sf.grad(loss, has_aux=True), 2)(
+        torch.tensor(2.0, dtype=F64), {"x": x, "mask": None}
+    )
     assert_same(grads, x.mean())
     assert_same(aux["n"], torch.tensor([2, 2]))
     assert aux["none"] is None

@@ -46,7 +46,11 @@ def mesh() -> Iterator[Any]:
 
 
 def same(got: Any, wanted: Any) -> None:
-    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13), got, wanted)
+    sf.tree_map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13),
+        got,
+        wanted,
+    )
 
 
 def reductions(fn: Any, *args: Any) -> int:
@@ -55,35 +59,60 @@ def reductions(fn: Any, *args: Any) -> int:
 
 
 @pytest.mark.parametrize("k", [1, 2, K, ROWS])
-def test_a_gradient_over_microbatches_is_that_of_the_whole_batch(problem: Any, k: int) -> None:
+def test_a_gradient_over_microbatches_is_that_of_the_whole_batch(
+    problem: Any, k: int
+) -> None:
     params, batch, wanted = problem
-    same(sf.accumulate(sf.value_and_grad(loss_fn), microbatches=k)(params, batch), wanted)
-    same(sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k)(params, batch), wanted)
+    same(
+        sf.accumulate(sf.value_and_grad(loss_fn), microbatches=k)(params, batch),
+        wanted,
+    )
+    same(
+        sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k)(params, batch),
+        wanted,
+    )
     same(sf.accumulate(sf.grad(loss_fn), microbatches=k)(params, batch), wanted[1])
 
 
 def test_a_loss_over_microbatches_can_be_differentiated(problem: Any) -> None:
     params, batch, wanted = problem
     same(sf.accumulate(loss_fn, microbatches=K)(params, batch), wanted[0])
-    same(sf.bucketed_grad(sf.accumulate(loss_fn, microbatches=K))(params, batch), wanted)
+    same(
+        sf.bucketed_grad(sf.accumulate(loss_fn, microbatches=K))(params, batch),
+        wanted,
+    )
 
 
 def test_aux_of_the_microbatches_is_stacked(problem: Any) -> None:
     params, batch, wanted = problem
-    (loss, aux), grads = sf.accumulate(sf.bucketed_grad(with_aux, has_aux=True), microbatches=K)(params, batch)
+    (loss, aux), grads = sf.accumulate(
+        sf.bucketed_grad(with_aux, has_aux=True), microbatches=K
+    )(params, batch)
     same((loss, grads), wanted)
     assert aux["rows"].shape == (K,)
     same(aux["rows"].sum(), batch["x"].sum())
 
 
 @pytest.mark.parametrize("where", [P(), P("dp")], ids=["replicated", "sharded"])
-def test_gradients_are_reduced_once_whatever_the_number_of_microbatches(problem: Any, mesh: Any, where: P) -> None:
+def test_gradients_are_reduced_once_whatever_the_number_of_microbatches(
+    problem: Any, mesh: Any, where: P
+) -> None:
     params, batch, wanted = problem
     counts = set()
     for k in (1, 2, K):
-        step = sf.shard(sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k), mesh, (where, P("dp")), backend="aten")
+        step = sf.shard(
+            sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=k),
+            mesh,
+            (where, P("dp")),
+            backend="aten",
+        )
         lowered = step.lower(params, batch)
-        counts.add(sum(c.kind in ("all_reduce", "reduce_scatter") and c.nbytes > 8 for c in lowered.collectives))
+        counts.add(
+            sum(
+                c.kind in ("all_reduce", "reduce_scatter") and c.nbytes > 8
+                for c in lowered.collectives
+            )
+        )
         assert lowered.schedule.holds
         same(sf.full(step(params, batch)), wanted)
     assert counts == {1}
@@ -91,16 +120,28 @@ def test_gradients_are_reduced_once_whatever_the_number_of_microbatches(problem:
 
 def test_cutting_microbatches_sends_nothing(problem: Any, mesh: Any) -> None:
     params, batch, _ = problem
-    step = sf.shard(sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=K), mesh, (P(), P("dp")), backend="aten")
+    step = sf.shard(
+        sf.accumulate(sf.bucketed_grad(loss_fn), microbatches=K),
+        mesh,
+        (P(), P("dp")),
+        backend="aten",
+    )
     assert {c.kind for c in step.lower(params, batch).collectives} == {"all_reduce"}
 
 
-def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(problem: Any, mesh: Any) -> None:
+def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(
+    problem: Any, mesh: Any
+) -> None:
     params, batch, wanted = problem
 
     def by_hand(params: Any, batch: Any) -> Any:
-        halves = [sf.tree_map(lambda x, i=i: x.reshape(ROWS // 2, 2, WIDTH)[:, i], batch) for i in range(2)]
-        (a, f), (b, g) = (sf.bucketed_grad(loss_fn)(params, half) for half in halves)
+        halves = [
+            sf.tree_map(lambda x, i=i: x.reshape(ROWS // 2, 2, WIDTH)[:, i], batch)
+            for i in range(2)
+        ]
+        (a, f), (b, g) = (
+            sf.bucketed_grad(loss_fn)(params, half) for half in halves
+        )
         return (a + b) / 2, sf.tree_map(lambda x, y: (x + y) / 2, f, g)
 
     step = sf.shard(by_hand, mesh, (P(), P("dp")), backend="aten")
@@ -110,52 +151,98 @@ def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(pro
     def inner(params: Any, batch: Any) -> Any:
         return sf.bucketed_grad(loss_fn)(params, batch)
 
-    wrapped = sf.shard(sf.accumulate(inner, microbatches=K), mesh, (P(), P("dp")), backend="aten")
+    wrapped = sf.shard(
+        sf.accumulate(inner, microbatches=K), mesh, (P(), P("dp")), backend="aten"
+    )
     assert reductions(wrapped, params, batch) == 1
     same(sf.full(wrapped(params, batch)), wanted)
 
 
-def test_gradients_may_be_returned_unreduced_added_up_and_reduced_later(problem: Any, mesh: Any) -> None:
+def test_gradients_may_be_returned_unreduced_added_up_and_reduced_later(
+    problem: Any, mesh: Any
+) -> None:
     params, batch, wanted = problem
     pending = (P(), [Partial()])
     halves = [sf.tree_map(lambda x, i=i: x[i::2], batch) for i in range(2)]
-    found = sf.shard(sf.bucketed_grad(loss_fn), mesh, (P(), P("dp")), pending, backend="aten")
+    found = sf.shard(
+        sf.bucketed_grad(loss_fn), mesh, (P(), P("dp")), pending, backend="aten"
+    )
     assert reductions(found, params, halves[0]) == 0
-    assert "returned unreduced: params[0]['w']" in str(found.lower(params, halves[0]).plan)
+    assert "returned unreduced: params[0]['w']" in str(
+        found.lower(params, halves[0]).plan
+    )
     (_, f), (_, g) = (found(params, half) for half in halves)
-    add = sf.shard(lambda f, g: sf.tree_map(lambda x, y: (x + y) / 2, f, g), mesh, None, [Partial()], backend="aten")
+    add = sf.shard(
+        lambda f, g: sf.tree_map(lambda x, y: (x + y) / 2, f, g),
+        mesh,
+        None,
+        [Partial()],
+        backend="aten",
+    )
     assert reductions(add, f, g) == 0
     reduce = sf.shard(lambda g: sf.constrain(g, P()), mesh, backend="aten")
     same(sf.full(reduce(add(f, g))), wanted[1])
 
 
-def test_an_unreduced_gradient_that_is_used_as_it_is_is_refused_with_the_line(problem: Any, mesh: Any) -> None:
+def test_an_unreduced_gradient_that_is_used_as_it_is_is_refused_with_the_line(
+    problem: Any, mesh: Any
+) -> None:
     params, batch, _ = problem
-    g = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), [Partial()], backend="aten")(params, batch)
+    g = sf.shard(
+        sf.grad(loss_fn), mesh, (P(), P("dp")), [Partial()], backend="aten"
+    )(params, batch)
     with pytest.raises(sf.PlacementError) as error:
-        sf.shard(lambda p, g: sf.tree_map(lambda x, y: x - 0.1 * y, p, g), mesh, backend="aten")(params, g)
+        sf.shard(
+            lambda p, g: sf.tree_map(lambda x, y: x - 0.1 * y, p, g),
+            mesh,
+            backend="aten",
+        )(params, g)
     said = str(error.value)
     assert said.startswith("shard(<lambda>), argument g[0]['")
-    assert "it is an unreduced gradient (pending sum over dp), and sub needs its value" in said
+    assert (
+        "it is an unreduced gradient (pending sum over dp), and sub needs its value"
+        in said
+    )
     assert f"  at: {__file__}:" in said and "sf.constrain(x, P())" in said
 
 
-def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(problem: Any, mesh: Any) -> None:
+def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(
+    problem: Any, mesh: Any
+) -> None:
     params, batch, _ = problem
-    twice = sf.shard(lambda p, b: sf.tree_map(lambda g: g * 2, sf.grad(loss_fn)(p, b)), mesh, (P(), P("dp")), [Partial()], backend="aten")
+    twice = sf.shard(
+        lambda p, b: sf.tree_map(lambda g: g * 2, sf.grad(loss_fn)(p, b)),
+        mesh,
+        (P(), P("dp")),
+        [Partial()],
+        backend="aten",
+    )
     with pytest.raises(sf.PlacementError) as error:
         twice(params, batch)
-    assert "it is reduced already, or was never pending, and cannot stay sum over dp" in str(error.value)
-    reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(params, batch)
-    with pytest.raises(sf.PlacementError, match="is placed Replicate\\(\\) on dp, in_placements says Partial\\(sum\\) on dp"):
-        sf.shard(lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten")(reduced)
+    assert (
+        "it is reduced already, or was never pending, and cannot stay sum over dp"
+        in str(error.value)
+    )
+    reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(
+        params, batch
+    )
+    with pytest.raises(
+        sf.PlacementError,
+        match="is placed Replicate\\(\\) on dp, in_placements says Partial\\(sum\\) on dp",
+    ):
+        sf.shard(lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten")(
+            reduced
+        )
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True])
 def test_a_number_of_microbatches_that_is_none_is_refused(k: Any) -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.accumulate(loss_fn, k)
-    wanted = f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n  try: 1 or more"
+    wanted = (
+        f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n  try: 1 or "
+        "more"
+    )
     assert without_line(error.value) == wanted
 
 
@@ -167,5 +254,8 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(problem: Any) -> None:
         "accumulate(grad(loss_fn)): the batch cannot be cut in 7 equal microbatches",
         "  args[1]['x'] has 24 rows",
         "  args[1]['y'] has 24 rows",
-        "  try: a batch whose first dim is a multiple of microbatches; batch_argnums for the arguments that are batches",
+        (
+            "  try: a batch whose first dim is a multiple of microbatches; batch_argnums for "
+            "the arguments that are batches"
+            ),
     ])  # fmt: skip

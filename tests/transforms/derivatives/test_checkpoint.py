@@ -1,4 +1,6 @@
-"""checkpoint: the same values under every transform, on every mesh; less kept, computed again; each policy's effect counted."""
+"""checkpoint: the same values under every transform, on every mesh; less kept, computed again;
+each policy's effect counted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ POLICIES = {
     "only h": checkpoint_policies.save_only_these_names("h"),
     "all but h": checkpoint_policies.save_anything_except_these_names("h"),
     "names but h": checkpoint_policies.save_any_names_but_these("h"),
-    "dots or a": checkpoint_policies.save_from_both_policies("dots_saveable", checkpoint_policies.save_only_these_names("a")),
+    "dots or a": checkpoint_policies.save_from_both_policies(
+        "dots_saveable", checkpoint_policies.save_only_these_names("a")
+    ),
 }
 
 
@@ -66,13 +70,21 @@ def remat(policy: str | None = None, fn: Callable[..., Any] = loss) -> Any:
 
 
 def close(got: Any, wanted: Any) -> None:
-    sf.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12), got, wanted)
+    sf.tree_map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12),
+        got,
+        wanted,
+    )
 
 
 def counts(program: Any) -> collections.Counter[str]:
     """How often each op stands in a global or local program."""
     graph = getattr(program.graph, "graph", program.graph)
-    return collections.Counter(getattr(n.target, "_opname", "") for n in graph.nodes if n.op == "call_function")
+    return collections.Counter(
+        getattr(n.target, "_opname", "")
+        for n in graph.nodes
+        if n.op == "call_function"
+    )
 
 
 def squared(fn: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -83,33 +95,65 @@ def squared(fn: Callable[..., Any]) -> Callable[..., Tensor]:
 W_, X_ = tuple(W), X
 TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "grad": (lambda f: sf.grad(f)(W_, X), lambda: torch.func.grad(plain)(W_, X)),
-    "value_and_grad": (lambda f: sf.value_and_grad(f)(W_, X), lambda: torch.func.grad_and_value(plain)(W_, X)[::-1]),
-    "bucketed_grad": (lambda f: sf.bucketed_grad(f)(W_, X), lambda: torch.func.grad_and_value(plain)(W_, X)[::-1]),
-    "both arguments": (lambda f: sf.grad(f, argnums=(0, 1))(W_, X), lambda: torch.func.grad(plain, argnums=(0, 1))(W_, X)),
-    "jvp": (lambda f: sf.jvp(f, (W_, X), (W_[::-1], V)), lambda: torch.func.jvp(plain, (W_, X), (W_[::-1], V))),
-    "jvp of grad": (
-        lambda f: sf.jvp(sf.grad(f), (W_, X), (W_[::-1], V)), lambda: torch.func.jvp(torch.func.grad(plain), (W_, X), (W_[::-1], V)),
+    "value_and_grad": (
+        lambda f: sf.value_and_grad(f)(W_, X),
+        lambda: torch.func.grad_and_value(plain)(W_, X)[::-1],
     ),
-    "vmap": (lambda f: sf.vmap(f, in_axes=(None, 0))(W_, X[:, None]), lambda: torch.func.vmap(plain, (None, 0))(W_, X[:, None])),
+    "bucketed_grad": (
+        lambda f: sf.bucketed_grad(f)(W_, X),
+        lambda: torch.func.grad_and_value(plain)(W_, X)[::-1],
+    ),
+    "both arguments": (
+        lambda f: sf.grad(f, argnums=(0, 1))(W_, X),
+        lambda: torch.func.grad(plain, argnums=(0, 1))(W_, X),
+    ),
+    "jvp": (
+        lambda f: sf.jvp(f, (W_, X), (W_[::-1], V)),
+        lambda: torch.func.jvp(plain, (W_, X), (W_[::-1], V)),
+    ),
+    "jvp of grad": (
+        lambda f: sf.jvp(sf.grad(f), (W_, X), (W_[::-1], V)),
+        lambda: torch.func.jvp(torch.func.grad(plain), (W_, X), (W_[::-1], V)),
+    ),
+    "vmap": (
+        lambda f: sf.vmap(f, in_axes=(None, 0))(W_, X[:, None]),
+        lambda: torch.func.vmap(plain, (None, 0))(W_, X[:, None]),
+    ),
     "vmap of grad": (
         lambda f: sf.vmap(sf.grad(f), in_axes=(None, 0))(W_, X[:, None]),
         lambda: torch.func.vmap(torch.func.grad(plain), (None, 0))(W_, X[:, None]),
     ),
     "grad of vmap": (
-        lambda f: sf.grad(lambda w, x: sf.vmap(f, in_axes=(None, 0))(w, x).sum())(W_, X[:, None]),
-        lambda: torch.func.grad(lambda w, x: torch.func.vmap(plain, (None, 0))(w, x).sum())(W_, X[:, None]),
+        lambda f: sf.grad(lambda w, x: sf.vmap(f, in_axes=(None, 0))(w, x).sum())(
+            W_, X[:, None]
+        ),
+        lambda: torch.func.grad(
+            lambda w, x: torch.func.vmap(plain, (None, 0))(w, x).sum()
+        )(W_, X[:, None]),
     ),
     "grad of grad": (
-        lambda f: sf.grad(squared(sf.grad(f)))(W_, X), lambda: torch.func.grad(squared(torch.func.grad(plain)))(W_, X),
+        lambda f: sf.grad(squared(sf.grad(f)))(W_, X),
+        lambda: torch.func.grad(squared(torch.func.grad(plain)))(W_, X),
     ),
-    "jacrev": (lambda f: sf.jacrev(f, argnums=1)(W_, X), lambda: torch.func.jacrev(plain, argnums=1)(W_, X)),
-    "jacfwd": (lambda f: sf.jacfwd(f, argnums=1)(W_, X), lambda: torch.func.jacfwd(plain, argnums=1)(W_, X)),
-    "hessian": (lambda f: sf.hessian(f, argnums=1)(W_, X), lambda: torch.func.hessian(plain, argnums=1)(W_, X)),
+    "jacrev": (
+        lambda f: sf.jacrev(f, argnums=1)(W_, X),
+        lambda: torch.func.jacrev(plain, argnums=1)(W_, X),
+    ),
+    "jacfwd": (
+        lambda f: sf.jacfwd(f, argnums=1)(W_, X),
+        lambda: torch.func.jacfwd(plain, argnums=1)(W_, X),
+    ),
+    "hessian": (
+        lambda f: sf.hessian(f, argnums=1)(W_, X),
+        lambda: torch.func.hessian(plain, argnums=1)(W_, X),
+    ),
     "vjp": (
         lambda f: sf.vjp(f, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
-        lambda: torch.func.vjp(plain, W_, X)[1](torch.tensor(2.0, dtype=torch.float64)),
+        lambda: torch.func.vjp(plain, W_, X)[1](
+            torch.tensor(2.0, dtype=torch.float64)
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("policy", ["none given", "dots", "all but h"])
@@ -121,11 +165,18 @@ def test_no_transform_sees_a_difference(transform: str, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_changes_a_value(policy: str) -> None:
-    close(sf.value_and_grad(remat(POLICIES[policy]))(W_, X), torch.func.grad_and_value(plain)(W_, X)[::-1])
+    close(
+        sf.value_and_grad(remat(POLICIES[policy]))(W_, X),
+        torch.func.grad_and_value(plain)(W_, X)[::-1],
+    )
 
 
-@pytest.mark.parametrize("transform", ["value_and_grad", "grad of grad", "vmap of grad", "hessian"])
-def test_a_checkpoint_around_the_whole_function_changes_nothing(transform: str) -> None:
+@pytest.mark.parametrize(
+    "transform", ["value_and_grad", "grad of grad", "vmap of grad", "hessian"]
+)
+def test_a_checkpoint_around_the_whole_function_changes_nothing(
+    transform: str,
+) -> None:
     ours, torchs = TRANSFORMS[transform]
     close(ours(sf.checkpoint(loss)), torchs())
     close(ours(sf.checkpoint(remat())), torchs())
@@ -133,7 +184,12 @@ def test_a_checkpoint_around_the_whole_function_changes_nothing(transform: str) 
 
 def test_called_alone_it_just_computes() -> None:
     close(sf.checkpoint(layer)(W[0], X), torch.tanh(X @ W[0]) * X.sin())
-    assert counts(sf.checkpoint(layer).trace(W[0], X).program) == {"mm": 1, "tanh": 1, "sin": 1, "mul": 1}
+    assert counts(sf.checkpoint(layer).trace(W[0], X).program) == {
+        "mm": 1,
+        "tanh": 1,
+        "sin": 1,
+        "mul": 1,
+    }
 
 
 def test_it_is_a_decorator_with_and_without_a_policy() -> None:
@@ -151,11 +207,15 @@ def test_it_is_a_decorator_with_and_without_a_policy() -> None:
 
 def test_trees_keywords_and_results_that_are_no_tensors_pass_through() -> None:
     fn = lambda tree, *, k: {"y": (tree["a"] * tree["b"][0]).sin() * k, "k": k}
-    got = sf.grad(lambda a, b: sf.checkpoint(fn)({"a": a, "b": [b]}, k=3)["y"].sum(), argnums=(0, 1))(X, V)
+    got = sf.grad(
+        lambda a, b: sf.checkpoint(fn)({"a": a, "b": [b]}, k=3)["y"].sum(),
+        argnums=(0, 1),
+    )(X, V)
     close(got, (3 * (X * V).cos() * V, 3 * (X * V).cos() * X))
 
 
-# What a layer asks for, three times: one product in the forward; two in the backward, but one in that of the first layer.
+# What a layer asks for, three times: one product in the forward; two in the backward, but one
+# in that of the first layer.
 FORWARD, BACKWARD, AGAIN = 3, 5, 3
 COUNTS = {  # policy -> (products, tanhs, sines) in the program of the gradient
     "none given": (FORWARD + BACKWARD + AGAIN, 6, 6),
@@ -164,14 +224,20 @@ COUNTS = {  # policy -> (products, tanhs, sines) in the program of the gradient
     "dots": (FORWARD + BACKWARD, 6, 6),
     "dots without batch": (FORWARD + BACKWARD, 6, 6),
     "only h": (FORWARD + BACKWARD, 6, 6),
-    "all but h": (FORWARD + BACKWARD, 3, 3),  # h is not kept, and nobody needs it: its tanh is
+    "all but h": (
+        FORWARD + BACKWARD,
+        3,
+        3,
+    ),  # h is not kept, and nobody needs it: its tanh is
     "names but h": (FORWARD + BACKWARD, 3, 6),
     "dots or a": (FORWARD + BACKWARD, 3, 6),
 }
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_each_policy_computes_again_what_it_does_not_keep_and_no_more(policy: str) -> None:
+def test_each_policy_computes_again_what_it_does_not_keep_and_no_more(
+    policy: str,
+) -> None:
     found = counts(sf.grad(remat(POLICIES[policy])).trace(W_, X).program)
     assert (found["mm"], found["tanh"], found["sin"]) == COUNTS[policy]
 
@@ -180,61 +246,110 @@ def test_a_value_that_a_policy_excludes_is_computed_again() -> None:
     def fn(x: Tensor) -> Tensor:
         return sf.checkpoint_name(x.exp(), "e").sin().sum()
 
-    found = {p: counts(sf.grad(sf.checkpoint(fn, policy=p)).trace(X).program)["exp"] for p in (
-        checkpoint_policies.save_anything_except_these_names("e"), checkpoint_policies.save_anything_except_these_names("other"),
-        checkpoint_policies.save_only_these_names("e", "other"), checkpoint_policies.save_only_these_names(),
-        checkpoint_policies.save_any_names_but_these("e"), checkpoint_policies.save_any_names_but_these(),
-    )}  # fmt: skip
+    found = {
+        p: counts(sf.grad(sf.checkpoint(fn, policy=p)).trace(X).program)["exp"]
+        for p in (
+            checkpoint_policies.save_anything_except_these_names("e"),
+            checkpoint_policies.save_anything_except_these_names("other"),
+            checkpoint_policies.save_only_these_names("e", "other"),
+            checkpoint_policies.save_only_these_names(),
+            checkpoint_policies.save_any_names_but_these("e"),
+            checkpoint_policies.save_any_names_but_these(),
+        )
+    }
     assert list(found.values()) == [2, 1, 1, 2, 2, 1]
 
 
 def test_a_name_counts_for_what_a_view_looks_at() -> None:
     fn = lambda x, w: sf.checkpoint_name((x @ w).reshape(3, 5).t(), "h").sin().sum()
-    kept, lost = (sf.checkpoint(fn, policy=p) for p in (
-        checkpoint_policies.save_only_these_names("h"), checkpoint_policies.save_anything_except_these_names("h")
-    ))  # fmt: skip
-    assert [counts(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)] == [2, 3]
+    kept, lost = (
+        sf.checkpoint(fn, policy=p)
+        for p in (
+            checkpoint_policies.save_only_these_names("h"),
+            checkpoint_policies.save_anything_except_these_names("h"),
+        )
+    )
+    assert [
+        counts(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)
+    ] == [
+        2,
+        3,
+    ]
 
 
 def test_products_of_batches_are_told_from_those_of_matrices() -> None:
-    fn = lambda x, w: torch.einsum("bij,bjk->bik", torch.einsum("bij,jk->bik", x, w).sin(), x).sin().sum()
-    x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    fn = lambda x, w: (
+        torch.einsum("bij,bjk->bik", torch.einsum("bij,jk->bik", x, w).sin(), x)
+        .sin()
+        .sum()
+    )
+    x = torch.randn(
+        2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     found = {}
     for policy in ("everything", "nothing", "dots", "dots without batch"):
-        c = counts(sf.grad(sf.checkpoint(fn, policy=POLICIES[policy]), argnums=(0, 1)).trace(x, W[0]).program)
+        c = counts(
+            sf.grad(sf.checkpoint(fn, policy=POLICIES[policy]), argnums=(0, 1))
+            .trace(x, W[0])
+            .program
+        )
         found[policy] = c["mm"] + c["bmm"]
     least = found["everything"]
-    assert found == {"everything": least, "nothing": least + 2, "dots": least, "dots without batch": least + 1}
+    assert found == {
+        "everything": least,
+        "nothing": least + 2,
+        "dots": least,
+        "dots without batch": least + 1,
+    }
 
 
 def test_checkpoint_name_leaves_nothing_in_the_program() -> None:
     with sf.fake_world(2):
-        step = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), backend="aten")
+        step = sf.shard(
+            sf.grad(loss),
+            sf.make_mesh((2,), ("dp",)),
+            (P(), P("dp")),
+            backend="aten",
+        )
         found = counts(step.lower(W_, X).program)
     assert not {"prim_name", "clone", "alias", "after"} & set(found)
     tree = {"a": X, "b": (1, V)}
     assert sf.checkpoint_name(tree, "t") is tree
-    close(sf.grad(lambda x: sf.checkpoint_name({"a": x, "k": 2}, "t")["a"].sum())(X), torch.ones_like(X))
+    close(
+        sf.grad(lambda x: sf.checkpoint_name({"a": x, "k": 2}, "t")["a"].sum())(X),
+        torch.ones_like(X),
+    )
 
 
 def test_every_call_is_a_call_of_its_own_and_keeps_its_own_input() -> None:
-    kept = sf.saved_residuals(functools.partial(tower, through=sf.checkpoint(layer)), W_, X)
-    assert [r.why for r in kept if not r.why.startswith("argument")] == ["output of aten.mul"] * 2
+    kept = sf.saved_residuals(
+        functools.partial(tower, through=sf.checkpoint(layer)), W_, X
+    )
+    assert [r.why for r in kept if not r.why.startswith("argument")] == [
+        "output of aten.mul"
+    ] * 2
 
 
 def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> None:
     inner = sf.checkpoint(layer)
     pair = lambda u, v, x: inner(v, inner(u, x))
     grads = {}
-    for name, fn in {"inner": pair, "outer": sf.checkpoint(lambda u, v, x: layer(v, layer(u, x))), "both": sf.checkpoint(pair)}.items():
+    for name, fn in {
+        "inner": pair,
+        "outer": sf.checkpoint(lambda u, v, x: layer(v, layer(u, x))),
+        "both": sf.checkpoint(pair),
+    }.items():
         made = sf.grad(lambda w, x, fn=fn: fn(w[0], w[1], x).square().mean())
         close(made(W_[:2], X), torch.func.grad(plain)(W_[:2], X))
         grads[name] = counts(made.trace(W_[:2], X).program)["tanh"]
-    # both: two in the forward; the outer call's backward needs the first layer's result; then each layer's own
+    # both: two in the forward; the outer call's backward needs the first layer's result; then
+    # each layer's own
     assert grads == {"inner": 4, "outer": 4, "both": 5}
 
 
-def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_once() -> None:
+def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_once() -> (
+    None
+):
     inner = sf.checkpoint(layer, policy=checkpoint_policies.everything_saveable)
     outer = sf.checkpoint(lambda u, v, x: inner(v, inner(u, x)))
     made = sf.grad(lambda w, x: outer(w[0], w[1], x).square().mean())
@@ -242,12 +357,21 @@ def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_o
     assert counts(made.trace(W_[:2], X).program)["tanh"] == 4
 
 
-def test_a_gradient_inside_a_checkpoint_is_computed_again_with_its_backward() -> None:
+def test_a_gradient_inside_a_checkpoint_is_computed_again_with_its_backward() -> (
+    None
+):
     g = sf.checkpoint(sf.grad(lambda x: x.sin().exp().sum()))
     outer = lambda x: (g(x) * x).sum()
-    close(sf.grad(outer)(X), torch.func.grad(lambda x: (torch.func.grad(lambda x: x.sin().exp().sum())(x) * x).sum())(X))
+    close(
+        sf.grad(outer)(X),
+        torch.func.grad(
+            lambda x: (torch.func.grad(lambda x: x.sin().exp().sum())(x) * x).sum()
+        )(X),
+    )
     kept = sf.saved_residuals(lambda x: g(x) * x, X)
-    assert [r.why for r in kept if r.is_activation] == ["output of aten.mul"]  # g(x), which the product needs
+    assert [r.why for r in kept if r.is_activation] == [
+        "output of aten.mul"
+    ]  # g(x), which the product needs
 
 
 def test_random_numbers_are_kept_and_not_drawn_again() -> None:
@@ -281,46 +405,86 @@ def gpt_block(layer: Any, h: Tensor) -> Tensor:
     return h + F.gelu(models._norm(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
 
 
-def gpt_loss(params: Any, x: Tensor, y: Tensor, *, through: Callable[..., Tensor]) -> Tensor:
+def gpt_loss(
+    params: Any, x: Tensor, y: Tensor, *, through: Callable[..., Tensor]
+) -> Tensor:
     h = F.embedding(x, params["tok"]) + params["pos"]
     for one in params["layers"]:
         h = through(one, h)
-    return F.cross_entropy((models._norm(h, params["ln"]) @ params["head"]).flatten(0, 1), y.flatten())
+    return F.cross_entropy(
+        (models._norm(h, params["ln"]) @ params["head"]).flatten(0, 1), y.flatten()
+    )
 
 
 def gpt_step(policy: str | None) -> Any:
-    return models.sgd_step(functools.partial(gpt_loss, through=sf.checkpoint(gpt_block, policy=policy)))
+    return models.sgd_step(
+        functools.partial(gpt_loss, through=sf.checkpoint(gpt_block, policy=policy))
+    )
 
 
-def place(axes: dict[str, int], scheme: str, batch: Any, fn: Any, params: Any, backend: str = "aten") -> Any:
+def place(
+    axes: dict[str, int],
+    scheme: str,
+    batch: Any,
+    fn: Any,
+    params: Any,
+    backend: str = "aten",
+) -> Any:
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
-    return sf.shard(fn, mesh, (getattr(schemes, scheme)(params), batch, batch), backend=backend)
+    return sf.shard(
+        fn, mesh, (getattr(schemes, scheme)(params), batch, batch), backend=backend
+    )
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("policy", ["nothing", "dots"])
-def test_sharded_steps_of_checkpointed_blocks_equal_one_device(world: str, policy: str) -> None:
+def test_sharded_steps_of_checkpointed_blocks_equal_one_device(
+    world: str, policy: str
+) -> None:
     axes, scheme, batch = WORLDS[world]
     params, (x, y) = models.gpt_params(), models.tokens()
     n = functools.reduce(lambda a, b: a * b, axes.values())
     with sf.fake_world(n):
-        got = sf.full(place(axes, scheme, batch, gpt_step(POLICIES[policy]), params)(params, x, y))
+        got = sf.full(
+            place(axes, scheme, batch, gpt_step(POLICIES[policy]), params)(
+                params, x, y
+            )
+        )
     close(got, models.oracle(models.gpt_loss, params, x, y))
 
 
 @pytest.mark.parametrize("outside", [True, False])
-def test_a_checkpoint_of_a_sharded_function_and_a_sharded_checkpoint_are_one(outside: bool) -> None:
+def test_a_checkpoint_of_a_sharded_function_and_a_sharded_checkpoint_are_one(
+    outside: bool,
+) -> None:
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("dp",))
-        place_it = lambda f: sf.shard(f, mesh, (P(None, "dp"), P("dp")), backend="aten")
-        through = sf.checkpoint(place_it(layer)) if outside else place_it(sf.checkpoint(layer))
-        close(sf.grad(functools.partial(loss, through=through))(W_, X), torch.func.grad(plain)(W_, X))
+        place_it = lambda f: sf.shard(
+            f, mesh, (P(None, "dp"), P("dp")), backend="aten"
+        )
+        through = (
+            sf.checkpoint(place_it(layer))
+            if outside
+            else place_it(sf.checkpoint(layer))
+        )
+        close(
+            sf.grad(functools.partial(loss, through=through))(W_, X),
+            torch.func.grad(plain)(W_, X),
+        )
 
 
-W2, X2 = torch.randn(6, 12, generator=G, dtype=torch.float64), torch.randn(6, 6, generator=G, dtype=torch.float64)
-GATHERING: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {  # placements, and a call that gathers once
+W2, X2 = (
+    torch.randn(6, 12, generator=G, dtype=torch.float64),
+    torch.randn(6, 6, generator=G, dtype=torch.float64),
+)
+GATHERING: dict[
+    str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]
+] = {  # placements, and a call that gathers once
     "fully sharded": ((P("a"), P("a")), lambda w, x: (x @ w).tanh().sum(1)),
-    "gathered activations": ((P(None, "a"), P("a")), lambda w, x: (sf.constrain(x.sin(), P()) @ w).tanh().sum(1)),
+    "gathered activations": (
+        (P(None, "a"), P("a")),
+        lambda w, x: (sf.constrain(x.sin(), P()) @ w).tanh().sum(1),
+    ),
 }
 
 
@@ -331,22 +495,37 @@ def test_a_gather_is_done_twice_and_kept_never(kind: str, n: int) -> None:
     step = lambda w, x, through=fn: through(w, x).sin().square().sum()
     with sf.fake_world(n):
         made = sf.shard(
-            sf.grad(functools.partial(step, through=sf.checkpoint(fn)), argnums=(0, 1)), sf.make_mesh((n,), ("a",)), placed, backend="aten"
+            sf.grad(
+                functools.partial(step, through=sf.checkpoint(fn)), argnums=(0, 1)
+            ),
+            sf.make_mesh((n,), ("a",)),
+            placed,
+            backend="aten",
         )
         close(sf.full(made(W2, X2)), torch.func.grad(step, argnums=(0, 1))(W2, X2))
         graph = made.lower(W2, X2).program.graph
-    gathers = [node for node in graph.nodes if is_gather(node) and node.meta["collective"].nbytes > 6 * 8]
+    gathers = [
+        node
+        for node in graph.nodes
+        if is_gather(node) and node.meta["collective"].nbytes > 6 * 8
+    ]
     assert [node.meta["phase"] for node in gathers] == ["forward", "backward"]
     assert kept_gathers(graph) == []
 
 
 def is_gather(node: torch.fx.Node) -> bool:
-    return "collective" in node.meta and node.meta["collective"].kind == "all_gather"
+    return (
+        "collective" in node.meta and node.meta["collective"].kind == "all_gather"
+    )
 
 
 def kept_gathers(graph: torch.fx.Graph) -> list[str]:
     """The backward nodes that read what a forward gather made, or a view of it."""
-    made = {node for node in graph.nodes if is_gather(node) and node.meta["phase"] == "forward"}
+    made = {
+        node
+        for node in graph.nodes
+        if is_gather(node) and node.meta["phase"] == "forward"
+    }
     found = []
     for node in graph.nodes:
         if made & set(node.all_input_nodes):
@@ -361,27 +540,55 @@ def test_without_a_checkpoint_gathered_activations_are_kept() -> None:
     """So that the test above can fail."""
     fn = lambda w, x: GATHERING["gathered activations"][1](w, x).square().sum()
     with sf.fake_world(3):
-        low = {f: sf.shard(sf.grad(f, argnums=(0, 1)), sf.make_mesh((3,), ("a",)), (P(None, "a"), P("a"))).lower(W2, X2) for f in (
-            fn, sf.checkpoint(fn), sf.checkpoint(fn, policy=checkpoint_policies.everything_saveable)
-        )}  # fmt: skip
-    assert [bool(kept_gathers(one.program.graph)) for one in low.values()] == [True, False, True]
+        low = {
+            f: sf.shard(
+                sf.grad(f, argnums=(0, 1)),
+                sf.make_mesh((3,), ("a",)),
+                (P(None, "a"), P("a")),
+            ).lower(W2, X2)
+            for f in (
+                fn,
+                sf.checkpoint(fn),
+                sf.checkpoint(fn, policy=checkpoint_policies.everything_saveable),
+            )
+        }
+    assert [bool(kept_gathers(one.program.graph)) for one in low.values()] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
     params, (x, y) = models.gpt_params(1), models.tokens(8)
     with sf.fake_world(2):
-        low = place({"dp": 2}, "fully_sharded", P("dp"), gpt_step(None), params).lower(params, x, y)
-    sent = [node for node in low.program.graph.nodes if is_gather(node) and node.meta["collective"].nbytes >= 5 * 6 * 8]
+        low = place(
+            {"dp": 2}, "fully_sharded", P("dp"), gpt_step(None), params
+        ).lower(params, x, y)
+    sent = [
+        node
+        for node in low.program.graph.nodes
+        if is_gather(node) and node.meta["collective"].nbytes >= 5 * 6 * 8
+    ]
     matrices = collections.Counter(node.meta["phase"] for node in sent)
     assert matrices["forward"] == 9, "tok, pos, q, k, v, o, up, down, head"
-    assert matrices["backward"] == 7, "all but tok and pos, whose gradients do not need them"
+    assert matrices["backward"] == 7, (
+        "all but tok and pos, whose gradients do not need them"
+    )
 
 
 def test_the_barrier_is_nothing_that_is_computed_whole() -> None:
     with sf.fake_world(2):
-        low = sf.shard(sf.grad(remat()), sf.make_mesh((2,), ("dp",)), (P(), P("dp")), implicit_comm="error").lower(W_, X)
+        low = sf.shard(
+            sf.grad(remat()),
+            sf.make_mesh((2,), ("dp",)),
+            (P(), P("dp")),
+            implicit_comm="error",
+        ).lower(W_, X)
     assert low.fallbacks == () and "after" in counts(low.program)
-    assert [(c.kind, c.implicit) for c in low.collectives] == [("all_reduce", False)] * 3
+    assert [(c.kind, c.implicit) for c in low.collectives] == [
+        ("all_reduce", False)
+    ] * 3
 
 
 def test_microbatches_of_checkpointed_calls_add_up() -> None:
@@ -392,7 +599,9 @@ def test_microbatches_of_checkpointed_calls_add_up() -> None:
 
 
 def test_it_composes() -> None:
-    both = sf.compose(sf.checkpoint(policy=checkpoint_policies.dots_saveable), sf.value_and_grad)
+    both = sf.compose(
+        sf.checkpoint(policy=checkpoint_policies.dots_saveable), sf.value_and_grad
+    )
     close(both(loss)(W_, X), torch.func.grad_and_value(plain)(W_, X)[::-1])
 
 
@@ -401,7 +610,10 @@ def test_the_peak_of_a_deep_program_falls() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         x = torch.ones(64, 3, dtype=torch.float64)
-        low = [sf.shard(sf.grad(f), mesh, (P(), P("dp"))).lower(w, x) for f in (loss, remat())]
+        low = [
+            sf.shard(sf.grad(f), mesh, (P(), P("dp"))).lower(w, x)
+            for f in (loss, remat())
+        ]
     kept, again = (one.schedule.peak_after for one in low)
     assert again < 0.6 * kept
 
@@ -411,7 +623,9 @@ def test_a_second_call_captures_nothing() -> None:
     made(W_, X)
     before = dict(cache.counts)
     made(W_, X)
-    sf.grad(functools.partial(loss, through=sf.checkpoint(layer)))  # written out anew it is another partial
+    sf.grad(
+        functools.partial(loss, through=sf.checkpoint(layer))
+    )  # written out anew it is another partial
     assert dict(cache.counts) == before
 
 
@@ -419,17 +633,34 @@ def test_a_second_call_captures_nothing() -> None:
 
 
 def on_ranks() -> Any:
-    """(results, products in the code, barriers in the code) of each step on this rank; and a donated step's results."""
+    """(results, products in the code, barriers in the code) of each step on this rank; and a
+    donated step's results.
+    """
     mesh, found = sf.make_mesh((2,), ("dp",)), {}
-    for policy, backend in (("nothing", "inductor"), ("everything", "inductor"), ("nothing", "aten")):
-        step = sf.shard(sf.value_and_grad(remat(POLICIES[policy])), mesh, (P("dp"), P("dp")), backend=backend)
+    for policy, backend in (
+        ("nothing", "inductor"),
+        ("everything", "inductor"),
+        ("nothing", "aten"),
+    ):
+        step = sf.shard(
+            sf.value_and_grad(remat(POLICIES[policy])),
+            mesh,
+            (P("dp"), P("dp")),
+            backend=backend,
+        )
         code = step.compile(W_, X).code
-        found[policy, backend] = (sf.full(step(W_, X)), code.count(".mm(") + code.count(".addmm("), code.count("after.default("))
+        found[policy, backend] = (
+            sf.full(step(W_, X)),
+            code.count(".mm(") + code.count(".addmm("),
+            code.count("after.default("),
+        )
     return found, donated()
 
 
 def donated() -> Any:
-    """Two steps of a function of its donated argument, which the backward reads behind the barrier; with and without a mesh."""
+    """Two steps of a function of its donated argument, which the backward reads behind the
+    barrier; with and without a mesh.
+    """
     fn = sf.checkpoint(lambda w: w.exp().sin())
     step = lambda w: w - 0.1 * sf.grad(lambda w: (fn(w).sin() * V).sum())(w)
     mesh = sf.make_mesh((2,), ("dp",))
@@ -449,12 +680,17 @@ def test_compiled_code_computes_again_on_real_ranks(ranks: list[Any]) -> None:
     for found, _ in ranks:
         for got, _, _ in found.values():
             close(got, torch.func.grad_and_value(plain)(W_, X)[::-1])
-        (_, again, barriers), (_, once, none) = found["nothing", "inductor"], found["everything", "inductor"]
+        (_, again, barriers), (_, once, none) = (
+            found["nothing", "inductor"],
+            found["everything", "inductor"],
+        )
         assert (once, again) == (FORWARD + BACKWARD, FORWARD + BACKWARD + AGAIN)
         assert (none, barriers) == (0, 3)
 
 
-def test_a_donated_argument_is_read_again_before_it_is_overwritten(ranks: list[Any]) -> None:
+def test_a_donated_argument_is_read_again_before_it_is_overwritten(
+    ranks: list[Any],
+) -> None:
     for _, (got, wanted) in ranks:
         close(got, wanted)
 
@@ -462,21 +698,40 @@ def test_a_donated_argument_is_read_again_before_it_is_overwritten(ranks: list[A
 # torch.utils.checkpoint
 
 
-@pytest.mark.parametrize("transform", ["value_and_grad", "bucketed_grad", "jvp of grad"])
+@pytest.mark.parametrize(
+    "transform", ["value_and_grad", "bucketed_grad", "jvp of grad"]
+)
 def test_torchs_own_checkpoint_is_ours(transform: str) -> None:
-    theirs = functools.partial(loss, through=lambda w, x: torch.utils.checkpoint.checkpoint(layer, w, x, use_reentrant=False))
+    theirs = functools.partial(
+        loss,
+        through=lambda w, x: torch.utils.checkpoint.checkpoint(
+            layer, w, x, use_reentrant=False
+        ),
+    )
     ours, torchs = TRANSFORMS[transform]
     close(ours(theirs), torchs())
-    assert counts(sf.grad(theirs).trace(W_, X).program) == counts(sf.grad(remat()).trace(W_, X).program)
+    assert counts(sf.grad(theirs).trace(W_, X).program) == counts(
+        sf.grad(remat()).trace(W_, X).program
+    )
 
 
 def test_torchs_own_checkpoint_nests_with_ours() -> None:
-    theirs = lambda fn: lambda w, x: torch.utils.checkpoint.checkpoint(fn, w, x, use_reentrant=False)
+    theirs = lambda fn: (
+        lambda w, x: torch.utils.checkpoint.checkpoint(
+            fn, w, x, use_reentrant=False
+        )
+    )
     pair = lambda one: lambda w, x: one(w, one(w, x))
     found = []
-    for fn in (theirs(pair(sf.checkpoint(layer))), sf.checkpoint(pair(theirs(layer))), theirs(pair(theirs(layer)))):
+    for fn in (
+        theirs(pair(sf.checkpoint(layer))),
+        sf.checkpoint(pair(theirs(layer))),
+        theirs(pair(theirs(layer))),
+    ):
         made = sf.grad(lambda w, x, fn=fn: fn(w, x).square().mean())
-        close(made(W[0], X), torch.func.grad(lambda w, x: plain((w, w), x))(W[0], X))
+        close(
+            made(W[0], X), torch.func.grad(lambda w, x: plain((w, w), x))(W[0], X)
+        )
         found.append(counts(made.trace(W[0], X).program)["tanh"])
     assert found == [5, 5, 5]
 
@@ -484,43 +739,72 @@ def test_torchs_own_checkpoint_nests_with_ours() -> None:
 # Refusals
 
 CHOICES = (
-    "one of everything_saveable, nothing_saveable, dots_saveable, checkpoint_dots, dots_with_no_batch_dims_saveable, "
-    "checkpoint_dots_with_no_batch_dims; save_only_these_names, save_anything_except_these_names, save_any_names_but_these, "
+    "one of everything_saveable, nothing_saveable, dots_saveable, checkpoint_dots, "
+    "dots_with_no_batch_dims_saveable, "
+    "checkpoint_dots_with_no_batch_dims; save_only_these_names, "
+    "save_anything_except_these_names, save_any_names_but_these, "
     "with names; save_from_both_policies, of two"
 )
 BAD: dict[str, tuple[Callable[[], Any], type[sf.ShardError], str]] = {
     "unknown": (
-        lambda: sf.checkpoint(layer, policy="dots"), sf.ShardError,
-        f"checkpoint, policy: the policy is dots\n  needed: one of checkpoint_policies\n  try: {CHOICES}",
+        lambda: sf.checkpoint(layer, policy="dots"),
+        sf.ShardError,
+        (
+            "checkpoint, policy: the policy is dots\n  needed: one of checkpoint_policies\n "
+            f" try: {CHOICES}"
+        ),
     ),
     "names without a policy": (
-        lambda: sf.checkpoint(policy="save('h')"), sf.ShardError,
-        f"checkpoint, policy: the policy is save('h')\n  needed: one of checkpoint_policies\n  try: {CHOICES}",
+        lambda: sf.checkpoint(policy="save('h')"),
+        sf.ShardError,
+        (
+            "checkpoint, policy: the policy is save('h')\n  needed: one of "
+            f"checkpoint_policies\n  try: {CHOICES}"
+        ),
     ),
     "no Python": (
-        lambda: sf.checkpoint(layer, policy="h h"), sf.ShardError,
-        f"checkpoint, policy: the policy is h h\n  needed: one of checkpoint_policies\n  try: {CHOICES}",
+        lambda: sf.checkpoint(layer, policy="h h"),
+        sf.ShardError,
+        (
+            "checkpoint, policy: the policy is h h\n  needed: one of checkpoint_policies\n  "
+            f"try: {CHOICES}"
+        ),
     ),
     "a function": (
-        lambda: sf.checkpoint(layer, policy=checkpoint_policies.save_only_these_names), sf.TreeError,
-        "checkpoint, policy: a function\n  needed: a str\n  try: one of checkpoint_policies, such as dots_saveable",
+        lambda: sf.checkpoint(
+            layer, policy=checkpoint_policies.save_only_these_names
+        ),
+        sf.TreeError,
+        (
+            "checkpoint, policy: a function\n  needed: a str\n  try: one of "
+            "checkpoint_policies, such as dots_saveable"
+        ),
     ),
     "a name that is none": (
-        lambda: checkpoint_policies.save_only_these_names(3), sf.ShardError,
-        f"save_only_these_names: the policy is save_only_these_names(3)\n  needed: one of checkpoint_policies\n  try: {CHOICES}",
+        lambda: checkpoint_policies.save_only_these_names(3),
+        sf.ShardError,
+        (
+            "save_only_these_names: the policy is save_only_these_names(3)\n  needed: one "
+            f"of checkpoint_policies\n  try: {CHOICES}"
+        ),
     ),
     "both of one": (
-        lambda: checkpoint_policies.save_from_both_policies("h", "dots_saveable"), sf.ShardError,
+        lambda: checkpoint_policies.save_from_both_policies("h", "dots_saveable"),
+        sf.ShardError,
         "save_from_both_policies: the policy is save_from_both_policies(h, dots_saveable)\n"
         f"  needed: one of checkpoint_policies\n  try: {CHOICES}",
     ),
     "not a function": (
-        lambda: sf.checkpoint(3), sf.TreeError, "checkpoint: a int\n  needed: a function\n  try: checkpoint(fn, policy=...)",
+        lambda: sf.checkpoint(3),
+        sf.TreeError,
+        "checkpoint: a int\n  needed: a function\n  try: checkpoint(fn, policy=...)",
     ),
     "not a name": (
-        lambda: sf.checkpoint_name(X, 3), sf.TreeError, "checkpoint_name, name: a int\n  needed: a str\n  try: checkpoint_name(x, 'h')",
+        lambda: sf.checkpoint_name(X, 3),
+        sf.TreeError,
+        "checkpoint_name, name: a int\n  needed: a str\n  try: checkpoint_name(x, 'h')",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -535,16 +819,30 @@ def test_a_policy_that_is_wrong_inside_of_a_function_is_refused_alike() -> None:
     with pytest.raises(sf.ShardError) as caught:
         sf.grad(lambda x: sf.checkpoint(torch.sin, policy="dots")(x).sum())(X)
     assert without_line(caught.value) == BAD["unknown"][2]
-    close(sf.grad(lambda x: sf.checkpoint(torch.sin, policy=checkpoint_policies.save_only_these_names("h"))(x).sum())(X), X.cos())
+    close(
+        sf.grad(
+            lambda x: sf.checkpoint(
+                torch.sin, policy=checkpoint_policies.save_only_these_names("h")
+            )(x).sum()
+        )(X),
+        X.cos(),
+    )
 
 
 def test_what_a_context_fn_would_keep_is_refused_by_name() -> None:
     def contexts() -> Any:
-        return torch.utils.checkpoint.create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+        return torch.utils.checkpoint.create_selective_checkpoint_contexts(
+            [torch.ops.aten.mm.default]
+        )
 
-    fn = lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts).sum()
+    fn = lambda x: torch.utils.checkpoint.checkpoint(
+        torch.sin, x, use_reentrant=False, context_fn=contexts
+    ).sum()
     with pytest.raises(sf.CaptureError) as caught:
         sf.grad(fn)(X)
     text = str(caught.value).replace(str(caught.value.source), "HERE")
     fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
-    assert text == f"torch.utils.checkpoint: it has a context_fn\n  at: HERE\n  needed: none\n  try: {fix}"
+    assert (
+        text
+        == f"torch.utils.checkpoint: it has a context_fn\n  at: HERE\n  needed: none\n  try: {fix}"
+    )

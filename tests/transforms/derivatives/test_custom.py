@@ -1,4 +1,6 @@
-"""custom_vjp and custom_jvp: the rule counts, under every transform; an autograd.Function with the same rule is the judge."""
+"""custom_vjp and custom_jvp: the rule counts, under every transform; an autograd.Function with
+the same rule is the judge.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from shardfn import P
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(11)
-X, Y = torch.randn(5, 3, generator=G, dtype=F64), torch.randn(3, 3, generator=G, dtype=F64)
+X, Y = (
+    torch.randn(5, 3, generator=G, dtype=F64),
+    torch.randn(3, 3, generator=G, dtype=F64),
+)
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -86,7 +91,10 @@ class Tripled(torch.autograd.Function):
         return torch.cos(x @ y) * (dx @ y + 3 * x @ dy)
 
 
-PAIRS: dict[str, Any] = {"vjp": (doubled, Doubled.apply), "jvp": (lambda x, y: tripled(x, y)["s"], Tripled.apply)}
+PAIRS: dict[str, Any] = {
+    "vjp": (doubled, Doubled.apply),
+    "jvp": (lambda x, y: tripled(x, y)["s"], Tripled.apply),
+}
 FORWARD = ("jvp", "jacfwd", "hessian", "vmap of jvp")
 
 
@@ -101,17 +109,38 @@ def square(f: Any) -> Callable[..., Tensor]:
 TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
     "plain": lambda m, f: f,
     "grad": lambda m, f: m.grad(square(f), argnums=(0, 1)),
-    "vmap": lambda m, f: lambda x, y: over(m, f, (1, None))(torch.stack([x, -x], 1), y),
-    "vmap of grad": lambda m, f: lambda x, y: over(m, m.grad(square(f), argnums=(0, 1)), (1, None))(torch.stack([x, -x], 1), y),
-    "grad of vmap": lambda m, f: m.grad(lambda x, y: square(over(m, f, (1, None)))(torch.stack([x, -x], 1), y), argnums=(0, 1)),
+    "vmap": lambda m, f: (
+        lambda x, y: over(m, f, (1, None))(torch.stack([x, -x], 1), y)
+    ),
+    "vmap of grad": lambda m, f: (
+        lambda x, y: over(m, m.grad(square(f), argnums=(0, 1)), (1, None))(
+            torch.stack([x, -x], 1), y
+        )
+    ),
+    "grad of vmap": lambda m, f: m.grad(
+        lambda x, y: square(over(m, f, (1, None)))(torch.stack([x, -x], 1), y),
+        argnums=(0, 1),
+    ),
     "jacrev": lambda m, f: m.jacrev(f, argnums=(0, 1)),
-    "grad of grad": lambda m, f: m.grad(lambda x, y: m.grad(lambda *a: f(*a).sin().sum())(x, y).square().sum(), argnums=(0, 1)),
+    "grad of grad": lambda m, f: m.grad(
+        lambda x, y: m.grad(lambda *a: f(*a).sin().sum())(x, y).square().sum(),
+        argnums=(0, 1),
+    ),
     "jvp": lambda m, f: lambda x, y: m.jvp(f, (x, y), (x.cos(), y.sin())),
     "jacfwd": lambda m, f: m.jacfwd(f, argnums=1),
     "hessian": lambda m, f: m.hessian(square(f), argnums=1),
-    "vmap of jvp": lambda m, f: lambda x, y: over(m, lambda x: m.jvp(f, (x, y), (x.cos(), y.sin())), 1)(torch.stack([x, -x], 1)),
+    "vmap of jvp": lambda m, f: (
+        lambda x, y: over(m, lambda x: m.jvp(f, (x, y), (x.cos(), y.sin())), 1)(
+            torch.stack([x, -x], 1)
+        )
+    ),
 }
-CASES = [(kind, t) for kind in PAIRS for t in TRANSFORMS if not (kind == "vjp" and t in FORWARD)]
+CASES = [
+    (kind, t)
+    for kind in PAIRS
+    for t in TRANSFORMS
+    if not (kind == "vjp" and t in FORWARD)
+]
 
 
 @pytest.mark.parametrize(("kind", "transform"), CASES)
@@ -119,11 +148,26 @@ def test_the_rule_counts_under_every_transform(kind: str, transform: str) -> Non
     ours, theirs = PAIRS[kind]
     wanted = TRANSFORMS[transform](torch.func, theirs)(X, Y)
     close(TRANSFORMS[transform](sf, ours)(X, Y), wanted)
-    close(TRANSFORMS[transform](torch.func, ours)(X, Y), wanted)  # under a transform that is not captured
-    for sizes, placements in (((3,), (P("a"), P())), ((2, 2), (P("a", "b"), P("b", "a")))):
+    close(
+        TRANSFORMS[transform](torch.func, ours)(X, Y), wanted
+    )  # under a transform that is not captured
+    for sizes, placements in (
+        ((3,), (P("a"), P())),
+        ((2, 2), (P("a", "b"), P("b", "a"))),
+    ):
         with sf.fake_world(torch.Size(sizes).numel()):
             mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
-            close(sf.full(sf.shard(TRANSFORMS[transform](sf, ours), mesh, placements, backend="aten")(X, Y)), wanted)
+            close(
+                sf.full(
+                    sf.shard(
+                        TRANSFORMS[transform](sf, ours),
+                        mesh,
+                        placements,
+                        backend="aten",
+                    )(X, Y)
+                ),
+                wanted,
+            )
 
 
 def test_a_rule_that_calls_its_function_counts_at_every_order() -> None:
@@ -131,7 +175,9 @@ def test_a_rule_that_calls_its_function_counts_at_every_order() -> None:
     def exp(x: Tensor) -> Tensor:
         return x.exp()
 
-    exp.defjvp(lambda primals, tangents: (exp(*primals), exp(*primals) * tangents[0] * 2))
+    exp.defjvp(
+        lambda primals, tangents: (exp(*primals), exp(*primals) * tangents[0] * 2)
+    )
     zero = torch.tensor(0.0, dtype=F64)
     close(sf.grad(exp)(zero), torch.tensor(2.0, dtype=F64))
     close(sf.grad(sf.grad(sf.grad(exp)))(zero), torch.tensor(8.0, dtype=F64))
@@ -139,8 +185,16 @@ def test_a_rule_that_calls_its_function_counts_at_every_order() -> None:
 
 def test_a_rule_keeps_a_function_from_overflowing() -> None:
     softplus = sf.custom_jvp(lambda x: torch.log1p(torch.exp(x)))
-    softplus.defjvp(lambda primals, tangents: (softplus(*primals), torch.sigmoid(primals[0]) * tangents[0]))
-    close(sf.grad(softplus)(torch.tensor(1000.0, dtype=F64)), torch.tensor(1.0, dtype=F64))
+    softplus.defjvp(
+        lambda primals, tangents: (
+            softplus(*primals),
+            torch.sigmoid(primals[0]) * tangents[0],
+        )
+    )
+    close(
+        sf.grad(softplus)(torch.tensor(1000.0, dtype=F64)),
+        torch.tensor(1.0, dtype=F64),
+    )
 
 
 def test_arguments_that_are_no_tensors_come_first_in_a_rule() -> None:
@@ -149,12 +203,21 @@ def test_arguments_that_are_no_tensors_come_first_in_a_rule() -> None:
         return x
 
     plain = sf.custom_vjp(clipped.fn, nondiff_argnums=0)
-    plain.defvjp(lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),))
-    close(sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(X[0]), torch.tensor([0.0, 0.5, 0.5], dtype=F64))
+    plain.defvjp(
+        lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),)
+    )
+    close(
+        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(X[0]),
+        torch.tensor([0.0, 0.5, 0.5], dtype=F64),
+    )
 
 
 def test_a_custom_function_inside_a_scan() -> None:
-    ours = lambda x: sf.scan(lambda c, r: (c + doubled(x, Y).sum() * r.sum(), None), torch.tensor(0.0, dtype=F64), X)[0]
+    ours = lambda x: sf.scan(
+        lambda c, r: (c + doubled(x, Y).sum() * r.sum(), None),
+        torch.tensor(0.0, dtype=F64),
+        X,
+    )[0]
     plain = lambda x: sum(Doubled.apply(x, Y).sum() * r.sum() for r in X)
     close(sf.grad(ours)(X), torch.func.grad(plain)(X))
 
@@ -184,31 +247,43 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a second rule": (
         lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
         sf.ShardError,
-        "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) once more, with the other rule",
+        (
+            "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) once more, "
+            "with the other rule"
+        ),
     ),
     "fwd returns no pair": (
-        lambda: sf.grad(lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum())(X),
+        lambda: sf.grad(
+            lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum()
+        )(X),
         sf.TreeError,
         "custom_vjp(<lambda>): fwd returns something else\n  needed: (result, residuals)",
     ),
     "fwd returns another result": (
-        lambda: sf.grad(lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum())(X),
+        lambda: sf.grad(
+            lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum()
+        )(X),
         sf.TreeError,
         "custom_vjp(<lambda>): the results of fwd do not match those of the function\n"
         "  result is (3,) torch.float64, result is (5, 3) torch.float64\n"
         "  needed: one tree, shapes and dtypes\n  try: return what the function returns",
     ),
     "bwd returns no tuple": (
-        lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum())(X),
+        lambda: sf.grad(
+            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum()
+        )(X),
         sf.TreeError,
         "custom_vjp(<lambda>): bwd returns something else\n  needed: a tuple of 1 cotangents",
     ),
     "bwd returns another shape": (
-        lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(x).sum())(X),
+        lambda: sf.grad(
+            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(x).sum()
+        )(X),
         sf.TreeError,
         "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n"
         "  cotangent[0] is (3,) torch.float64, args[0] is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return for each argument a tree like it, or None for zero",
+        "  needed: one tree, shapes and dtypes\n  try: return for each argument a tree "
+        "like it, or None for zero",
     ),
     "forward mode of a reverse rule": (
         lambda: sf.jvp(doubled, (X, Y), (X, Y)),

@@ -1,4 +1,6 @@
-"""vjp, jvp, linearize, jacfwd, jacrev, hessian and vmap: torch.func is the judge, alone and in any order with shard and grad."""
+"""vjp, jvp, linearize, jacfwd, jacrev, hessian and vmap: torch.func is the judge, alone and in
+any order with shard and grad.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from shardfn import P
 
 G = torch.Generator().manual_seed(5)
 X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
-WORLDS = {"2": ((2,), P("a")), "3": ((3,), P(None, "a")), "2 x 4": ((2, 4), P("a", "b"))}
+WORLDS = {
+    "2": ((2,), P("a")),
+    "3": ((3,), P(None, "a")),
+    "2 x 4": ((2, 4), P("a", "b")),
+}
 
 
 def close(got: Any, wanted: Any) -> None:
@@ -31,7 +37,10 @@ TREE = {"w": X}
 
 
 def test_jvp_over_trees() -> None:
-    close(sf.jvp(of_tree, (TREE, Y), ({"w": Y}, X)), torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)))
+    close(
+        sf.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+    )
 
 
 def test_vjp_over_trees_called_twice() -> None:
@@ -45,20 +54,31 @@ def test_vjp_over_trees_called_twice() -> None:
 
 def test_linearize_is_the_tangent_at_that_point() -> None:
     value, push = sf.linearize(of_tree, TREE, Y)
-    close((value, push({"w": Y}, X)), torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)))
+    close(
+        (value, push({"w": Y}, X)),
+        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+    )
 
 
 @pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
 @pytest.mark.parametrize("argnums", [0, -1, (0, 1), (1, 0)])
 def test_jacobians_over_trees(name: str, argnums: Any) -> None:
     got = getattr(sf, name)(of_tree, argnums=argnums)(TREE, Y)
-    close(got, torch.func.jacrev(of_tree, argnums=1 if argnums == -1 else argnums)(TREE, Y))
+    close(
+        got,
+        torch.func.jacrev(of_tree, argnums=1 if argnums == -1 else argnums)(
+            TREE, Y
+        ),
+    )
 
 
 @pytest.mark.parametrize("argnums", [0, (0, 1)])
 def test_hessian_over_trees(argnums: Any) -> None:
     loss = lambda p, y: (p["w"] ** 3 * y).sum()
-    close(sf.hessian(loss, argnums=argnums)(TREE, Y), torch.func.hessian(loss, argnums=argnums)(TREE, Y))
+    close(
+        sf.hessian(loss, argnums=argnums)(TREE, Y),
+        torch.func.hessian(loss, argnums=argnums)(TREE, Y),
+    )
 
 
 def test_auxiliary_data_comes_along() -> None:
@@ -67,21 +87,38 @@ def test_auxiliary_data_comes_along() -> None:
     for made in (sf.jacrev, sf.jacfwd):
         rows, found = made(fn, has_aux=True)(X[0])
         close(rows, torch.diag(2 * X[0]))
-        assert (found["k"], found["none"]) == (3, None) and torch.equal(found["twice"], aux["twice"])
+        assert (found["k"], found["none"]) == (3, None) and torch.equal(
+            found["twice"], aux["twice"]
+        )
     value, tangent, found = sf.jvp(fn, (X[0],), (Y[0],), has_aux=True)
-    close((value, tangent, found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]))
+    close(
+        (value, tangent, found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"])
+    )
     value, pull, found = sf.vjp(fn, X[0], has_aux=True)
-    close((value, pull(Y[0])[0], found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]))
+    close(
+        (value, pull(Y[0])[0], found["twice"]),
+        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
+    )
 
 
 def test_vmap_takes_prefixes_negative_axes_and_shared_arguments() -> None:
     fn = lambda p, y, k: {"a": p["w"] * y, "b": (p["w"].sum() + y.sum()) * k}
-    got = sf.vmap(fn, in_axes=({"w": -1}, 1, None), out_axes={"a": 1, "b": 0})(TREE, Y, torch.tensor(2.0))
-    close(got, torch.func.vmap(fn, in_dims=({"w": -1}, 1, None), out_dims={"a": 1, "b": 0})(TREE, Y, torch.tensor(2.0)))
+    got = sf.vmap(fn, in_axes=({"w": -1}, 1, None), out_axes={"a": 1, "b": 0})(
+        TREE, Y, torch.tensor(2.0)
+    )
+    close(
+        got,
+        torch.func.vmap(
+            fn, in_dims=({"w": -1}, 1, None), out_dims={"a": 1, "b": 0}
+        )(TREE, Y, torch.tensor(2.0)),
+    )
 
 
 def test_vmap_of_nothing_mapped_repeats_axis_size_times() -> None:
-    close(sf.vmap(lambda x: x + 1, in_axes=None, axis_size=3)(X[0]), (X[0] + 1).expand(3, 3))
+    close(
+        sf.vmap(lambda x: x + 1, in_axes=None, axis_size=3)(X[0]),
+        (X[0] + 1).expand(3, 3),
+    )
 
 
 def test_closed_over_mapped_values_keep_their_shape() -> None:
@@ -92,16 +129,25 @@ def test_closed_over_mapped_values_keep_their_shape() -> None:
 def test_third_order() -> None:
     fn = lambda x: x**4
     third = sf.grad(sf.grad(sf.grad(fn)))
-    close(third(torch.tensor(2.0, dtype=torch.float64)), torch.tensor(48.0, dtype=torch.float64))
+    close(
+        third(torch.tensor(2.0, dtype=torch.float64)),
+        torch.tensor(48.0, dtype=torch.float64),
+    )
     close(sf.vmap(third)(X[0]), 24 * X[0])
-    close(sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0], 24 * X[0, 0])
+    close(
+        sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0],
+        24 * X[0, 0],
+    )
 
 
-# Every transform as one of (x) -> tensor of x's shape, so that they can be put on top of each other.
+# Every transform as one of (x) -> tensor of x's shape, so that they can be put on top of each
+# other.
 Shaped = Callable[[Tensor], Tensor]
 OURS: dict[str, Callable[[Shaped], Shaped]] = {
     "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
-    "bucketed_grad": lambda f: lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1],
+    "bucketed_grad": lambda f: (
+        lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
+    ),
     "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
     "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
     "vmap": lambda f: sf.vmap(lambda row: f(row[None])[0]),
@@ -126,9 +172,16 @@ FUNCTIONS: dict[str, Shaped] = {
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(OURS, OURS)))
-def test_every_ordered_pair_equals_torch_func_sharded_and_not(outer: str, inner: str, function: str) -> None:
-    ours, wanted = OURS[outer](OURS[inner](FUNCTIONS[function])), THEIRS[outer](THEIRS[inner](FUNCTIONS[function]))(X)
-    world = list(WORLDS)[(list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)]
+def test_every_ordered_pair_equals_torch_func_sharded_and_not(
+    outer: str, inner: str, function: str
+) -> None:
+    ours, wanted = (
+        OURS[outer](OURS[inner](FUNCTIONS[function])),
+        THEIRS[outer](THEIRS[inner](FUNCTIONS[function]))(X),
+    )
+    world = list(WORLDS)[
+        (list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)
+    ]
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
@@ -137,7 +190,9 @@ def test_every_ordered_pair_equals_torch_func_sharded_and_not(outer: str, inner:
 
 @pytest.mark.parametrize("inner", OURS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_transform_of_a_sharded_function_equals_the_plain_one(world: str, inner: str) -> None:
+def test_a_transform_of_a_sharded_function_equals_the_plain_one(
+    world: str, inner: str
+) -> None:
     sizes, placement = WORLDS[world]
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
@@ -150,7 +205,9 @@ def test_alone_they_run_as_captured_and_capture_once() -> None:
     from shardfn.runtime import cache
 
     for name, made in OURS.items():
-        if name == "bucketed_grad":  # here it is made anew, of a new function, at every call
+        if (
+            name == "bucketed_grad"
+        ):  # here it is made anew, of a new function, at every call
             continue
         fn = made(FUNCTIONS["pointwise"])
         close(fn(X), THEIRS[name](FUNCTIONS["pointwise"])(X))
@@ -172,17 +229,20 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "other sizes": (
         lambda: sf.vmap(of_tree)({"w": X}, Y[:4]),
         "vmap(of_tree): axis 0 of args[0]['w'] has size 5\n  axis 0 of args[1] has size 4\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for what all samples share, and axes of one size",
+        "  needed: mapped axes of one size\n  try: in_axes with None for what all "
+        "samples share, and axes of one size",
     ),
     "no such axis": (
         lambda: sf.vmap(of_tree, in_axes=(0, 2))({"w": X}, Y),
         "vmap(of_tree): args[1] is of shape (5, 3) and has no axis 2\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for what all samples share, and axes of one size",
+        "  needed: mapped axes of one size\n  try: in_axes with None for what all "
+        "samples share, and axes of one size",
     ),
     "nothing mapped": (
         lambda: sf.vmap(of_tree, in_axes=None)({"w": X}, Y),
         "vmap(of_tree): no argument is mapped, and axis_size is not given\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for what all samples share, and axes of one size",
+        "  needed: mapped axes of one size\n  try: in_axes with None for what all "
+        "samples share, and axes of one size",
     ),
     "no prefix": (
         lambda: sf.vmap(of_tree, in_axes=(0,))({"w": X}, Y),
@@ -194,14 +254,16 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "jvp(of_tree): the tangents do not match the primals\n"
         "  tangents[1] is (2, 3) torch.float64, primals[1] is (5, 3) torch.float64\n"
         "  needed: one tree, shapes and dtypes\n"
-        "  try: make the tangents with tree_map over the primals, such as sf.tree_map(torch.zeros_like, ...)",
+        "  try: make the tangents with tree_map over the primals, such as "
+        "sf.tree_map(torch.zeros_like, ...)",
     ),
     "cotangent": (
         lambda: sf.vjp(of_tree, {"w": X}, Y)[1](X),
         "vjp(of_tree): the cotangents do not match the results\n"
         "  cotangent: the cotangents have a tensor, the results have a dict\n"
         "  needed: one tree, shapes and dtypes\n"
-        "  try: make the cotangents with tree_map over the results, such as sf.tree_map(torch.zeros_like, ...)",
+        "  try: make the cotangents with tree_map over the results, such as "
+        "sf.tree_map(torch.zeros_like, ...)",
     ),
 }
 

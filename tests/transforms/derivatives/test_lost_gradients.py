@@ -1,4 +1,6 @@
-"""What autograd would lose at a call: closed-over tensors, dual numbers, hooks, frozen parameters; the words of each refusal."""
+"""What autograd would lose at a call: closed-over tensors, dual numbers, hooks, frozen
+parameters; the words of each refusal.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ def said(call: Any, *args: Any) -> str:
     return HERE.sub("HERE", str(error.value))
 
 
-def test_a_closed_over_tensor_that_requires_grad_is_named_with_its_line_and_the_fix() -> None:
+def test_a_closed_over_tensor_that_requires_grad_is_named_with_its_line_and_the_fix() -> (
+    None
+):
     w = W.detach().clone().requires_grad_()
     f = sf.jit(lambda x: (x * w).sum(), backend="aten")
     text = (
         "jit(<lambda>): it closes over w, which requires grad: its gradient would be lost\n"
         "  at: HERE\n"
         "  needed: tensors that need no gradient, or arguments\n"
-        "  try: pass it as an argument and differentiate inside with sf.grad; or .detach() what is constant; "
+        "  try: pass it as an argument and differentiate inside with sf.grad; or "
+        ".detach() what is constant; "
         "or call it under torch.no_grad()"
     )
     for _ in range(2):
@@ -52,38 +57,58 @@ def test_a_closed_over_tensor_that_requires_grad_is_named_with_its_line_and_the_
 def test_a_module_is_named_with_its_parameters_and_functionalize() -> None:
     layer = nn.Linear(3, 2).double()
     text = said(sf.jit(lambda x: layer(x).sum(), backend="aten"), X)
-    assert text.startswith("jit(<lambda>): it closes over layer.weight, layer.bias, which require grad: their gradients")
-    assert "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or" in text
+    assert text.startswith(
+        "jit(<lambda>): it closes over layer.weight, layer.bias, which require grad: "
+        "their gradients"
+    )
+    assert (
+        "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or"
+        in text
+    )
     for bound in (layer.forward, layer):
-        assert "holds parameters: weight, bias" in said(sf.jit(bound, backend="aten"), X)
+        assert "holds parameters: weight, bias" in said(
+            sf.jit(bound, backend="aten"), X
+        )
     layer.requires_grad_(False)
     torch.testing.assert_close(sf.jit(layer, backend="aten")(X), layer(X))
 
 
-def test_a_tensor_that_a_helper_reads_is_found_and_the_line_is_the_helpers() -> None:
+def test_a_tensor_that_a_helper_reads_is_found_and_the_line_is_the_helpers() -> (
+    None
+):
     with pytest.raises(sf.CaptureError) as error:
         sf.grad(lambda x: helped(x) * 2)(X)
     line = helped.__code__.co_firstlineno + 1
-    assert error.value.arg_path == "W" and error.value.source == f"{__file__}:{line}"
+    assert (
+        error.value.arg_path == "W" and error.value.source == f"{__file__}:{line}"
+    )
 
 
-def test_what_requires_grad_after_the_first_call_is_refused_and_without_it_nothing_is_captured_again() -> None:
+def test_requires_grad_after_the_first_call_is_refused_and_without_it_nothing_is_retraced() -> (
+    None
+):
     w = W.detach().clone()
     f = sf.jit(lambda x: (x * w).sum(), backend="aten")
     compiled = f.compile(X)
     f(X)
     w.requires_grad_()
-    assert "it closes over w" in said(f, X) and "compiled jit(<lambda>): it closes over w" in said(compiled, X)
+    assert "it closes over w" in said(
+        f, X
+    ) and "compiled jit(<lambda>): it closes over w" in said(compiled, X)
     w.requires_grad_(False)
     before = cache.counts["captures"], cache.counts["partitions"]
     torch.testing.assert_close((f(X), compiled(X)), ((X * w).sum(),) * 2)
     assert (cache.counts["captures"], cache.counts["partitions"]) == before
 
 
-def test_an_argument_that_requires_grad_is_refused_by_what_was_compiled_too() -> None:
+def test_an_argument_that_requires_grad_is_refused_by_what_was_compiled_too() -> (
+    None
+):
     compiled = sf.jit(lambda x: (x * 2).sum(), backend="aten").compile(X)
     leaf = X.clone().requires_grad_()
-    assert "compiled jit(<lambda>), argument x: it requires grad" in said(compiled, leaf)
+    assert "compiled jit(<lambda>), argument x: it requires grad" in said(
+        compiled, leaf
+    )
     with torch.no_grad():
         torch.testing.assert_close(compiled(leaf), (X * 2).sum())
 
@@ -91,15 +116,28 @@ def test_an_argument_that_requires_grad_is_refused_by_what_was_compiled_too() ->
 def test_loops_branches_and_sharded_functions_refuse_alike() -> None:
     w = W.detach().clone().requires_grad_()
     fs = {
-        "scan": sf.jit(lambda x: sf.scan(lambda c, r: (c + r * w, c), x, torch.stack([x, x]))[0], backend="aten"),
-        "cond": sf.jit(lambda x: sf.cond(x.sum() > 0, lambda x: x * w, lambda x: x, x), backend="aten"),
-        "while": sf.jit(lambda x: sf.while_loop(lambda c: c.sum() < 30, lambda c: c + w, x), backend="aten"),
+        "scan": sf.jit(
+            lambda x: sf.scan(lambda c, r: (c + r * w, c), x, torch.stack([x, x]))[
+                0
+            ],
+            backend="aten",
+        ),
+        "cond": sf.jit(
+            lambda x: sf.cond(x.sum() > 0, lambda x: x * w, lambda x: x, x),
+            backend="aten",
+        ),
+        "while": sf.jit(
+            lambda x: sf.while_loop(lambda c: c.sum() < 30, lambda c: c + w, x),
+            backend="aten",
+        ),
     }
     for f in fs.values():
         assert "it closes over w" in said(f, X)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
-        local = sf.shard_map(lambda x: sf.psum((x * w[:1]).sum(), "a"), mesh, P("a"), P())
+        local = sf.shard_map(
+            lambda x: sf.psum((x * w[:1]).sum(), "a"), mesh, P("a"), P()
+        )
         for f in (sf.shard(lambda x: x * w, mesh, P("a"), backend="aten"), local):
             assert "it closes over w" in said(f, X)
 
@@ -124,9 +162,13 @@ def test_transforms_of_torch_func_around_a_call_are_right() -> None:
     for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
         torch.testing.assert_close(transform(f)(X), transform(plain)(X))
     torch.testing.assert_close(torch.vmap(f)(stacked), torch.vmap(plain)(stacked))
-    torch.testing.assert_close(torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,)))
+    torch.testing.assert_close(
+        torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,))
+    )
     compiled = f.compile(X)
-    assert "a transform of torch.func is at work around it" in said(torch.func.grad(compiled), X)
+    assert "a transform of torch.func is at work around it" in said(
+        torch.func.grad(compiled), X
+    )
 
 
 def test_dual_numbers_of_forward_mode_are_refused() -> None:
@@ -135,15 +177,22 @@ def test_dual_numbers_of_forward_mode_are_refused() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(X, X)
         for call in (f, f.compile(X)):
-            assert "argument x: it has a tangent (torch.autograd.forward_ad), which would be lost" in said(call, dual)
-        assert "dual that it closes over: it has a tangent" in said(sf.jit(lambda x: (x * dual).sum(), backend="aten"), X)
+            assert (
+                "argument x: it has a tangent (torch.autograd.forward_ad), which would be lost"
+                in said(call, dual)
+            )
+        assert "dual that it closes over: it has a tangent" in said(
+            sf.jit(lambda x: (x * dual).sum(), backend="aten"), X
+        )
         torch.testing.assert_close(f(X), (X * X).sum())
         assert forward_ad.unpack_dual(dual).tangent is not None
 
 
 def test_hooks_on_saved_tensors_see_nothing_and_stay() -> None:
     seen: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: seen.append(x) or x, lambda x: x
+    ):
         got = sf.grad(lambda x: (x.sin() * x).sum())(X)
         assert not seen
         (W * W).sum()
@@ -151,7 +200,9 @@ def test_hooks_on_saved_tensors_see_nothing_and_stay() -> None:
     torch.testing.assert_close(got, X.cos() * X + X.sin())
 
 
-def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() -> None:
+def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() -> (
+    None
+):
     module = nn.Linear(3, 2).double()
     module.weight.requires_grad_(False)
     fn, params, buffers = sf.functionalize(module)
@@ -160,13 +211,23 @@ def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() 
     x = torch.stack([X, 2 * X])
     with sf.fake_world(2):
         loss = lambda p, x: fn(p, buffers, x)[0].square().sum()
-        step = sf.shard(sf.bucketed_grad(loss), sf.make_mesh((2,), ("a",)), (None, P("a")), backend="aten")
+        step = sf.shard(
+            sf.bucketed_grad(loss),
+            sf.make_mesh((2,), ("a",)),
+            (None, P("a")),
+            backend="aten",
+        )
         grads = sf.full(step(params, x)[1])
-        assert [leaf for b in step.lower(params, x).plan.buckets for leaf in b.leaves] == ["p['bias']"]
+        assert [
+            leaf for b in step.lower(params, x).plan.buckets for leaf in b.leaves
+        ] == ["p['bias']"]
     module(x).square().sum().backward()
     torch.testing.assert_close(grads, {"bias": module.bias.grad})
     text = said(fn, {**params, "weight": buffers["weight"]}, buffers, x)
-    assert "it has also weight" in text and "frozen (requires_grad=False) are among the buffers" in text
+    assert (
+        "it has also weight" in text
+        and "frozen (requires_grad=False) are among the buffers" in text
+    )
 
 
 def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
@@ -183,32 +244,46 @@ def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
 
     fn, params, buffers = sf.functionalize(Average())
     out, after = fn(params, buffers, X)
-    torch.testing.assert_close((out, after), (X * W.detach() + W.detach() / 2, {"mean": W.detach() / 2}))
+    torch.testing.assert_close(
+        (out, after), (X * W.detach() + W.detach() / 2, {"mean": W.detach() / 2})
+    )
     assert not buffers["mean"].any()
 
 
 def test_a_module_without_trainable_parameters_has_no_gradients() -> None:
-    fn, params, buffers = sf.functionalize(nn.Linear(3, 2).double().requires_grad_(False))
-    assert params == {} and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
+    fn, params, buffers = sf.functionalize(
+        nn.Linear(3, 2).double().requires_grad_(False)
+    )
+    assert (
+        params == {} and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
+    )
 
 
 def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
     after, several = nn.Linear(3, 2), nn.Linear(3, 2)
     after.weight.register_post_accumulate_grad_hook(lambda p: None)
-    torch.autograd.graph.register_multi_grad_hook(list(several.parameters()), lambda gs: None)
+    torch.autograd.graph.register_multi_grad_hook(
+        list(several.parameters()), lambda gs: None
+    )
     assert said(sf.functionalize, after) == (
-        "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, and a pure function accumulates no .grad\n"
+        "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, "
+        "and a pure function accumulates no .grad\n"
         "  needed: hooks of one gradient\n"
         "  try: p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
     )
-    assert "parameter weight: it has a hook of several tensors" in said(sf.functionalize, several)
+    assert "parameter weight: it has a hook of several tensors" in said(
+        sf.functionalize, several
+    )
 
 
 def test_a_hook_that_returns_another_shape_is_refused() -> None:
     module = nn.Linear(3, 2).double()
     module.weight.register_hook(lambda g: g.sum())
     fn, params, buffers = sf.functionalize(module)
-    assert "a hook on a parameter returned () for a gradient of shape (2, 3)" in said(sf.grad(lambda p: fn(p, buffers, X)[0].sum()), params)
+    assert (
+        "a hook on a parameter returned () for a gradient of shape (2, 3)"
+        in said(sf.grad(lambda p: fn(p, buffers, X)[0].sum()), params)
+    )
 
 
 def test_a_hook_sees_one_sample_under_vmap_of_grad() -> None:
@@ -216,6 +291,8 @@ def test_a_hook_sees_one_sample_under_vmap_of_grad() -> None:
     module.weight.register_hook(lambda g: g / g.norm())
     fn, params, buffers = sf.functionalize(module)
     xs = torch.stack([X, 2 * X, -X])
-    got = sf.vmap(sf.grad(lambda p, x: fn(p, buffers, x)[0].sum()), in_axes=(None, 0))(params, xs)
+    got = sf.vmap(
+        sf.grad(lambda p, x: fn(p, buffers, x)[0].sum()), in_axes=(None, 0)
+    )(params, xs)
     unit = (X / X.norm()).reshape(1, 3)
     torch.testing.assert_close(got, {"weight": torch.stack([unit, unit, -unit])})

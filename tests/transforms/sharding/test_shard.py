@@ -35,7 +35,9 @@ def aten(fn: Any, mesh: Any, *args: Any, **options: Any) -> Any:
 def test_function_form_and_both_decorator_forms(mesh: Any) -> None:
     x = torch.arange(6.0)
     decorated = sf.shard(mesh=mesh, in_placements=P("dp"), backend="aten")(double)
-    partial = functools.partial(sf.shard, mesh=mesh, in_placements=P("dp"), backend="aten")(double)
+    partial = functools.partial(
+        sf.shard, mesh=mesh, in_placements=P("dp"), backend="aten"
+    )(double)
     for fn in (aten(double, mesh, P("dp")), decorated, partial):
         out = fn(x)
         assert isinstance(out, DTensor)
@@ -74,14 +76,19 @@ def test_constants_written_out_in_the_function(mesh: Any) -> None:
 
 
 def test_torch_funcs_own_transforms_inside(mesh: Any) -> None:
-    x, w = torch.randn(6, 4, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    x, w = (
+        torch.randn(6, 4, dtype=torch.float64),
+        torch.randn(4, 2, dtype=torch.float64),
+    )
     per_row = lambda w, row: (row @ w).sin().sum()
     fn = lambda w, x: (
         torch.func.vmap(sf.grad(per_row), (None, 0))(w, x),
         torch.func.jvp(torch.sin, (x,), (x,))[1],
         torch.func.hessian(lambda r: (r**3).sum())(x[0]),
     )
-    for got, wanted in zip(sf.full(aten(fn, mesh, (P("tp"), P("dp")))(w, x)), fn(w, x), strict=True):
+    for got, wanted in zip(
+        sf.full(aten(fn, mesh, (P("tp"), P("dp")))(w, x)), fn(w, x), strict=True
+    ):
         torch.testing.assert_close(got, wanted)
 
 
@@ -105,14 +112,21 @@ def test_out_placements_and_pending_results(mesh: Any) -> None:
     pending = [sf.Partial(), Replicate()]
     fn = aten(lambda x: (x.sum(0), x.sum(0)), mesh, P("dp"), (pending, P("tp")))
     a, b = fn(x)
-    assert a.placements == (sf.Partial(), Replicate()) and b.placements == (Replicate(), Shard(0))
+    assert a.placements == (sf.Partial(), Replicate()) and b.placements == (
+        Replicate(),
+        Shard(0),
+    )
     for got in (a, b):
         torch.testing.assert_close(sf.full(got), x.sum(0))
 
 
-def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(mesh: Any) -> None:
+def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(
+    mesh: Any,
+) -> None:
     params, (x, y) = models.gpt_params(), models.tokens()
-    step = aten(models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp")))
+    step = aten(
+        models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp"))
+    )
     params = sf.distribute(params, mesh, schemes.mixed(params))
     first, _, _ = step(params, x, y)
     before = dict(cache.counts)
@@ -120,15 +134,24 @@ def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(mes
     third, _, _ = step(second, x, y)
     assert dict(cache.counts) == before
     for a, b, g in zip(leaves(params), leaves(third), leaves(grads), strict=True):
-        assert a.placements == b.placements == g.placements and a.stride() == b.stride()
+        assert (
+            a.placements == b.placements == g.placements
+            and a.stride() == b.stride()
+        )
 
 
-def test_s2_4_metadata_is_constant_over_calls(mesh: Any, caplog: pytest.LogCaptureFixture | None = None) -> None:
+def test_s2_4_metadata_is_constant_over_calls(
+    mesh: Any, caplog: pytest.LogCaptureFixture | None = None
+) -> None:
     x = torch.randn(8, 8)
     fn = aten(double, mesh)
     cache.clear()
     fn(sf.distribute(x, mesh, P("dp")))
-    fn(sf.distribute(x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()]))  # equal, not the same objects
+    fn(
+        sf.distribute(
+            x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()]
+        )
+    )  # equal, not the same objects
     assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 1)
     fn(sf.distribute(x, mesh, P("tp")))
     assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 2)
@@ -138,7 +161,11 @@ def test_transforms_written_out_anew_share_what_was_captured(mesh: Any) -> None:
     cache.clear()
     for _ in range(3):
         aten(double, mesh, P("dp"))(torch.ones(4))
-        sf.grad(models.mlp_loss)(models.mlp_params(), torch.ones(3, 6, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64))
+        sf.grad(models.mlp_loss)(
+            models.mlp_params(),
+            torch.ones(3, 6, dtype=torch.float64),
+            torch.ones(3, 3, dtype=torch.float64),
+        )
     assert cache.counts["captures"] == 2
 
 
@@ -152,7 +179,9 @@ def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
     assert h.placements == (Shard(0), Shard(1))
     g = aten(sf.grad(lambda x: f(x)[1]), mesh)(x)
     torch.testing.assert_close(sf.full(g), 8 * x)
-    assert g.placements == (Replicate(), Replicate()), "a gradient is placed as its argument is"
+    assert g.placements == (Replicate(), Replicate()), (
+        "a gradient is placed as its argument is"
+    )
     assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
     assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"
 
@@ -161,7 +190,10 @@ def test_shard_inside_grad_and_grad_inside_shard(mesh: Any) -> None:
     x = torch.randn(6, 8, dtype=torch.float64)
     inner = aten(lambda x: (x.sin() * x).sum(), mesh, P("dp", "tp"))
     wanted = sf.grad(inner.fn)(x)
-    for fn in (aten(sf.grad(inner), mesh), sf.compose(functools.partial(aten, mesh=mesh), sf.grad)(inner.fn)):
+    for fn in (
+        aten(sf.grad(inner), mesh),
+        sf.compose(functools.partial(aten, mesh=mesh), sf.grad)(inner.fn),
+    ):
         torch.testing.assert_close(sf.full(fn(x)), wanted)
     with sf.use_mesh(mesh):
         torch.testing.assert_close(sf.full(sf.grad(inner)(x)), wanted)
@@ -175,10 +207,23 @@ def test_value_and_grad_over_trees_argnums_and_aux() -> None:
         return (a["x"] * b * k).sum(), {"b": b + 1, "k": k, "none": None}
 
     a, b = {"x": torch.arange(3.0), "y": (torch.ones(2),)}, torch.ones(3)
-    (value, aux), (ga, gb) = sf.value_and_grad(loss, argnums=(0, -1), has_aux=True)(a, 2, b)
-    assert value == 6 and aux["k"] == 2 and aux["none"] is None and torch.equal(aux["b"], b + 1)
-    assert torch.equal(ga["x"], 2 * b) and torch.equal(ga["y"][0], torch.zeros(2)) and torch.equal(gb, 2 * a["x"])
-    assert torch.equal(sf.grad(sf.grad(lambda x: x**3))(torch.tensor(2.0)), torch.tensor(12.0))
+    (value, aux), (ga, gb) = sf.value_and_grad(loss, argnums=(0, -1), has_aux=True)(
+        a, 2, b
+    )
+    assert (
+        value == 6
+        and aux["k"] == 2
+        and aux["none"] is None
+        and torch.equal(aux["b"], b + 1)
+    )
+    assert (
+        torch.equal(ga["x"], 2 * b)
+        and torch.equal(ga["y"][0], torch.zeros(2))
+        and torch.equal(gb, 2 * a["x"])
+    )
+    assert torch.equal(
+        sf.grad(sf.grad(lambda x: x**3))(torch.tensor(2.0)), torch.tensor(12.0)
+    )
     assert torch.equal(sf.grad(lambda x, y: (x * y).sum(), argnums=1)(b, b), b)
 
 
@@ -196,19 +241,27 @@ def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> N
         assert "DonatedTensor" in repr(x)
 
 
-def test_distribute_keeps_memory_of_its_own_so_that_donation_leaves_the_callers_alone() -> None:
+def test_distribute_keeps_memory_of_its_own_so_that_donation_leaves_the_callers_alone() -> (
+    None
+):
     mesh = sf.make_mesh((1,), ("dp",))
     try:
         mine = torch.arange(8.0)
         fn = aten(double, mesh, P(), donate_argnums=0)
-        assert torch.equal(sf.full(fn(sf.distribute(mine, mesh, P()))), 2 * torch.arange(8.0))
+        assert torch.equal(
+            sf.full(fn(sf.distribute(mine, mesh, P()))), 2 * torch.arange(8.0)
+        )
         assert torch.equal(mine, torch.arange(8.0))
-        assert sf.distribute(mine, mesh, P()).to_local().data_ptr() != mine.data_ptr()
+        assert (
+            sf.distribute(mine, mesh, P()).to_local().data_ptr() != mine.data_ptr()
+        )
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> None:
+def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> (
+    None
+):
     mesh = sf.make_mesh((1,), ("dp",))
     try:
         x = torch.arange(64.0)
@@ -219,28 +272,57 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         before = dict(cache.counts)
         gone, out = out, fn(fn(out))
         with pytest.raises(sf.ShardError, match="was donated to that call"):
-            fn(gone)  # its spec is that of a ready signature, its memory is not there
-        assert cache.counts["compilations"] - before["compilations"] == 1, "for the DTensor argument, once"
+            fn(
+                gone
+            )  # its spec is that of a ready signature, its memory is not there
+        assert cache.counts["compilations"] - before["compilations"] == 1, (
+            "for the DTensor argument, once"
+        )
         assert torch.equal(sf.full(out), torch.arange(64.0) * 8)
     finally:
         torch.distributed.destroy_process_group()
 
 
-def test_check_proves_law_0_and_finds_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_proves_law_0_and_finds_what_breaks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fn = lambda x, y: (x @ y).softmax(-1)
-    args = torch.randn(5, 3, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
-    found = sf.check(fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P()))
-    assert all(v < 1e-12 for v in found.values()) and list(found) == [1, 2, 3, (("dp", 2), ("tp", 2))]
+    args = (
+        torch.randn(5, 3, dtype=torch.float64),
+        torch.randn(3, 4, dtype=torch.float64),
+    )
+    found = sf.check(
+        fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P())
+    )
+    assert all(v < 1e-12 for v in found.values()) and list(found) == [
+        1,
+        2,
+        3,
+        (("dp", 2), ("tp", 2)),
+    ]
     from shardfn.partition import rules
     from shardfn.partition.rules import pointwise
 
     # a wrong rule: the square of a pending sum is not the pending sum of squares
-    monkeypatch.setitem(rules.RULES, torch.ops.aten.exp.default, lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)])
-    with pytest.raises(sf.DivergenceError, match=r"check, world 2, result: sharded differs from plain by up to"):
-        sf.check(lambda x: x.sum(0).exp(), torch.randn(5, 3, dtype=torch.float64), worlds=[2])
+    monkeypatch.setitem(
+        rules.RULES,
+        torch.ops.aten.exp.default,
+        lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)],
+    )
+    with pytest.raises(
+        sf.DivergenceError,
+        match=r"check, world 2, result: sharded differs from plain by up to",
+    ):
+        sf.check(
+            lambda x: x.sum(0).exp(),
+            torch.randn(5, 3, dtype=torch.float64),
+            worlds=[2],
+        )
 
 
-def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any) -> None:
+def test_a_compiled_program_runs_its_own_signature_and_refuses_another(
+    mesh: Any,
+) -> None:
     compiled = aten(double, mesh, P("dp")).compile(sf.ShapeDtype((6, 2)))
     x = torch.randn(6, 2)
     assert torch.equal(sf.full(compiled(x)), x * 2)
@@ -252,23 +334,36 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any
         "compiled shard(double): other arguments",
         "  x: (5, 2) torch.float32, the program is for (6, 2) torch.float32",
     ]
-    assert text[3] == "  try: call the transformed function itself, which stages each signature anew"
+    assert (
+        text[3]
+        == "  try: call the transformed function itself, which stages each signature anew"
+    )
     with pytest.raises(sf.TreeError, match="the program is for"):
         compiled(x, x)
     with pytest.raises(sf.TreeError, match="x: placed"):
         compiled(sf.distribute(x, mesh, P("tp")))
 
 
-def test_no_garbage_is_looked_for_while_a_program_is_placed(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_garbage_is_looked_for_while_a_program_is_placed(
+    mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[bool] = []
     place = stages.place
-    monkeypatch.setattr(stages, "place", lambda *args: (seen.append(gc.isenabled()), place(*args))[1])
+    monkeypatch.setattr(
+        stages,
+        "place",
+        lambda *args: (seen.append(gc.isenabled()), place(*args))[1],
+    )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
     traced = fn.trace(sf.ShapeDtype((8, 16)))
     traced.lower()
     assert seen == [False] and gc.isenabled()
-    with pytest.raises(sf.PlacementError, match="dim 2 of a tensor with 2 dims") as caught:
-        aten(lambda x: x * 2, mesh, (P("dp"),), P(None, None, "dp")).trace(sf.ShapeDtype((8, 16))).lower()
+    with pytest.raises(
+        sf.PlacementError, match="dim 2 of a tensor with 2 dims"
+    ) as caught:
+        aten(lambda x: x * 2, mesh, (P("dp"),), P(None, None, "dp")).trace(
+            sf.ShapeDtype((8, 16))
+        ).lower()
     assert caught.value.source.startswith(__file__) and gc.isenabled()
     gc.disable()
     try:
@@ -285,9 +380,17 @@ def test_stages_print_as_short_programs(mesh: Any) -> None:
     assert "%mm = mm(%arg0_1, %arg1_1): f32[8, 4]" in str(traced)
     low = traced.lower()
     text = str(low)
-    assert text.splitlines()[0] == "shard(<lambda>) on mesh (dp=2, tp=4): 4 ops of one rank; 1 all_reduce over tp, 64 B"
+    assert (
+        text.splitlines()[0]
+        == "shard(<lambda>) on mesh (dp=2, tp=4): 4 ops of one rank; 1 all_reduce over tp, 64 B"
+    )
     assert "in   x: f32[8@dp, 16@tp]" in text and "in   w: f32[16@tp, 4]" in text
-    assert "%all_reduce_default = all_reduce[sum, tp](%mm_default): f32[4, 4]" in text and "64 B" in text
+    assert (
+        "%all_reduce_default = all_reduce[sum, tp](%mm_default): f32[4, 4]" in text
+        and "64 B" in text
+    )
     assert "# test_shard.py:" in text
     assert "out  result: f32[8@dp, 4]" in text
-    assert str(low.compile()).startswith("compiled with aten\nshard(<lambda>) on mesh")
+    assert str(low.compile()).startswith(
+        "compiled with aten\nshard(<lambda>) on mesh"
+    )

@@ -18,8 +18,17 @@ X = torch.ones(8, 6)
 DP = P("dp")
 
 
-def mapped(body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any) -> Any:
-    return sf.shard_map(body, sf.make_mesh((2, 4), ("dp", "tp")), ins, outs, backend="aten", **options)
+def mapped(
+    body: Callable[..., Any], ins: Any = DP, outs: Any = DP, **options: Any
+) -> Any:
+    return sf.shard_map(
+        body,
+        sf.make_mesh((2, 4), ("dp", "tp")),
+        ins,
+        outs,
+        backend="aten",
+        **options,
+    )
 
 
 def named(over: Any = "dp", name: str = "psum", **rest: Any) -> Callable[[], Any]:
@@ -70,7 +79,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: axis_names with 'tp' in the shard_map around it""",
     ),
     "a name after its vmap": (
-        lambda: sf.grad(lambda x: sf.psum(sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i"))(X),
+        lambda: sf.grad(
+            lambda x: sf.psum(
+                sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i"
+            )
+        )(X),
         sf.CaptureError,
         """psum over 'i': it is outside of any shard_map, and no axis is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
@@ -82,7 +95,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective in shard alone": (
-        lambda: sf.shard(lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
+        lambda: sf.shard(
+            lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten"
+        )(X),
         sf.CaptureError,
         """psum over 'dp': it is outside of any shard_map, and no axis is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
@@ -92,32 +107,47 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.CaptureError,
         "psum: axis_name is ('dp', 'dp'), which names an axis twice\n  needed: each name once",
     ),
-    "a name that is none": (named(3), sf.CaptureError, "psum: axis_name is 3\n  needed: a name, or a tuple of names"),
+    "a name that is none": (
+        named(3),
+        sf.CaptureError,
+        "psum: axis_name is 3\n  needed: a name, or a tuple of names",
+    ),
     "uneven sizes": (
-        lambda: mapped(fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P())({"w": X[:7], "b": X}, X[:6]),
+        lambda: mapped(
+            fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P()
+        )({"w": X[:7], "b": X}, X[:6]),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot cut in 2 equal pieces; pad it by 1
+        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot cut in \
+2 equal pieces; pad it by 1
   x['b']: dim 1 has size 6, which axis tp cannot cut in 4 equal pieces; pad it by 2
-  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot cut in 4 equal pieces; pad it by 2
+  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot cut in 4 equal pieces; pad \
+it by 2
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "a result that varies": (
-        lambda: mapped(lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")}, P(("dp", "tp")), P())(X),
+        lambda: mapped(
+            lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")},
+            P(("dp", "tp")),
+            P(),
+        )(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result['loss'] is claimed to be the same on all ranks of dp and tp, and varies over them
+        """shard_map(<lambda>), out_placements: result['loss'] is claimed to be the same on all \
+ranks of dp and tp, and varies over them
   try: psum or pmean it over dp and tp, or name dp and tp in its out_placements""",
     ),
     "a result that varies over one axis": (
         lambda: mapped(lambda x: sf.psum(x.sum(), "dp"), P(("dp", "tp")), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of tp, and varies over it
+        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks \
+of tp, and varies over it
   try: psum or pmean it over tp, or name tp in its out_placements""",
     ),
     "a result made of the rank's number": (
         lambda: mapped(lambda x: x + sf.axis_index("dp"), P(), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks of dp, and varies over it
+        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks \
+of dp, and varies over it
   try: psum or pmean it over dp, or name dp in its out_placements""",
     ),
     "a perm that is none": (
@@ -153,7 +183,11 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
     ),
     "out_placements of another tree": (
-        lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(X),
+        lambda: mapped(
+            lambda x: {"a": x, "b": (x, x)},
+            P(),
+            {"a": (P(),), "b": (P(), P(), P())},
+        )(X),
         sf.TreeError,
         """shard_map(<lambda>), out_placements: it is no prefix of the tree
   result['a']: placements have a tuple, the values have a tensor
@@ -163,7 +197,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an axis that the mesh does not have": (
         lambda: mapped(lambda x: x, P("dp"), P("dq"))(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result: P('dq') names axis 'dq'; the mesh has (dp=2, tp=4); did you mean 'dp'?
+        """shard_map(<lambda>), out_placements: result: P('dq') names axis 'dq'; the mesh has \
+(dp=2, tp=4); did you mean 'dp'?
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
@@ -176,12 +211,15 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a placement on an axis that is not manual": (
         lambda: mapped(fn, P("dp", "tp"), P("dp"), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is none of its axis_names
+        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is none of its \
+axis_names
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
-        lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
+        lambda: mapped(
+            sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"}
+        )(X),
         sf.PlacementError,
         """shard_map(fn): dp is manual already, in a shard_map around it
   try: axis_names with the axes that are left""",
@@ -195,7 +233,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a nested placement on an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, P("tp")), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, in a shard_map around it
+        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, \
+in a shard_map around it
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
@@ -226,7 +265,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: leave it to in_placements and out_placements, or to axis_names without it""",
     ),
     "a pending argument": (
-        lambda: mapped(fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"})(X),
+        lambda: mapped(
+            fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"}
+        )(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be pending
   needed: equal pieces on all ranks
@@ -235,7 +276,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
         sf.PlacementError,
-        """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum or a mean can be pending
+        """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum or a mean \
+can be pending
   needed: equal pieces on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
@@ -246,7 +288,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`""",
     ),
     "another mesh than that of the call": (
-        lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
+        lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(
+            X
+        ),
         sf.PlacementError,
         """shard_map(fn): its mesh is (dp=2, tp=4), that of the call around it (dp=8)
   needed: one mesh
@@ -259,12 +303,20 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
   try: shardfn's transforms around it (vmap, grad, ...), which read the function first""",
     ),
     "a collective inside a branch": (
-        lambda: mapped(lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,)))(X),
+        lambda: mapped(
+            lambda x: torch.cond(
+                x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,)
+            )
+        )(X),
         sf.CaptureError,
         """shard_map(<lambda>): psum inside the higher-order op cond
   try: the collective before or after it, or a Python loop""",
     ),
-    "no function": (lambda: sf.shard_map(3), sf.TreeError, "shard_map: a int\n  needed: a function\n  try: shard_map(fn, mesh, ...)"),
+    "no function": (
+        lambda: sf.shard_map(3),
+        sf.TreeError,
+        "shard_map: a int\n  needed: a function\n  try: shard_map(fn, mesh, ...)",
+    ),
 }
 
 

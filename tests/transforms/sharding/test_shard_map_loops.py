@@ -1,4 +1,6 @@
-"""Loops and branches in per-rank code, and per-rank code in loops: equal to whole arrays in plain torch, under transforms."""
+"""Loops and branches in per-rank code, and per-rank code in loops: equal to whole arrays in
+plain torch, under transforms.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from shardfn import P
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(3)
-W, XS = torch.randn(3, 3, generator=G, dtype=F64), torch.randn(5, 6, 3, generator=G, dtype=F64)
+W, XS = (
+    torch.randn(3, 3, generator=G, dtype=F64),
+    torch.randn(5, 6, 3, generator=G, dtype=F64),
+)
 Two = Callable[[Tensor, Tensor], Any]
 RANKS = 2
 
@@ -46,7 +51,12 @@ def gradients(w: Tensor, xs: Tensor) -> Tensor:
 
 
 def growing(w: Tensor, xs: Tensor) -> Tensor:
-    return sf.psum(sf.while_loop(lambda c: c.abs().sum() < 30, lambda c: c * 1.5 + w[0], xs[0]).sum(), "a")
+    return sf.psum(
+        sf.while_loop(
+            lambda c: c.abs().sum() < 30, lambda c: c * 1.5 + w[0], xs[0]
+        ).sum(),
+        "a",
+    )
 
 
 def grown(w: Tensor, xs: Tensor) -> Tensor:
@@ -63,7 +73,9 @@ def chunks(f: Two) -> Callable[[Tensor, Tensor], list[Any]]:
 
 
 def stacked(found: list[Any]) -> Any:
-    return torch.cat([c for c, _ in found]), torch.stack([y.sum() for _, y in found])
+    return torch.cat([c for c, _ in found]), torch.stack(
+        [y.sum() for _, y in found]
+    )
 
 
 def added_once(w: Tensor, xs: Tensor) -> Any:
@@ -80,7 +92,10 @@ def doubled(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).sin()
 
 
-doubled.defvjp(lambda x, w: ((x @ w).sin(), (x, w)), lambda r, g: (g @ r[1].T * 2, r[0].mT @ (g * (r[0] @ r[1]).cos())))
+doubled.defvjp(
+    lambda x, w: ((x @ w).sin(), (x, w)),
+    lambda r, g: (g @ r[1].T * 2, r[0].mT @ (g * (r[0] @ r[1]).cos())),
+)
 
 
 class Doubled(torch.autograd.Function):
@@ -102,35 +117,76 @@ class Doubled(torch.autograd.Function):
 
 CASES: dict[str, tuple[Two, Two]] = {
     "a sum over ranks in every run": (
-        per_rank(lambda w, xs: sf.scan(lambda c, x: (torch.tanh(c @ w + sf.psum(x.sum(0), "a")), c.sum()), zeros(), xs), (P(), P())),
-        lambda w, xs: written_out(lambda c, x: (torch.tanh(c @ w + x.sum(0)), c.sum()), zeros(), xs),
+        per_rank(
+            lambda w, xs: sf.scan(
+                lambda c, x: (torch.tanh(c @ w + sf.psum(x.sum(0), "a")), c.sum()),
+                zeros(),
+                xs,
+            ),
+            (P(), P()),
+        ),
+        lambda w, xs: written_out(
+            lambda c, x: (torch.tanh(c @ w + x.sum(0)), c.sum()), zeros(), xs
+        ),
     ),
     "a gradient in every run": (
         per_rank(gradients, P()),
-        lambda w, xs: sum(torch.func.grad(lambda w, x=x: (x @ w).sin().sum())(w) for x in xs),
+        lambda w, xs: sum(
+            torch.func.grad(lambda w, x=x: (x @ w).sin().sum())(w) for x in xs
+        ),
     ),
     "a branch that all ranks take, with a sum in it": (
-        per_rank(lambda w, xs: sf.cond(w.sum() > 0, lambda: torch.sin(xs @ w), lambda: sf.psum(xs, "a") * 0 + xs * w.sum()), P(None, "a")),
+        per_rank(
+            lambda w, xs: sf.cond(
+                w.sum() > 0,
+                lambda: torch.sin(xs @ w),
+                lambda: sf.psum(xs, "a") * 0 + xs * w.sum(),
+            ),
+            P(None, "a"),
+        ),
         lambda w, xs: torch.where(w.sum() > 0, (xs @ w).sin(), xs * w.sum()),
     ),
     "a branch of each rank's own": (
-        per_rank(lambda w, xs: sf.cond(xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * w.sum()), P(None, "a")),
-        lambda w, xs: torch.cat(chunks(lambda w, x: torch.where(x.sum() > 0, (x @ w).sin(), x * w.sum()))(w, xs), 1),
+        per_rank(
+            lambda w, xs: sf.cond(
+                xs.sum() > 0, lambda: torch.sin(xs @ w), lambda: xs * w.sum()
+            ),
+            P(None, "a"),
+        ),
+        lambda w, xs: torch.cat(
+            chunks(
+                lambda w, x: torch.where(x.sum() > 0, (x @ w).sin(), x * w.sum())
+            )(w, xs),
+            1,
+        ),
     ),
     "a carry of each rank's own": (
         per_rank(added_once, (P("a"), P("a"))),
-        lambda w, xs: stacked(chunks(lambda w, x: written_out(lambda c, x: (c * 0.5 + x @ w, c.sum()), x[0] * 2, x))(w, xs)),
+        lambda w, xs: stacked(
+            chunks(
+                lambda w, x: written_out(
+                    lambda c, x: (c * 0.5 + x @ w, c.sum()), x[0] * 2, x
+                )
+            )(w, xs)
+        ),
     ),
     "per-rank code in every run": (
         lambda w, xs: sf.scan(
             lambda c, x: (
-                c + sf.shard_map(lambda x, w: sf.psum((x @ w).sin().sum(0), "a"), in_placements=(P("a"), P()), out_placements=P())(x, w),
+                c
+                + sf.shard_map(
+                    lambda x, w: sf.psum((x @ w).sin().sum(0), "a"),
+                    in_placements=(P("a"), P()),
+                    out_placements=P(),
+                )(x, w),
                 c.sum(),
             ),
             zeros(),
             xs,
         ),
-        lambda w, xs: written_out(lambda c, x: (c + (x @ w).sin().sum(0), c.sum()), zeros(), xs),
+        lambda w, xs: written_out(
+            lambda c, x: (c + (x @ w).sin().sum(0), c.sum()), zeros(), xs
+        ),
     ),
     "each rank as often as it likes": (per_rank(growing, P()), grown),
     "a rule of the user's": (
@@ -143,7 +199,11 @@ CASES: dict[str, tuple[Two, Two]] = {
 def summed(f: Two) -> Callable[..., Tensor]:
     def loss(w: Tensor, xs: Tensor) -> Tensor:
         out = f(w, xs)
-        return sum(x.sin().sum() for x in out) if isinstance(out, tuple) else (out**2).sum()
+        return (
+            sum(x.sin().sum() for x in out)
+            if isinstance(out, tuple)
+            else (out**2).sum()
+        )
 
     return loss
 
@@ -152,10 +212,20 @@ TRANSFORMS: dict[str, Callable[[Any, Two], Any]] = {
     "plain": lambda m, f: f,
     "grad": lambda m, f: m.grad(summed(f), argnums=(0, 1)),
     "jvp": lambda m, f: lambda w, xs: m.jvp(f, (w, xs), (w.cos(), xs.sin())),
-    "vmap": lambda m, f: lambda w, xs: m.vmap(f, **{"in_axes" if m is sf else "in_dims": (0, None)})(torch.stack([w, -w]), xs),
-    "grad of grad": lambda m, f: m.grad(lambda w, xs: m.grad(summed(f))(w, xs).square().sum()),
+    "vmap": lambda m, f: (
+        lambda w, xs: m.vmap(f, **{"in_axes" if m is sf else "in_dims": (0, None)})(
+            torch.stack([w, -w]), xs
+        )
+    ),
+    "grad of grad": lambda m, f: m.grad(
+        lambda w, xs: m.grad(summed(f))(w, xs).square().sum()
+    ),
 }
-NOT = {("each rank as often as it likes", "grad"), ("each rank as often as it likes", "grad of grad"), ("a rule of the user's", "jvp")}
+NOT = {
+    ("each rank as often as it likes", "grad"),
+    ("each rank as often as it likes", "grad of grad"),
+    ("a rule of the user's", "jvp"),
+}
 PAIRS = [(case, t) for case in CASES for t in TRANSFORMS if (case, t) not in NOT]
 
 
@@ -163,29 +233,58 @@ PAIRS = [(case, t) for case in CASES for t in TRANSFORMS if (case, t) not in NOT
 def test_per_rank_loops_equal_whole_arrays(case: str, transform: str) -> None:
     ours, plain = CASES[case]
     wanted = TRANSFORMS[transform](torch.func, plain)(W, XS)
-    sizes, names = (((2,), ("a",)), ((2, 2), ("a", "b")))[PAIRS.index((case, transform)) % 2]
+    sizes, names = (((2,), ("a",)), ((2, 2), ("a", "b")))[
+        PAIRS.index((case, transform)) % 2
+    ]
     with sf.fake_world(torch.Size(sizes).numel()):
-        fn = sf.shard(TRANSFORMS[transform](sf, ours), sf.make_mesh(sizes, names), (P(), P(None, "a")), backend="aten")
+        fn = sf.shard(
+            TRANSFORMS[transform](sf, ours),
+            sf.make_mesh(sizes, names),
+            (P(), P(None, "a")),
+            backend="aten",
+        )
         close(sf.full(fn(W, XS)), wanted)
 
 
 def test_what_a_scan_shares_is_summed_once_behind_it() -> None:
     def loss(w: Tensor, xs: Tensor) -> Tensor:
-        local = lambda w, xs: sf.psum(sf.scan(lambda c, x: (c + ((x @ w) ** 2).sum(), None), torch.zeros((), dtype=F64), xs)[0], "a")
+        local = lambda w, xs: sf.psum(
+            sf.scan(
+                lambda c, x: (c + ((x @ w) ** 2).sum(), None),
+                torch.zeros((), dtype=F64),
+                xs,
+            )[0],
+            "a",
+        )
         return per_rank(local, P())(w, xs)
 
     with sf.fake_world(2):
-        low = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten").lower(W, XS)
-    assert [(c.kind, c.nbytes) for c in low.collectives if c.nbytes > 8] == [("all_reduce", 72)]
+        low = sf.shard(
+            sf.grad(loss),
+            sf.make_mesh((2,), ("a",)),
+            (P(), P(None, "a")),
+            backend="aten",
+        ).lower(W, XS)
+    assert [(c.kind, c.nbytes) for c in low.collectives if c.nbytes > 8] == [
+        ("all_reduce", 72)
+    ]
 
 
 def test_a_collective_where_ranks_choose_apart_is_refused() -> None:
-    fn = per_rank(lambda w, xs: sf.cond(xs.sum() > 0, lambda: sf.psum(xs, "a"), lambda: xs), P(None, "a"))
+    fn = per_rank(
+        lambda w, xs: sf.cond(xs.sum() > 0, lambda: sf.psum(xs, "a"), lambda: xs),
+        P(None, "a"),
+    )
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
-        sf.shard(fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
+        sf.shard(
+            fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
+        )(W, XS)
     first, _, fix = str(error.value).splitlines()
     assert first == "cond: psum inside it, and its choice varies over a"
-    assert fix == "  try: the collective before or after it, or a choice that is the same on all ranks of a: psum or pmax it"
+    assert fix == (
+        "  try: the collective before or after it, or a choice that is the same on all "
+        "ranks of a: psum or pmax it"
+    )
 
 
 def test_a_collective_in_a_function_with_a_rule_is_refused() -> None:
@@ -193,5 +292,10 @@ def test_a_collective_in_a_function_with_a_rule_is_refused() -> None:
     made.defvjp(lambda x: (sf.psum(x, "a"), None), lambda _, g: (g,))
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
         loss = sf.grad(summed(per_rank(lambda w, xs: made(xs), P())), argnums=1)
-        sf.shard(loss, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
-    assert str(error.value).splitlines()[0] == "a function with a rule of its own: psum inside of it"
+        sf.shard(
+            loss, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
+        )(W, XS)
+    assert (
+        str(error.value).splitlines()[0]
+        == "a function with a rule of its own: psum inside of it"
+    )
