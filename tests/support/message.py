@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-TESTS = os.path.dirname(__file__)
+TESTS = os.path.dirname(os.path.dirname(__file__))
 
 
 def without_line(error: BaseException) -> str:

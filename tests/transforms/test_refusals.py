@@ -28,7 +28,7 @@ def raising() -> Iterator[tuple[str, bool]]:
     raises.
     """
     for file in (
-        *sorted((PACKAGE / "transforms").glob("*.py")),
+        *sorted((PACKAGE / "transforms").rglob("*.py")),
         PACKAGE / "argnums.py",
     ):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -71,36 +71,40 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
-    "_control_checks.rows_of": lambda x: sf.scan(
+    "_control_flow_checks.rows_of": lambda x: sf.scan(
         lambda c, r: (c, r), x, {"a": x, "b": x[:2]}
     ),
-    "_control_checks.check_carry": lambda x: sf.scan(lambda c, r: (c, r), 1.0, x),
-    "_control_checks.check_step": lambda x: sf.scan(lambda c, r: c + r, x[0], x),
-    "_control_checks.check_after": lambda x: sf.scan(
+    "_control_flow_checks.check_carry": lambda x: sf.scan(
+        lambda c, r: (c, r), 1.0, x
+    ),
+    "_control_flow_checks.check_step": lambda x: sf.scan(
+        lambda c, r: c + r, x[0], x
+    ),
+    "_control_flow_checks.check_after": lambda x: sf.scan(
         lambda c, r: (c[:1], r), x[0], x
     ),
-    "_control_checks.check_choice": lambda x: sf.cond(
+    "_control_flow_checks.check_choice": lambda x: sf.cond(
         x > 0, torch.sin, torch.cos, x
     ),
-    "_control_checks.check_branch_trees": lambda x: sf.cond(
+    "_control_flow_checks.check_branch_trees": lambda x: sf.cond(
         x.sum() > 0, lambda: x, lambda: (x,)
     ),
-    "_control_checks.branch_dtypes": lambda x: sf.cond(
+    "_control_flow_checks.branch_dtypes": lambda x: sf.cond(
         x.sum() > 0, lambda: x, lambda: x.double()
     ),
     "_custom.check_unruled": ruled_twice,
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
-    "_exchanges.check_size": lambda x: sf.vmap(
+    "_scatter.check_size": lambda x: sf.vmap(
         lambda r: sf.psum_scatter(r, "i"), axis_name="i"
     )(x),
-    "_exchanges.check_perm": lambda x: sf.vmap(
+    "_scatter.check_perm": lambda x: sf.vmap(
         lambda r: sf.ppermute(r, "i", [(0, 9)]), axis_name="i"
     )(x),
     "_flattened.check_aux": lambda x: sf.grad(torch.sum, has_aux=True)(x),
     "_functionalize.check_names": of_module,
     "_grad.refuse_loss": lambda x: sf.grad(torch.sin)(x),
-    "_linear.check_tuples": lambda x: sf.jvp(torch.sin, x, x),
+    "_vjp_jvp.check_tuples": lambda x: sf.jvp(torch.sin, x, x),
     "_options.check_flag": lambda x: sf.grad(torch.sum, has_aux=1)(x),
     "_options.refuse_function": lambda x: sf.vmap(3)(x),
     "_paired.check_alike": lambda x: sf.jvp(torch.sin, (x,), (x[0],)),
@@ -115,7 +119,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_vmap.batch_size": lambda x: sf.vmap(torch.add)(x, x[:2]),
     "_vmap.check_outs": lambda x: sf.vmap(lambda r: "text")(x),
     "_vmap.check_settings": lambda x: sf.vmap(torch.sin, axis_size=-1)(x),
-    "_wishes.wishes_text": lambda x: sf.bucketed_grad(
+    "_bucket_options.wishes_text": lambda x: sf.bucketed_grad(
         torch.sum, reduce_dtype=torch.int32
     )(x),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
@@ -132,17 +136,17 @@ ELSEWHERE = {
     "_custom.eagerly": "abstract",
     "_functionalize.__get__": "a descriptor's own protocol",
     "_bucketed_grad.bucketed_grad": "skipped in a trace, where wishes_text checks",
-    "_wishes._refuse_kinds": "called by wishes_text",
-    "_wishes._dtype_name": "called by wishes_text",
-    "_wishes._ignored": "called by wishes_text",
+    "_bucket_options._refuse_kinds": "called by wishes_text",
+    "_bucket_options._dtype_name": "called by wishes_text",
+    "_bucket_options._ignored": "called by wishes_text",
     "_residuals.refuse_none": "saved_residuals is refused in a trace",
     "_functionalize._refuse": "functionalize is refused in a trace",
     "_check._differ": "check is refused in a trace",
-    "_values.distribute": "refused in a trace",
-    "_values._refuse_dtensors": "called by distribute and from_local",
-    "_values._check_shards": "called by from_local",
-    "_values.from_local": "refused in a trace",
-    "_values._whole_shape": "called by from_local",
+    "_distribute.distribute": "refused in a trace",
+    "_distribute._refuse_dtensors": "called by distribute and from_local",
+    "_distribute._check_shards": "called by from_local",
+    "_distribute.from_local": "refused in a trace",
+    "_distribute._whole_shape": "called by from_local",
     "argnums.of_signature": "called where a transform is made outside of a trace",
     "argnums.of_call": "called where a call is staged",
     "argnums.refuse_static": "called where a call is staged",

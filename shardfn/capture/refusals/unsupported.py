@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-_OURS = os.path.dirname(os.path.dirname(__file__))
+from ...errors import is_inside
 
 GROUP = (
     "it makes or ends a process group",
@@ -120,7 +120,7 @@ def _row(frame: Any) -> tuple[str, str] | None:
     if "/torch/distributed/" in frame.filename:
         is_mesh = (os.path.basename(frame.filename), frame.name) == MESHES
         return MESH if is_mesh else TORCH.get(frame.name)
-    if frame.filename.startswith(_OURS):
+    if is_inside(frame.filename):
         return (
             WORLD if frame.filename.endswith("world.py") else OURS.get(frame.name)
         )
