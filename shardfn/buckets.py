@@ -31,12 +31,13 @@ __all__ = [
 
 @attrs.frozen
 class Bucket:
-    """Gradients, or parameters to gather, that travel in one collective.
+    """Gradients to reduce, or parameters to gather, that are sent as one collective.
 
-    `nbytes` counts the whole payload of a rank with full shards: what is reduced, or what is
-    gathered; not what rides along. A program that follows a plan takes from it the buckets,
-    their order, and the leaves of each with their order. `cap` is repeated as it is. `ready`,
-    `first_use`, `riding`, `inside` and `times` describe the program; they are found again.
+    `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
+    gathered, without the fused small reductions. A program that follows a plan takes from it
+    the buckets, their order, and the leaves of each with their order. `cap` is repeated as it
+    is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program and are
+    computed again.
     """
 
     index: int
@@ -100,8 +101,8 @@ class BucketPlan:
         ignored: leaves that are reduced on their own.
         unused: leaves that the loss does not depend on: their gradient is zero, and nothing is
             sent.
-        local: leaves whose gradient is whole, or in its place, without communication.
-        unreduced: leaves whose gradient is returned pending, for a later program to reduce.
+        local: leaves whose gradient needs no communication.
+        unreduced: leaves whose gradient is returned as Partial, for a later program to reduce.
         unbucketed: every other collective on the way to a gradient.
 
     Example:
@@ -179,7 +180,7 @@ class BucketPlan:
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
-        """The plan with one bucket cut in two before its leaf number `at`.
+        """The plan with one bucket split in two before its leaf number `at`.
 
         Raises:
             TreeError: a bucket that does not exist, or a part without leaves.

@@ -23,13 +23,13 @@ _LIBRARIES = (
 
 
 class ShardError(Exception):
-    """Something that shardfn refuses to do, said by name.
+    """The base of all errors of shardfn: an unsupported program or bad input, by name.
 
     Args:
         message: the whole text; `problem` writes it.
         arg_path: which argument (or output) of the function, such as `params['w']`.
         mesh: the mesh in question.
-        placements: what was asked for.
+        placements: the requested placements.
         dim: the tensor dimension in question.
         source: `file:line` in the user's code.
         fix: what to try.
@@ -86,7 +86,7 @@ class CaptureError(ShardError):
 
 
 class RuleError(ShardError):
-    """An operator that cannot be sharded as asked."""
+    """An operator whose sharding rule fails or allows no placement here."""
 
 
 class DivergenceError(ShardError):

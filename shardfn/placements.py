@@ -12,11 +12,11 @@ from .types import MEAN, REDUCTIONS, Mark, Marks, MeshAxes
 
 
 class P:
-    """Which mesh axis cuts each tensor dim.
+    """The mesh axes over which each tensor dim is sharded.
 
     Args:
-        parts: for each dim an axis name, a tuple of names (in mesh order), or None; dims not
-            named are whole.
+        parts: for each dim an axis name, a tuple of names (in mesh order), or None. Dims
+            without an entry are not sharded.
 
     Source: jax.sharding.PartitionSpec.
 

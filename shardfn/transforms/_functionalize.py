@@ -149,7 +149,7 @@ def functionalize(
     buffers = functionalize(module)`.
 
     `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments:
-    buffers that the module writes to or sets anew, such as BatchNorm's statistics, are
+    buffers that the module writes to or assigns, such as BatchNorm's statistics, are
     returned. The function is the module as it was when it was made: its mode, train or eval,
     its hooks on the forward and on the backward, its parametrizations, which of its parameters
     are frozen. Later changes of the module do not reach it.
@@ -161,7 +161,7 @@ def functionalize(
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A
             tied weight is one parameter, under its first name, and its gradient is the sum.
-            What the module holds beside parameters and buffers is constant.
+            Everything else that the module holds is constant.
 
     Returns:
         (fn, params, buffers): a function of `(params, buffers, *args, **kwargs)` that returns
@@ -171,9 +171,9 @@ def functionalize(
         `vmap` get buffers of their own where the module writes to them.
 
     Raises:
-        TreeError: no nn.Module; or one whose parameters have no values yet.
+        TreeError: module is not an nn.Module, or its parameters have no values yet.
         CaptureError: a parameter with a post-accumulate-grad hook, or a hook of several
-            tensors; when called, a module that keeps a value in what is no buffer, or that is
+            tensors; when called, a module that stores a value outside of its buffers, or that is
             not one pure graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.

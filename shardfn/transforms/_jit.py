@@ -37,21 +37,21 @@ def jit(
     static_argnums: int | tuple[int, ...] = (),
     donate_argnums: int | tuple[int, ...] = (),
 ) -> Any:
-    """Compile a function whole, on one device; never another value than the function's.
+    """Compile a function of tensors into one program, for one device.
 
-    DTensors among the arguments keep their placements: the program is then cut around them,
-    over their mesh, and results are DTensors where they fall. Inside another transform it is
-    the function itself.
+    If arguments are DTensors, the program is partitioned over their mesh, with their
+    placements, and results are DTensors with the placements that propagation chose. Inside
+    another transform, `jit(fn)` is `fn`.
 
     Args:
-        fn: a pure function of pytrees. Without it, a decorator is returned. What it closes over
-            is looked at in each call: tensors by reference, everything else by value, and where
-            a value is another one, fn is captured again.
+        fn: a pure function of pytrees. Without it, a decorator is returned. Each call looks at
+            what fn closes over: tensors by reference, everything else by value. A changed value
+            triggers a retrace.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
-        static_argnums: positional arguments that are constants, and may be any hashable object:
-            for each that is not equal to one before, or whose attributes are others, the
-            function is captured again. A tensor there is an error.
+        static_argnums: positional arguments that are constants of the trace: any hashable
+            object. An argument that is unequal to all earlier ones, or whose attributes have
+            changed, triggers a retrace. A tensor is an error.
         donate_argnums: positional arguments whose memory the results may take; using one
             afterwards is an error.
 
@@ -61,7 +61,7 @@ def jit(
     Raises:
         PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
             the argument.
-        ShardError: a backend that is none.
+        ShardError: an unknown backend.
 
     Source: jax.jit; torch.compile(fullgraph=True).
 

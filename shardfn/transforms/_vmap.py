@@ -312,18 +312,18 @@ def vmap(
     axis_size: int | None = None,
     spmd_axis: str | tuple[str, ...] | None = None,
 ) -> Vmap:
-    """A function of many samples at once, from a function of one.
+    """Vectorize a function of one sample over a batch of samples.
 
     Args:
         fn: of one sample; returns a tensor or a tree of them.
-        in_axes: a prefix tree over the positional arguments: which axis of each leaf counts the
-            samples; None where all samples share a leaf.
-        out_axes: a prefix tree over the result: where that axis goes; None for what is equal for
-            all samples. A number that fn returns becomes a tensor, one element for each sample.
-        axis_name: what `psum` and the other collectives in fn call the mapped axis.
+        in_axes: a prefix tree over the positional arguments: the batch dim of each leaf; None
+            for a leaf that all samples share.
+        out_axes: a prefix tree over the result: the batch dim of each leaf; None for a leaf
+            that is equal for all samples. A number that fn returns becomes a tensor with one
+            element for each sample.
+        axis_name: the name of the batch dim for `psum` and the other collectives in fn.
         axis_size: how many samples; needed only if no argument is mapped.
-        spmd_axis: a mesh axis, or several, that cuts the mapped axis, of what comes in as of
-            what goes out.
+        spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
 
     Returns:
         A function of the same arguments with the axis added.

@@ -330,7 +330,9 @@ class _Region:
             self.late.add(again)
 
     def bar(self, x: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Have what is computed again read x after something of the backward is there."""
+        """Make recomputed ops read x through `after(x, token)`: they run no earlier than the
+        backward.
+        """
         into = self.copies if x in self.copies else self.barred
         after = self.graph.call_function(
             placement.AFTER, (self.current(x), self.work.tokens[reader])

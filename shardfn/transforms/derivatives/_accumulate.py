@@ -217,19 +217,18 @@ def accumulate(
     *,
     batch_argnums: int | tuple[int, ...] | None = None,
 ) -> Accumulate:
-    """A function over a batch that is worked through in microbatches; gradients stay unreduced
-    until the last one.
+    """Apply a function to a batch in microbatches, and reduce its gradients once, after the last.
 
-    The result is the mean over microbatches: for a loss that is a mean over rows, what `fn`
-    returns for the whole batch. Of a gradient transform, only one microbatch's activations live
-    at a time, and each gradient is reduced once.
+    The result is the mean over microbatches. For a loss that is a mean over rows, it equals
+    `fn` of the batch. Only one microbatch's activations are alive at a time. Between
+    microbatches a gradient stays Partial over the mesh.
 
     Args:
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not; or
             any function of floating results.
         microbatches: how many; the first dim of every batch tensor is a multiple of it.
         batch_argnums: the positional arguments that are batches; by default those that are not
-            differentiated, or all but the first of a function that is no gradient. Microbatch i
+            differentiated, or all but the first if fn is not a gradient. Microbatch i
             holds rows i, i + k, i + 2k, ...
 
     Returns:
@@ -237,8 +236,8 @@ def accumulate(
         size microbatches.
 
     Raises:
-        ShardError: microbatches is no positive int.
-        TreeError: when called, a batch that cannot be cut evenly.
+        ShardError: microbatches is not a positive int.
+        TreeError: when called, a batch that cannot be split evenly.
 
     Source: optax.MultiSteps; no_sync of torch's DistributedDataParallel.
 

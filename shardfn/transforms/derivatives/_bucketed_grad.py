@@ -112,8 +112,7 @@ def bucketed_grad(
     max_in_flight: int | str = "1GiB",
     plan: BucketPlan | None = None,
 ) -> BucketedGrad:
-    """`value_and_grad` whose gradient reductions are sent in buckets while the backward goes
-    on; never another value.
+    """`value_and_grad` that reduces gradients in buckets, while the backward is still running.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
@@ -138,7 +137,7 @@ def bucketed_grad(
         gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        ShardError: a cap that is no positive number of bytes; a first_cap above cap.
+        ShardError: a cap that is not a positive number of bytes; a first_cap above cap.
         TreeError: when called: an argument that is not floating; an ignore that fits no leaf; a
             plan of another program.
         CaptureError: when called, if fn does not return a scalar.

@@ -45,24 +45,23 @@ class Checkpoint(Transformed):
 def checkpoint(
     fn: Callable[..., Any] | None = None, *, policy: str | None = None
 ) -> Any:
-    """A function whose gradient keeps less for its backward, and computes the rest again; never
-    another value.
+    """Rematerialize a function: its backward recomputes residuals instead of saving them.
 
-    What is gathered from other ranks inside of it is gathered again in the backward, and not
-    kept. Without a gradient it changes nothing. Random numbers are kept, not drawn again. A
-    gradient of a gradient keeps what the first backward made.
+    Values are unchanged. The backward gathers again what the function gathered from other
+    ranks. Random numbers are saved, not drawn again. Without a gradient nothing changes. A
+    gradient of a gradient saves the results of the first backward.
 
     Args:
         fn: a pure function of pytrees. Without it, a decorator is returned.
-        policy: one of `checkpoint_policies`, which says what is kept beside the arguments; by
-            default nothing is.
+        policy: one of `checkpoint_policies`: which residuals are saved besides the arguments.
+            By default none are.
 
     Returns:
         A function of the same arguments and results.
 
     Raises:
-        ShardError: a policy that is none.
-        TreeError: no function.
+        ShardError: an unknown policy.
+        TreeError: fn is not a function.
 
     Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost",
     arXiv:1604.06174.
@@ -106,13 +105,13 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
     Args:
         x: a tensor, or a pytree of tensors.
-        name: the same name may be given to several values.
+        name: a name; several values may share it.
 
     Returns:
         x.
 
     Raises:
-        TreeError: a name that is no str.
+        TreeError: the name is not a str.
 
     Source: jax.ad_checkpoint.checkpoint_name.
 

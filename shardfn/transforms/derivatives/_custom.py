@@ -373,11 +373,11 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
 def custom_vjp(
     fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
 ) -> CustomVjp:
-    """A function whose reverse-mode derivative is a rule of yours, set with `.defvjp(fwd, bwd)`.
+    """Give a function your own reverse-mode derivative, set with `.defvjp(fwd, bwd)`.
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments that are no tensors, given to the rule first.
+        nondiff_argnums: positional arguments other than tensors; the rule gets them first.
 
     Returns:
         The function, with `defvjp`. It runs as it is where nothing is differentiated.
@@ -407,15 +407,14 @@ def custom_vjp(
 def custom_jvp(
     fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
 ) -> CustomJvp:
-    """A function whose derivative is a rule of yours, set with `.defjvp(rule)`; reverse mode
-    transposes it.
+    """Give a function your own derivative, set with `.defjvp(rule)`. Reverse mode transposes it.
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments that are no tensors, given to the rule first.
+        nondiff_argnums: positional arguments other than tensors; the rule gets them first.
 
     Returns:
-        The function, with `defjvp`.
+        The function, with a method `defjvp`.
 
     Raises:
         ShardError: when called without a rule.

@@ -167,7 +167,7 @@ def value_and_grad(
         gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not
+        TreeError: argnums are not positions; when called, positions that the call does not
             have.
         CaptureError: when called, if fn does not return a scalar.
 
@@ -198,7 +198,7 @@ def grad(
         gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not
+        TreeError: argnums are not positions; when called, positions that the call does not
             have.
         CaptureError: when called, if fn does not return a scalar.
 

@@ -126,7 +126,7 @@ def jacrev(
         `has_aux`, (that, aux).
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not
+        TreeError: argnums are not positions; when called, positions that the call does not
             have.
         CaptureError: when called, if fn cannot be read as one graph.
 
@@ -158,7 +158,7 @@ def jacfwd(
         A function of the same arguments that returns what `jacrev` returns.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not
+        TreeError: argnums are not positions; when called, positions that the call does not
             have.
         CaptureError: when called, if fn cannot be read as one graph.
 
@@ -190,7 +190,7 @@ def hessian(
         like the arguments.
 
     Raises:
-        TreeError: argnums that are no positions; when called, positions that the call does not
+        TreeError: argnums are not positions; when called, positions that the call does not
             have.
         CaptureError: when called, if fn cannot be read as one graph.
 

@@ -162,12 +162,12 @@ def refuse_none(name: str, what: str, count: int) -> None:
 
 
 def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
-    """What is kept of a function's forward for its backward: each value with its bytes, the
-    reason and the line.
+    """List the residuals that a function's forward saves for its backward, with bytes, reason and
+    line.
 
     The backward is that of all floating results, with respect to all floating positional
-    arguments. Nothing is run. Values that share memory count once; bytes are those of whole
-    tensors, before a mesh cuts them.
+    arguments. Nothing is run. Values that share memory count once. Bytes are those of global
+    tensors.
 
     Args:
         fn: a function of pytrees; `checkpoint` inside of it, or around it, counts.

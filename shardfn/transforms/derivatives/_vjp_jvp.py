@@ -165,8 +165,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Returns:
         (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for
-        each argument, placed as it is. Called outside of any transform it computes the value
-        again on the way: nothing of the first call is kept.
+        each argument, placed as it is. Outside of any transform, `pull` computes the value again:
+        no residuals are saved.
 
     Raises:
         TreeError: from pull, a cotangent that does not fit the value.

@@ -24,15 +24,15 @@ def check(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> dict[Any, float]:
-    """Prove that a function computes the same sharded as plain, in simulated worlds.
+    """Check that a sharded function equals the plain one, in simulated worlds.
 
     Args:
         fn: a pure function of pytrees of tensors.
-        args: its arguments, whole tensors.
+        args: its arguments, plain (global) tensors.
         worlds: each a number of ranks, on a mesh with the one axis "dp"; or a dict of axis
             names and sizes.
-        placements: `in_placements` of `shard`; by default every tensor that has dims is cut on
-            its first, over the first axis.
+        placements: `in_placements` of `shard`; by default every tensor that has dims is
+            sharded on dim 0, over the first mesh axis.
         rtol: relative tolerance.
         atol: absolute tolerance.
 

@@ -69,32 +69,32 @@ def rule(
     need_whole: str | Sequence[str] = (),
     example: Sequence[Any] | None = None,
 ) -> Any:
-    """Say how an operator may be sharded; it counts before the rule that shardfn has.
+    """Register a sharding rule for an operator. It replaces the rule that shardfn has.
 
     A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and
-    each result of the op's schema. A factor that a result has cuts it; one that a result has
-    not leaves it a pending sum. `...` stands for any leading dims, 1 for a dim of size 1. A
-    function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`) and
-    returns such a text, or a list of choices for one mesh axis: (marks of the inputs, marks of
-    the results), a mark being "R", a dim, (dim, unit), "sum", "max", "min" or a DTensor
-    placement.
+    each result of the op's schema. Sharding a factor shards every tensor that has it, and
+    makes a result without it a Partial sum. `...` stands for any leading dims, 1 for a dim of
+    size 1. A function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`)
+    and returns such a text, or a list of strategies for one mesh axis: (placements of the
+    inputs, placements of the results), a placement being "R", a dim, (dim, unit), "sum", "max",
+    "min" or a DTensor placement.
 
     Args:
         op: torch.ops.lib.name.overload, what `torch.library.custom_op` returned, or "lib::name".
         mapping: the text or the function; without it, a decorator of the function is returned.
-        need_whole: factors of a text that are never cut: those that the op works along; "..."
-            for all leading dims.
+        need_whole: factors that are never sharded, because the op works along them; "..." for
+            all leading dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct
-            values. With it every choice is proved at once on 2, 3 and 5 simulated ranks, and
-            the gradient if `register_autograd` gave one. A text with pending sums needs it.
+            values. With it every strategy is proved at once on 2, 3 and 5 simulated ranks, and
+            the gradient if `register_autograd` gave one. A text with Partial sums needs it.
 
     Returns:
         The registered rule: `remove()` takes it away, as leaving its `with` block does;
         `check(*args)` proves it for other arguments.
 
     Raises:
-        RuleError: an op that can have none, a mapping that does not fit it, or a choice that is
-            not right, with a counterexample.
+        RuleError: an op that cannot have a rule, a mapping that does not fit it, or a strategy
+            that gives a wrong result, with a counterexample.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

@@ -153,13 +153,13 @@ def _extremum(x: Any, names: Names, kind: str) -> Any:
 def all_gather(
     x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False
 ) -> Any:
-    """What all have, side by side.
+    """Gather the tensors of all ranks or samples along a new dim, or join them along an old one.
 
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        axis: where the new dim goes; with `tiled`, the dim along which the pieces are joined.
-        tiled: join along a dim that is there, instead of stacking.
+        axis: the position of the new dim; with `tiled`, the dim to concatenate along.
+        tiled: concatenate along an existing dim instead of stacking.
 
     Returns:
         The same on all ranks or samples.

@@ -31,7 +31,7 @@ from ...world import current_world
 
 @_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
-    """Place a tree of whole tensors on a mesh; every rank passes the same values, nothing is sent.
+    """Place a tree of global tensors on a mesh. Every rank passes the same values; nothing is sent.
 
     Args:
         tree: a pytree of plain tensors.
@@ -170,17 +170,17 @@ def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 
 @_compat.outside_only
 def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
-    """A rank's own shard as part of a whole.
+    """Make a DTensor of the local tensor of each rank.
 
     Args:
         x: this rank's local tensor; in a simulated world it may be a list with one tensor for
             each rank of the mesh.
         mesh: a DeviceMesh.
         placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or
-            `Partial("avg")` x is this rank's term of a sum or mean.
+            `Partial("avg")`, x is this rank's term of a sum or mean.
 
     Returns:
-        A DTensor with a copy of x; its shape follows from all shards being of this size.
+        A DTensor with a copy of x. Its global shape is that of equal shards.
 
     Raises:
         PlacementError: the placement does not fit the tensor or the mesh, or there is not one
@@ -289,10 +289,10 @@ def _whole_shape(
 
 
 def full(tree: Any) -> Any:
-    """The whole value of every DTensor in a tree, as plain tensors.
+    """Unshard a tree: the global value of every DTensor, as a plain tensor.
 
     Args:
-        tree: a pytree; what is no DTensor stays as it is.
+        tree: a pytree. Other leaves than DTensors stay as they are.
 
     Returns:
         The tree with plain tensors, in memory of their own. On real ranks this gathers, so all

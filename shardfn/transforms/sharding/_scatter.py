@@ -29,21 +29,21 @@ from ._axis_names import (
 def psum_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """The sum over an axis, of which each keeps a piece.
+    """The sum over an axis, of which each rank or sample keeps one chunk.
 
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        scatter_dimension: the dim that is cut; of the axis's size, or with `tiled` a multiple
-            of it.
+        scatter_dimension: the dim that is split; its size is the axis's size, or with `tiled`
+            a multiple of it.
         tiled: keep the dim, shorter, instead of taking one element of it.
 
     Returns:
-        This rank's or sample's piece of the sum.
+        This rank's or sample's chunk of the sum.
 
     Raises:
         CaptureError: a name that is not bound here.
-        PlacementError: the dim cannot be cut in equal pieces.
+        PlacementError: the dim cannot be split into equal chunks.
 
     Source: jax.lax.psum_scatter.
 
@@ -157,22 +157,23 @@ def all_to_all(
     *,
     tiled: bool = False,
 ) -> Any:
-    """Cut a dim in pieces, send each to its rank, and join what comes along another dim.
+    """Split a dim into chunks, send chunk i to rank i, and join the received ones along a dim.
 
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        split_axis: the dim that is cut; of the axis's size, or with `tiled` a multiple of it.
-        concat_axis: where the pieces go: a new dim of the result, or with `tiled` one that is
-            there.
-        tiled: keep the dim that is cut, shorter, and join along one that is there.
+        split_axis: the dim that is split; its size is the axis's size, or with `tiled` a
+            multiple of it.
+        concat_axis: the dim of the result that joins the chunks: a new dim, or with `tiled`
+            an existing one.
+        tiled: keep the split dim, shorter, and concatenate along an existing dim.
 
     Returns:
-        Of every rank or sample the piece that is meant for this one.
+        The chunks that all ranks or samples sent to this one.
 
     Raises:
         CaptureError: a name that is not bound here.
-        PlacementError: the dim cannot be cut in equal pieces.
+        PlacementError: the dim cannot be split into equal chunks.
 
     Source: jax.lax.all_to_all.
 

@@ -88,26 +88,27 @@ def shard(
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
 ) -> Any:
-    """Turn a function of whole tensors into a program of all ranks of a mesh; never another
-    value than the function's.
+    """Compile a function of global tensors into one SPMD program for a device mesh.
+
+    Results equal `fn(*args)` up to the order of floating-point summation.
 
     Args:
         fn: a pure function of pytrees, written as for one device. Without it, a decorator is
-            returned. What it closes over is looked at in each call: tensors by reference,
-            everything else by value, and where a value is another one, fn is captured again.
+            returned. Each call looks at what fn closes over: tensors by reference, everything
+            else by value. A changed value triggers a retrace.
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement
             (1-D meshes), a list of Placements, or None: as the argument is (a plain tensor is
             replicated).
-        out_placements: a prefix tree over the result; None leaves results where they fall,
-            pending sums reduced. `Partial()` and `Partial("avg")` keep what no op has reduced
-            as each rank's term of the sum or mean.
+        out_placements: a prefix tree over the result. None keeps the placement that propagation
+            chose, with Partial values reduced. `Partial()` and `Partial("avg")` return each
+            rank's term of the sum or mean.
         implicit_comm: "allow", "warn" or "error": what to do about collectives that no
             placement asks for.
         donate_argnums: positional arguments whose memory the results may take; using one
             afterwards is an error.
-        static_argnums: positional arguments that are constants; a tensor there is an error.
-            What is no tensor is one anyhow.
+        static_argnums: positional arguments that are constants of the trace. Arguments other
+            than tensors are static without it. A tensor is an error.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
 

@@ -235,34 +235,33 @@ def shard_map(
     axis_names: Any = None,
     backend: str = "inductor",
 ) -> Any:
-    """Run a function on each rank's own pieces, with explicit collectives.
+    """Run a function on the local tensors of each rank, with explicit collectives.
 
-    A gradient of what is the same on all ranks is summed over them, inside as outside: what
-    `jax.shard_map` does.
+    The gradient of an invariant value is summed over the ranks, as in `jax.shard_map`.
 
     Args:
-        fn: of local pieces; it may use `psum`, `all_gather` and the other collectives over the
+        fn: of local tensors; it may use `psum`, `all_gather` and the other collectives over the
             axes of the mesh. Without it, a decorator is returned.
         mesh: a DeviceMesh; that of the call around it, or the innermost `use_mesh`'s, if not given.
         in_placements: a prefix tree over the positional arguments; needed if there are any. A
             leaf is `P`, one Placement (1-D meshes), a list of Placements, or None, which is
-            P(): the same on all ranks. What is cut must be divisible.
-        out_placements: a prefix tree over the result. What is not cut must be the same on all
-            ranks: summed, gathered, or made of such values. `Partial()`: each rank returns a
-            term of the sum; `Partial("avg")`: of the mean.
-        axis_names: the mesh axes on which fn is per-rank code; all that are not manual yet if
-            None. On the others, and for what is planned there, its values are whole.
+            P(): replicated. Sharded dims must be divisible by the size of their axes.
+        out_placements: a prefix tree over the result. A result that is not sharded over an axis
+            must be invariant over it: summed, gathered, or computed from invariant values.
+            `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
+        axis_names: the mesh axes on which fn is per-rank code; None for all that are not manual
+            yet. On the other axes its values are global tensors, placed by propagation.
         backend: "inductor", or "aten"; counts where this is the outermost transform.
 
     Returns:
-        A function of whole values. On its own it returns DTensors, and has `.trace`, `.lower`
-        and `.compile`.
+        A function of global tensors. As the outermost transform it returns DTensors, and has
+        `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError: when called: a dim that cannot be cut in equal pieces; an unknown axis,
-            or one that is manual already; a result that is claimed to be the same on all ranks
-            and is not. Each names the argument or the result.
-        TreeError: when called, placements that are no prefix, or are not given.
+        PlacementError: when called: a dim that cannot be split into equal shards; an unknown
+            axis, or one that is manual already; a result that varies over an axis and is not
+            sharded over it. Each names the argument or the result.
+        TreeError: when called, placements that do not match the arguments, or are missing.
 
     Source: jax.shard_map, with varying manual axes.
 
