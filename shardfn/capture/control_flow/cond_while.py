@@ -169,6 +169,25 @@ class Looped:
     derived: bool = False
 
 
+def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
+    """The loop of values and tangents together; sizes are those of its constants, their
+    tangents, its carries and their tangents.
+    """
+    n, tangents_of_consts, carries, _ = sizes
+    pushed = _with_tangents(loop.body, n + carries, [])
+
+    def body(*xs: torch.Tensor) -> list[torch.Tensor]:
+        consts, of_consts, carries, of_carries = split(xs, sizes)
+        dots = pushed(*consts, *carries, *of_consts, *of_carries)
+        return [*loop.body(*consts, *carries), *dots]
+
+    def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        consts, _, carries, _ = split(xs, sizes)
+        return loop.go_on(*consts, *carries)
+
+    return Looped(go_on, body, n + tangents_of_consts, derived=True)
+
+
 class _While(torch.autograd.Function):
     """(consts, carries) -> carries."""
 
@@ -217,29 +236,14 @@ class _While(torch.autograd.Function):
             torch.zeros_like(x) if t is None and is_float(x) else t
             for x, t in zip(tensors, tangents, strict=True)
         ]
-        n, along = (
-            loop.consts,
-            [
-                [t for t in part if t is not None]
-                for part in (dots[: loop.consts], dots[loop.consts :])
-            ],
-        )
-        sizes = (n, len(along[0]), len(tensors) - n, len(along[1]))
-
-        def body(*xs: torch.Tensor) -> list[torch.Tensor]:
-            consts, of_consts, carries, of_carries = split(xs, sizes)
-            moved = _with_tangents(loop.body, len(tensors), [])(
-                *consts, *carries, *of_consts, *of_carries
-            )
-            return [*loop.body(*consts, *carries), *moved]
-
-        def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
-            consts, _, carries, _ = split(xs, sizes)
-            return loop.go_on(*consts, *carries)
-
-        made = Looped(go_on, body, n + len(along[0]), derived=True)
-        outs = _While.apply(made, *tensors[:n], *along[0], *tensors[n:], *along[1])
-        return tuple(spread(tensors[n:], outs[len(tensors) - n :]))
+        n = loop.consts
+        consts, carries = tensors[:n], tensors[n:]
+        of_consts = [t for t in dots[:n] if t is not None]
+        of_carries = [t for t in dots[n:] if t is not None]
+        sizes = (n, len(of_consts), len(carries), len(of_carries))
+        both = _while_with_tangents(loop, sizes)
+        outs = _While.apply(both, *consts, *of_consts, *carries, *of_carries)
+        return tuple(spread(carries, outs[len(carries) :]))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
