@@ -1,9 +1,10 @@
 """The transforms: one family per file."""
 
 from ._compose import compose
-from ._control_flow import cond, map, scan, while_loop
+from ._cond_while import cond, while_loop
 from ._functionalize import functionalize
 from ._jit import jit
+from ._scan import map, scan
 from ._vmap import vmap
 from .derivatives import checkpoint_policies
 from .derivatives._accumulate import accumulate
