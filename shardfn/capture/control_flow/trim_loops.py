@@ -81,30 +81,23 @@ def _is_carry(scan: Scan, i: int) -> bool:
 def _trim_branch(
     graph: torch.fx.Graph, node: torch.fx.Node, branch: Branch, used: set[int]
 ) -> None:
-    reached = [
-        reached(g.find_nodes(op="output")[0].args[0][k] for k in used)
-        for g in branch.graphs
-    ]
-    ins = [
-        i
-        for i in range(branch.consts)
-        if any(
-            g.find_nodes(op="placeholder")[i] in seen
-            for g, seen in zip(branch.graphs, reached, strict=True)
-        )
-    ]
-    made = attrs.evolve(
+    ins = sorted({i for g in branch.graphs for i in _needed_inputs(g, used)})
+    outs = sorted(used)
+    trimmed = attrs.evolve(
         branch,
-        graphs=tuple(_cut(g, ins, sorted(used)) for g in branch.graphs),
+        graphs=tuple(_cut(g, ins, outs) for g in branch.graphs),
         consts=len(ins),
     )
-    _swap(
-        graph,
-        node,
-        made,
-        [*(node.args[i] for i in ins), node.args[-1]],
-        sorted(used),
-    )
+    args = [*(node.args[i] for i in ins), node.args[-1]]
+    _swap(graph, node, trimmed, args, outs)
+
+
+def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
+    """The inputs of a graph that some of its results depend on."""
+    (output,) = body.find_nodes(op="output")
+    needed = reached(output.args[0][k] for k in used)
+    holders = body.find_nodes(op="placeholder")
+    return [i for i, h in enumerate(holders) if h in needed]
 
 
 TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch}
