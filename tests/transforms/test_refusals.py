@@ -153,7 +153,8 @@ ELSEWHERE = {
     "argnums.refuse_static": "called where a call is staged",
     "argnums._refuse_both": "called by of_signature and of_call",
 }
-MODULES_ELSEWHERE = ("_rule", "_proof")  # rules are registered outside of functions
+# rules are registered outside of functions
+MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
 
 
 def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> (
