@@ -21,7 +21,7 @@ from . import annotations as sources
 from .checkpoint.recompute import recompute
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
-from .refusals.explain import refuse_collectives, refuse_mutation
+from .refusals.effects import refuse_collectives, refuse_mutation
 from .rewrites import strides
 
 

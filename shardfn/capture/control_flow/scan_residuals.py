@@ -68,6 +68,7 @@ def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> boo
         or primal.reverse == scan.reverse
     ):
         return False
+    assert scan.transposes is not None
     consts, carries, count = scan.transposes
     if (primal.consts, primal.carries) != (consts, carries):
         return False
