@@ -117,10 +117,8 @@ def check_names(
     Raises:
         TreeError: naming those that lack or are too many.
     """
-    missing, extra = (
-        [k for k in wanted if k not in got],
-        [k for k in got if k not in wanted],
-    )
+    missing = [k for k in wanted if k not in got]
+    extra = [k for k in got if k not in wanted]
     if missing or extra:
         lines = [
             f"{label} {', '.join(keys)}"

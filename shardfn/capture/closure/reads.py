@@ -59,12 +59,10 @@ class Reads:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
-        self.fixed: set[Path] = (
-            set()
-        )  # places that hold the same object as long as what they are in lives
-        self.answers: dict[
-            Path, list[tuple[str, Any, Any]]
-        ] = {}  # guard, its key, what it found
+        # places that hold the same object as long as what they are in lives
+        self.fixed: set[Path] = set()
+        # guard, its key, what it found
+        self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}
         for read in reads:
             self._note(read)
         self.check = self._compiled()
@@ -146,10 +144,11 @@ class Reads:
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
-            if len(path) > 1 and path[:-1] not in now:
+            before, last = path[:-1], path[-1]
+            if before and before not in now:
                 continue  # what it is in has changed already
             try:
-                new = old if len(path) == 1 else step_to(now[path[:-1]], *path[-1])
+                new = step_to(now[before], *last) if before else old
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
                 alike = alike and all(

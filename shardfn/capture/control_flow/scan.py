@@ -91,10 +91,8 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        tensors, entered = (
-            ctx.saved_tensors[: ctx.count],
-            ctx.saved_tensors[ctx.count :],
-        )
+        tensors = ctx.saved_tensors[: ctx.count]
+        entered = ctx.saved_tensors[ctx.count :]
         return None, *_pulled(ctx.scan, tensors, entered, cotangents)
 
     @staticmethod

@@ -107,10 +107,8 @@ def refuse_mutation(
             if position < len(paths)
             else "a tensor that it closes over"
         )
-        source, fix = (
-            sources.line_of(node.meta.get("stack_trace")),
-            f"return the new value, or write to a copy: {path}.clone()",
-        )
+        source = sources.line_of(node.meta.get("stack_trace"))
+        fix = f"return the new value, or write to a copy: {path}.clone()"
         where = (
             f"{name}, argument {path}"
             if position < len(paths)

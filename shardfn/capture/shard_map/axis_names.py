@@ -451,9 +451,10 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     if kind == "names":
         _check_axis_names(P(*parts), manual)
         return marks_of(P(*parts), shape, manual)
-    every = axes_of(_current().mesh)
+    mesh_axes = axes_of(_current().mesh)
     placements = [PLACED[k](*rest) for k, *rest in parts]
-    marks = dict(zip(every.names, marks_of(placements, shape, every), strict=True))
+    every = marks_of(placements, shape, mesh_axes)
+    marks = dict(zip(mesh_axes.names, every, strict=True))
     others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
     if others:
         raise ValueError(

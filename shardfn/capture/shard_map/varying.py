@@ -73,10 +73,8 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
                 if n.target in shard_map.PRIMS
             ]
             if inside:
-                source, fix = (
-                    sources.line_of(inside[0].meta.get("stack_trace")),
-                    "the collective before or after it, or a Python loop",
-                )
+                source = sources.line_of(inside[0].meta.get("stack_trace"))
+                fix = "the collective before or after it, or a Python loop"
                 got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
                 raise CaptureError(
                     problem(name, got, fix=fix, source=source),
@@ -94,16 +92,13 @@ class Kinds:
         self.written = {
             root_of(x) for node in self.graph.nodes for x in written_by(node)
         }
-        self.floor: dict[
-            torch.fx.Node, Axes
-        ] = {}  # of what is written in place: how it varies from its birth on
-        self.asked: set[torch.fx.Node] = (
-            set()
-        )  # what some op needs as each rank's own
+        # of what is written in place: how it varies from its birth on
+        self.floor: dict[torch.fx.Node, Axes] = {}
+        # what some op needs as each rank's own
+        self.asked: set[torch.fx.Node] = set()
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
-        self.known: dict[
-            torch.fx.Node, Any
-        ] = {}  # what the regions of an ending agree on, before any is changed
+        # what the regions of an ending agree on, before any is changed
+        self.known: dict[torch.fx.Node, Any] = {}
         self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
 
     def settle(self, inputs: Sequence[Axes]) -> None:

@@ -57,17 +57,14 @@ class Body:
 class Settled:
     """What an ending and its regions agree on."""
 
-    entering: dict[
-        torch.fx.Node, list[Axes]
-    ]  # region -> the kinds of what enters it
+    # region -> the kinds of what enters it
+    entering: dict[torch.fx.Node, list[Axes]]
     leaving: list[Axes]  # the kinds of what a region returns
-    free: dict[
-        tuple[torch.fx.Node, int], Axes
-    ]  # (region, argument) -> the kind of what is closed over
+    # (region, argument) -> the kind of what is closed over
+    free: dict[tuple[torch.fx.Node, int], Axes]
     result: list[Axes]
-    brought: dict[
-        int, list[Axes]
-    ]  # which lists of the ending's arguments are brought to which kinds
+    # which lists of the ending's arguments are brought to which kinds
+    brought: dict[int, list[Axes]]
 
 
 def is_wrap(node: torch.fx.Node) -> bool:
@@ -236,10 +233,8 @@ def _run_all(kinds: Any, body: Body) -> Axes:
     """All axes over which something in a region varies, whatever enters it."""
     names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
     if names:
-        source, fix = (
-            sources.line_of(names[0].meta.get("stack_trace")),
-            "the collective before or after it",
-        )
+        source = sources.line_of(names[0].meta.get("stack_trace"))
+        fix = "the collective before or after it"
         text = problem(
             "a function with a rule of its own",
             f"{names[0].target.__name__} inside of it",
@@ -272,10 +267,8 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
             None,
         )
         if found is not None:
-            said, source = (
-                " and ".join(sorted(floor)),
-                sources.line_of(found.meta.get("stack_trace")),
-            )
+            said = " and ".join(sorted(floor))
+            source = sources.line_of(found.meta.get("stack_trace"))
             fix = (
                 "the collective before or after it, or a choice that is the same on all "
                 f"ranks of {said}: psum or pmax it"

@@ -41,16 +41,13 @@ def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
     do not cut it.
     """
     x, text, where = args_of(node)
-    every, cut = (
-        frozenset(name for name, _, _ in shard_map.parsed(text)),
-        _cut_axes(text),
-    )
+    every = frozenset(name for name, _, _ in shard_map.parsed(text))
+    cut = _cut_axes(text)
     wrong = sorted((every - cut) & kinds.flat(x))
     if wrong:
-        said, source = (
-            " and ".join(wrong),
-            sources.line_of(x.meta.get("stack_trace"))
-            or sources.line_of(node.meta.get("stack_trace")),
+        said = " and ".join(wrong)
+        source = sources.line_of(x.meta.get("stack_trace")) or sources.line_of(
+            node.meta.get("stack_trace")
         )
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = where.split(": ")

@@ -99,10 +99,8 @@ def _batch_numbers(
 def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     """The tensors of each microbatch's result, in the order of the first one's."""
     where = f"accumulate({name_of(fn)})"
-    names, paths = (
-        ("the results of a microbatch", "those of the first"),
-        ("result", "result"),
-    )
+    names = ("the results of a microbatch", "those of the first")
+    paths = ("result", "result")
     rows = [
         paired(
             where,

@@ -93,10 +93,8 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
             f"{path} is {kind if isinstance(kind, torch.dtype) else f'of type {kind}'}"
             for path, kind in wrong
         ]
-        where, fix = (
-            f"{name}, argument {wrong[0][0]}",
-            "argnums of arguments that hold floating tensors only",
-        )
+        where = f"{name}, argument {wrong[0][0]}"
+        fix = "argnums of arguments that hold floating tensors only"
         text = problem(
             where,
             "it cannot be differentiated",

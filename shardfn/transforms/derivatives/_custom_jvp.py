@@ -69,10 +69,8 @@ class CustomJvp(Custom):
         after = paired(
             self.__name__, found[0], out, ("the results of the rule", theirs), paths
         )
-        names, paths = (
-            ("the tangents of the rule", "the results"),
-            ("tangent", "result"),
-        )
+        names = ("the tangents of the rule", "the results")
+        paths = ("tangent", "result")
         dots = paired(self.__name__, found[1], out, names, paths)
         rows = zip(after, dots, strict=True)
         tensors = [(x, t) for x, t in rows if isinstance(x, torch.Tensor)]

@@ -98,10 +98,8 @@ class CustomVjp(Custom):
         """
         is_pair = isinstance(found, tuple) and len(found) == 2
         check_pair(self.__name__, is_pair, "fwd", "(result, residuals)")
-        names, paths = (
-            ("the results of fwd", "those of the function"),
-            ("result", "result"),
-        )
+        names = ("the results of fwd", "those of the function")
+        paths = ("result", "result")
         leaves = paired(
             self.__name__,
             found[0],
@@ -120,10 +118,8 @@ class CustomVjp(Custom):
         check_pair(
             self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents"
         )
-        names, paths = (
-            ("the cotangents of bwd", "the arguments"),
-            ("cotangent", "args"),
-        )
+        names = ("the cotangents of bwd", "the arguments")
+        paths = ("cotangent", "args")
         fix = "return for each argument a tree like it, or None for zero"
         leaves = paired(self.__name__, back, moving, names, paths, fix, is_zero)
         pairs = zip(leaves, _tree.quick_leaves(moving), strict=True)

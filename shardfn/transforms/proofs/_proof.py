@@ -184,10 +184,8 @@ def _is_sharded(choice: Choice) -> bool:
 def _prove_captured(
     sample: Sample, captured: Any, choice: Choice, n: int, wanted: Sequence[Any]
 ) -> None:
-    axes, tensors = (
-        MeshAxes(("axis",), (n,)),
-        [*sample.tensors, *captured.closed_over],
-    )
+    axes = MeshAxes(("axis",), (n,))
+    tensors = [*sample.tensors, *captured.closed_over]
     marks = [
         _fit(x, m, n) or ("R",)
         for x, m in zip(sample.call.ins, choice[0], strict=True)

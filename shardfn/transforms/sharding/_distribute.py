@@ -266,10 +266,8 @@ def _whole_shape(
 ) -> tuple[int, ...]:
     """The shape of the whole: of the shards at hand, or of shards all like this one."""
     everyone = all_coordinates(axes) if len(shards) > 1 else []
-    shape, cutting = (
-        list(shards[0].shape),
-        collections.defaultdict[int, list[int]](list),
-    )
+    shape = list(shards[0].shape)
+    cutting = collections.defaultdict[int, list[int]](list)
     for k, mark in enumerate(marks):
         if found := layout.split(mark):
             cutting[found[0]].append(k)
