@@ -147,7 +147,7 @@ ELSEWHERE = {
     "_distribute._check_shards": "called by from_local",
     "_distribute._given_shards": "called by from_local",
     "_distribute._checked_marks": "called by from_local",
-    "_distribute._whole_shape": "called by from_local",
+    "_distribute._check_shape": "called by from_local",
     "argnums.of_signature": "called where a transform is made outside of a trace",
     "argnums.of_call": "called where a call is staged",
     "argnums.refuse_static": "called where a call is staged",

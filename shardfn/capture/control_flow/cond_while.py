@@ -117,11 +117,13 @@ class _Branch(torch.autograd.Function):
         else:
             truth = truth.movedim(in_dims[1], 0)
             pairs = zip(*(body(*consts) for body in bodies), strict=True)
-            outs = tuple(
-                torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
-                for a, b in pairs
-            )
+            outs = tuple(_chosen(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
+
+
+def _chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """For each sample, which are along dim 0, a or b."""
+    return torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
@@ -250,23 +252,22 @@ class _While(torch.autograd.Function):
         """All samples go on until none does; one that is done keeps its values."""
         size, n = info.batch_size, loop.consts
         dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
-        pairs = list(zip(tensors, in_dims[1:], strict=True))
+        pairs = zip(tensors[n:], in_dims[n + 1 :], strict=True)
         init = [
             x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
-            for x, d in pairs[n:]
+            for x, d in pairs
         ]
-        go_on, body = mapped(loop.go_on, dims, size), mapped(loop.body, dims, size)
+        go_on = mapped(loop.go_on, dims, size)
+        body = mapped(loop.body, dims, size)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
-            (truth,) = go_on(*xs)
-            moved = zip(body(*xs), xs[n:], strict=True)
-            return [
-                torch.where(truth.view(-1, *[1] * (new.dim() - 1)), new, old)
-                for new, old in moved
-            ]
+            (truth,) = go_on(*xs)  # (size,)
+            pairs = zip(body(*xs), xs[n:], strict=True)
+            return [_chosen(truth, new, old) for new, old in pairs]
 
-        made = Looped(lambda *xs: [go_on(*xs)[0].any()], step, n, loop.derived)
-        outs = _While.apply(made, *tensors[:n], *init)
+        any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
+        loop_of_all = Looped(any_goes_on, step, n, loop.derived)
+        outs = _While.apply(loop_of_all, *tensors[:n], *init)
         return outs, tuple([0] * len(outs))
 
 

@@ -107,19 +107,15 @@ def _run(
     inner = type(kinds)(body.graph)
     outs = inner.result(ins)
     inner.ask()
-    holders = body.graph.graph.find_nodes(op="placeholder")
-    more = {}
-    for k, holder in enumerate(holders):
+    graph = body.graph.graph
+    needed = {}
+    for k, holder in enumerate(graph.find_nodes(op="placeholder")):
         if k in free and holder in inner.asked:
-            more[k] = NONE.union(*(inner.needs(user) for user in holder.users))
-    (output,) = body.graph.graph.find_nodes(op="output")
+            needed[k] = NONE.union(*(inner.needs(user) for user in holder.users))
+    (output,) = graph.find_nodes(op="output")
     order = [args_of(x)[1] for x in args_of(output)[0]]
-    return [
-        kind
-        for _, kind in sorted(
-            zip(order, outs, strict=True), key=lambda pair: pair[0]
-        )
-    ], more
+    rows = sorted(zip(order, outs, strict=True), key=lambda row: row[0])
+    return [kind for _, kind in rows], needed
 
 
 def _fixed(
@@ -198,19 +194,15 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
     """A rule of the user's is for values of one kind: all that the function and its rule see
     varies, if anything does.
     """
-    bodies = [
-        _body(kinds, x)
-        for x in args_of(node)
-        if isinstance(x, (list, tuple)) and x and _is_left(x[0])
-    ]
-    xs = next(
-        k
-        for k, x in enumerate(args_of(node))
-        if k > 1 and isinstance(x, (list, tuple)) and (not x or not _is_left(x[0]))
-    )
-    given = [*args_of(node)[xs], *(x for body in bodies for x in body.free)]
+    args = args_of(node)
+    rows = [k for k, x in enumerate(args) if isinstance(x, (list, tuple))]
+    left = [k for k in rows if args[k] and _is_left(args[k][0])]
+    inputs = next(k for k in rows if k > 1 and k not in left)
+    bodies = [_body(kinds, args[k]) for k in left]
+    values = [*args[inputs], *(x for body in bodies for x in body.free)]
     every = NONE.union(
-        *(kinds.flat(x) for x in given), *(_run_all(kinds, body) for body in bodies)
+        *(kinds.flat(x) for x in values),
+        *(_run_all(kinds, body) for body in bodies),
     )
     free = {
         (body.node, k): every
@@ -218,14 +210,12 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
         for k in range(len(body.given))
         if body.entered(k) is None
     }
-    entering = {body.node: [every] * len(body.given) for body in bodies}
-    count = max(len(x) for x in args_of(node) if isinstance(x, (list, tuple)))
     return Settled(
-        entering,
-        [every] * count,
-        free,
-        [every] * len(args_of(node)[1]),
-        {xs: [every] * len(args_of(node)[xs])},
+        entering={body.node: [every] * len(body.given) for body in bodies},
+        leaving=[every] * max(len(args[k]) for k in rows),
+        free=free,
+        result=[every] * len(args[1]),
+        brought={inputs: [every] * len(args[inputs])},
     )
 
 

@@ -25,36 +25,28 @@ def is_part(node: torch.fx.Node) -> bool:
 
 def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
     """The kinds of what a mark, a region or an ending makes; None for any other node."""
+    if not is_part(node):
+        return None
     if node.target in (regions.inside, regions.leave):
         return [kinds.flat(x) for x in args_of(node)[0]]
-    if (
-        node.target is not regions.enter
-        and not is_wrap(node)
-        and node.target not in ENDINGS
-    ):
-        return None
     ending = ending_of(node)
     if ending is None:
-        return (
-            [kinds.flat(args_of(node))] * len(node.users)
-            if is_wrap(node)
-            else [kinds.flat(x) for x in args_of(node)[0]]
-        )
-    found = ENDINGS[ending.target](kinds, ending)
+        if is_wrap(node):
+            return [kinds.flat(args_of(node))] * len(node.users)
+        return [kinds.flat(x) for x in args_of(node)[0]]
+    agreed = ENDINGS[ending.target](kinds, ending)
     if node.target in ENDINGS:
-        return found.result
+        return agreed.result
     if node.target is regions.enter:
-        return next(
-            (found.entering[w] for w in _regions_of(node) if w in found.entering),
-            [NONE] * len(args_of(node)[0]),
+        known = [w for w in _regions_of(node) if w in agreed.entering]
+        return (
+            agreed.entering[known[0]] if known else [NONE] * len(args_of(node)[0])
         )
-    (output,) = getattr(kinds.module, args_of(node)[0].target).graph.find_nodes(
-        op="output"
-    )
-    return [
-        found.leaving[args_of(x)[1]] if args_of(x)[1] < len(found.leaving) else NONE
-        for x in args_of(output)[0]
-    ]
+    region = getattr(kinds.module, args_of(node)[0].target)
+    (output,) = region.graph.find_nodes(op="output")
+    positions = [args_of(x)[1] for x in args_of(output)[0]]
+    count = len(agreed.leaving)
+    return [agreed.leaving[k] if k < count else NONE for k in positions]
 
 
 def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:

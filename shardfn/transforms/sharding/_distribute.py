@@ -272,30 +272,33 @@ def _whole_shape(
         if found := layout.split(mark):
             cutting[found[0]].append(k)
     for dim, by in cutting.items():
-        pieces = [
+        sizes = [
             s.shape[dim]
             for s, c in zip(shards, everyone, strict=False)
             if not any(c[k] for k in range(len(c)) if k not in by)
         ]
-        shape[dim] = (
-            sum(pieces)
-            if pieces
-            else shape[dim] * math.prod(axes.sizes[k] for k in by)
-        )
+        ranks = math.prod(axes.sizes[k] for k in by)
+        shape[dim] = sum(sizes) if sizes else shape[dim] * ranks
     for s, c in zip(shards, everyone, strict=False):
-        if tuple(s.shape) != layout.local_shape(shape, marks, axes.sizes, c):
-            needed = (
-                f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of "
-                f"{tuple(shape)}"
-            )
-            raise PlacementError(
-                problem(
-                    "from_local",
-                    f"the shard of rank at {c} has shape {tuple(s.shape)}",
-                    needed=needed,
-                )
-            )
+        _check_shape(s, c, layout.local_shape(shape, marks, axes.sizes, c), shape)
     return tuple(shape)
+
+
+def _check_shape(
+    shard: torch.Tensor,
+    coordinates: tuple[int, ...],
+    local_shape: tuple[int, ...],
+    shape: Sequence[int],
+) -> None:
+    """Check that a rank's shard has the shape that torch.chunk gives it.
+
+    Raises:
+        PlacementError: it has another.
+    """
+    if tuple(shard.shape) != local_shape:
+        got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
+        needed = f"{local_shape}, torch.chunk's share of {tuple(shape)}"
+        raise PlacementError(problem("from_local", got, needed=needed))
 
 
 def full(tree: Any) -> Any:
