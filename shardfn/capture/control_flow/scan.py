@@ -59,18 +59,15 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(scan: Scanned, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         consts, carries, columns = scan.parts(tensors)
-        examples = [
-            *consts,
-            *carries,
-            *(
-                torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
-                for x in columns
-            ),
+        row = [
+            torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
+            for x in columns
         ]
+        examples = [*consts, *carries, *row]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]
         graph, constants = trace.traced(run, examples, "scan", scan.derived)
         move_constants(graph, len(constants), scan.consts)
-        made = Scan(
+        loop = Scan(
             (graph,),
             scan.consts + len(constants),
             scan.carries,
@@ -78,7 +75,7 @@ class _Scan(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(trace.emitted(made, [*consts, *constants, *carries, *columns]))
+        return tuple(trace.emitted(loop, [*consts, *constants, *carries, *columns]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

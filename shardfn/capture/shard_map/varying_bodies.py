@@ -146,16 +146,15 @@ def _free(
 def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = args_of(node)
     body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
-    carry, left, free = _fixed(
-        kinds, body, [kinds.flat(x) for x in init], rows, NONE
-    )
-    kept = [*carry, *left[len(carry) :]]
+    entering = [kinds.flat(x) for x in init]
+    carry, left, free = _fixed(kinds, body, entering, rows, NONE)
+    result = [*carry, *left[len(carry) :]]
     return Settled(
-        {body.node: [*carry, *rows]},
-        kept,
-        _free(body, kinds, free),
-        kept,
-        {1: carry},
+        entering={body.node: [*carry, *rows]},
+        leaving=result,
+        free=_free(body, kinds, free),
+        result=result,
+        brought={1: carry},
     )
 
 
@@ -170,7 +169,7 @@ def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
         for body, (_, _, own) in zip(bodies, found, strict=True)
         for key, axes in _free(body, kinds, own).items()
     }
-    return Settled({}, left, free, left, {})
+    return Settled(entering={}, leaving=left, free=free, result=left, brought={})
 
 
 def _while(kinds: Any, node: torch.fx.Node) -> Settled:
@@ -186,7 +185,11 @@ def _while(kinds: Any, node: torch.fx.Node) -> Settled:
     _refuse_apart([test, body], floor, "while_loop")
     every = {**_free(body, kinds, free), **_free(test, kinds, told)}
     return Settled(
-        {body.node: carry, test.node: carry}, carry, every, carry, {2: carry}
+        entering={body.node: carry, test.node: carry},
+        leaving=carry,
+        free=every,
+        result=carry,
+        brought={2: carry},
     )
 
 
