@@ -256,27 +256,28 @@ def pair(
     Returns:
         (the leaves, None where there is none; the mismatches, a line each).
     """
-    if is_leaf is not None and is_leaf(tree):
+    if is_leaf is not None and (is_leaf(tree) or not is_node(tree)):
         return [tree] * len(quick_leaves((like,))), []
     if not is_node(tree) and not is_node(like):
         return [tree], []
-    at, nothing = path or "the whole tree", [None] * len(quick_leaves((like,)))
-    if is_leaf is not None and not is_node(tree):
-        return [tree] * len(nothing), []
+    at = path or "the whole tree"
     if not _same_kind(tree, like):
-        return nothing, [
-            f"{at}: {names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"
-        ]
-    mine, theirs = dict(_children(tree)), dict(_children(like))
-    if mine.keys() != theirs.keys():
-        return nothing, [f"{at}: {_difference(names[0], list(mine), list(theirs))}"]
-    found: list[Any] = []
+        return _none_paired(like), [f"{at}: {_kinds_text(tree, like, names)}"]
+    children, counterparts = dict(_children(tree)), dict(_children(like))
+    if children.keys() != counterparts.keys():
+        difference = _difference(names[0], list(children), list(counterparts))
+        return _none_paired(like), [f"{at}: {difference}"]
+    matches: list[Any] = []
     wrong: list[str] = []
-    for way, child in theirs.items():
-        leaf, more = pair(mine[way], child, names, path + way, is_leaf)
-        found += leaf
+    for way, counterpart in counterparts.items():
+        below, more = pair(children[way], counterpart, names, path + way, is_leaf)
+        matches += below
         wrong += more
-    return found, wrong
+    return matches, wrong
+
+
+def _none_paired(like: Any) -> list[Any]:
+    return [None] * len(quick_leaves((like,)))
 
 
 def broadcast_prefix(
@@ -324,6 +325,10 @@ def _same_kind(a: Any, b: Any) -> bool:
     return is_node(a) and (
         type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict))
     )
+
+
+def _kinds_text(tree: Any, like: Any, names: tuple[str, str]) -> str:
+    return f"{names[0]} have {_said(tree)}, {names[1]} have {_said(like)}"
 
 
 def _said(x: Any) -> str:

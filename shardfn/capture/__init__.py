@@ -2,7 +2,8 @@
 
 from .capture import Captured, capture
 from .closure.constants import constant_key
-from .closure.reads import Reads, name_of
+from .closure.places import name_of
+from .closure.reads import Reads
 from .modules.call import PureModule
 
 __all__ = ["Captured", "PureModule", "Reads", "capture", "constant_key", "name_of"]

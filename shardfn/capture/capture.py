@@ -15,11 +15,12 @@ import torch
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
 from ..ops import higher_order, placement, shard_map
-from ..types import CONSTANTS, TENSOR, Program, ShapeDtype
+from ..types import CONSTANTS, TENSOR, Program
 from . import annotations as sources
 from .closure import closed_over
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
+from .inputs import Inputs, holding
 from .printing import program_text
 from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
@@ -84,56 +85,60 @@ def capture(
     """
     for part in (placement, endings, shard_map, python_calls):
         part.install()
-    mode, handled = (
-        _compat.fake_mode(),
-        sys.exception(),
-    )  # the user may be calling from an `except`
-    user_fn, (fn, args, kwargs) = fn, _holding(fn, args, kwargs)
-    leaves, treedef = _tree.flatten((args, kwargs))
-    fakes = _fakes(mode, leaves, device, paths, name)
-    tensor_paths = [
-        p for p, x in zip(paths, fakes, strict=True) if isinstance(x, torch.Tensor)
-    ]
-
-    def call(args: Any, kwargs: Any) -> Any:
-        named.begin()
-        return fn(*args, **kwargs), torch.zeros(
-            ()
-        )  # Dynamo makes no graph of a function without any op (torch 2.13)
-
+    mode = _compat.fake_mode()
+    handled = sys.exception()  # the user may be calling from an `except`
+    user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
+    inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
-        tracing, watching, scope = (
-            recording(name, decompositions.table(whole), mode),
-            leaks.swept(),
-            named.scope(mesh, device),
+        graph, outside, out, mesh, reads = _read(
+            fn, inputs, mode, decompositions.table(whole), named.scope(mesh, device)
         )
-        with (
-            _torchs(mode),
-            watching as watched,
-            _compat.unwound(),
-            tracing,
-            scope as names,
-        ):
-            python, read = _compat.capture_python(
-                call, _tree.unflatten(treedef, fakes)
-            )
-            watched.rewind()
-            tensor_classes.refuse_made(python, name)
-            varying.settle(python, name)
-            graph, outside, out = _flatten(
-                python, fakes, treedef, mode, (name, tensor_paths)
-            )
     except ShardError:
         raise
     except Exception as error:
         if own := _own(error, handled):
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
-    outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
+    arguments = dict(zip(paths, inputs.leaves, strict=True))
+    outside = outside.named({"": user_fn, **arguments})
+    return _captured(name, graph, inputs.tensor_paths, out, outside, mesh, reads)
+
+
+def _read(
+    fn: Callable[..., Any],
+    inputs: Inputs,
+    mode: _compat.FakeTensorMode,
+    table: Any,
+    scope: Any,
+) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any, Any, Reads]:
+    """Have Dynamo read a function, and flatten what it has read.
+
+    Returns:
+        (the ATen graph, the tensors that the function closes over, the tree of results, the
+        mesh that the graph depends on or None, what else the function has read).
+    """
+
+    def call(args: Any, kwargs: Any) -> Any:
+        named.begin()
+        # Dynamo makes no graph of a function without any op (torch 2.13)
+        return fn(*args, **kwargs), torch.zeros(())
+
+    name = inputs.name
+    tracing, watching = recording(name, table, mode), leaks.swept()
+    with (
+        _torchs(mode),
+        watching as watched,
+        _compat.unwound(),
+        tracing,
+        scope as names,
+    ):
+        python, read = _compat.capture_python(call, inputs.positional)
+        watched.rewind()
+        tensor_classes.refuse_made(python, name)
+        varying.settle(python, name)
+        graph, outside, out = _flatten(python, inputs, mode)
     mesh = names.mesh if names.uses_mesh else None
-    return _captured(
-        name, graph, tensor_paths, out, outside, mesh, _reads(fn, read, watched)
-    )
+    return graph, outside, out, mesh, _reads(fn, read, watched)
 
 
 def _captured(
@@ -207,39 +212,6 @@ def _program(
     )
 
 
-def _holding(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], Any, Any]:
-    """A function that holds those of its arguments that are objects, which Dynamo takes only
-    where they are closed over.
-    """
-    odd = [i for i, x in enumerate(args) if _is_object(x)]
-    named = {key: x for key, x in kwargs.items() if _is_object(x)}
-    if not odd and not named:
-        return fn, args, kwargs
-
-    def held(*given: Any, **others: Any) -> Any:
-        return fn(
-            *[args[i] if i in odd else x for i, x in enumerate(given)],
-            **{**others, **named},
-        )
-
-    return (
-        held,
-        tuple(None if i in odd else x for i, x in enumerate(args)),
-        {**kwargs, **dict.fromkeys(named)},
-    )
-
-
-def _is_object(x: Any) -> bool:
-    (leaf, *more), _ = _tree.flatten((x, None))
-    return (
-        leaf is x
-        and len(more) == 1
-        and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
-    )
-
-
 def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
@@ -294,79 +266,57 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
         )
 
 
-def _fakes(
-    mode: _compat.FakeTensorMode,
-    leaves: list[Any],
-    device: str,
-    paths: list[str],
-    name: str,
-) -> list[Any]:
-    strides.refuse_unstrided(name, leaves, paths)
-    return [_fake(mode, leaf, device) for leaf in leaves]
-
-
-def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
-    if isinstance(leaf, ShapeDtype):
-        with mode:
-            return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    with mode:
-        return torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
-        )
-
-
 def _flatten(
-    python: torch.fx.GraphModule,
-    fakes: list[Any],
-    treedef: Any,
-    mode: _compat.FakeTensorMode,
-    names: tuple[str, list[str]],
+    python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
 ) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree
     with TENSOR for tensors.
     """
-    tensors = [x for x in fakes if isinstance(x, torch.Tensor)]
-    positional = _tree.unflatten(treedef, fakes)
-    codegen = python.graph._codegen
+    name, tensors = inputs.name, inputs.tensors
+    positional = inputs.positional
     outside = _entering(python, tensors, positional)
-    result: list[Any] = []
+    results: list[Any] = []
     ends: set[int] = set()
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
-        mine = {
-            id(x): v
-            for x, v in zip((*tensors, *outside.tensors), values, strict=True)
-        }
-        traced = codegen.process_inputs(
-            *_tree.tree_map(lambda x: mine.get(id(x), x), positional)
-        )
-        outputs = Replay(python).run(
-            *(mine.get(id(x), x) for x in traced), enable_io_processing=False
-        )
-        out, _ = _compat.python_results(python, outputs)
-        tensor_classes.refuse_results(out, names[0])
-        result[:] = [
-            _tree.tree_map(
-                lambda x: TENSOR if isinstance(x, torch.Tensor) else x, out
-            )
-        ]
-        results = [x for x in _tree.leaves(out) if isinstance(x, torch.Tensor)]
-        ends.update(closed_over.reached_from(results))
-        return results
+        pairs = zip((*tensors, *outside.tensors), values, strict=True)
+        out = _replayed(python, positional, {id(x): v for x, v in pairs})
+        tensor_classes.refuse_results(out, name)
+        results[:] = [_tree.tree_map(_mark_tensor, out)]
+        leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
+        ends.update(closed_over.reached_from(leaves))
+        return leaves
 
-    _refuse_closed_over(outside.tensors, names[0])
-    stand_ins = [
-        mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
-        for x in outside.tensors
-    ]
-    graph = functional(flat, [*tensors, *stand_ins], *names)
+    _refuse_closed_over(outside.tensors, name)
+    stand_ins = [_stand_in(x, mode) for x in outside.tensors]
+    graph = functional(flat, [*tensors, *stand_ins], name, inputs.tensor_paths)
     higher_order.fold(graph)
-    constants = lifted_constants(graph, mode, names[0])
-    tensor_classes.refuse_fakes([*outside.tensors, *constants], names[0])
-    outside = outside.traced(stand_ins, ends, constants)
-    return graph, outside, result[0]
+    constants = lifted_constants(graph, mode, name)
+    tensor_classes.refuse_fakes([*outside.tensors, *constants], name)
+    return graph, outside.traced(stand_ins, ends, constants), results[0]
+
+
+def _replayed(
+    python: torch.fx.GraphModule, positional: Any, values: dict[int, torch.Tensor]
+) -> Any:
+    """What Dynamo's graph returns, with values for the tensors of these ids."""
+    arguments = _tree.tree_map(lambda x: values.get(id(x), x), positional)
+    entering = python.graph._codegen.process_inputs(*arguments)
+    outputs = Replay(python).run(
+        *(values.get(id(x), x) for x in entering), enable_io_processing=False
+    )
+    out, _ = _compat.python_results(python, outputs)
+    return out
+
+
+def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
+    """A fake tensor like one that is closed over."""
+    return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
+
+
+def _mark_tensor(x: Any) -> Any:
+    """TENSOR for a tensor."""
+    return TENSOR if isinstance(x, torch.Tensor) else x
 
 
 def _entering(

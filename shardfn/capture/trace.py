@@ -19,9 +19,9 @@ from ..errors import CaptureError, problem
 from ..ops.loops import Loop, inner_nodes, shapes_of
 from . import annotations as sources
 from .checkpoint.recompute import recompute
-from .control_flow import scan_residuals
+from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
-from .refusals.explain import refuse_collectives, refuse_mutation
+from .refusals.effects import refuse_collectives, refuse_mutation
 from .rewrites import strides
 
 
@@ -139,7 +139,7 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
     """
     scan_residuals.simplify(graph)
     out = recompute(graph)
-    scan_residuals.trim(out)
+    trim_loops.trim(out)
     return out
 
 

@@ -1,15 +1,17 @@
 """The transforms: one family per file."""
 
 from ._compose import compose
-from ._control_flow import cond, map, scan, while_loop
+from ._cond_while import cond, while_loop
 from ._functionalize import functionalize
 from ._jit import jit
+from ._scan import map, scan
 from ._vmap import vmap
 from .derivatives import checkpoint_policies
 from .derivatives._accumulate import accumulate
 from .derivatives._bucketed_grad import bucketed_grad
 from .derivatives._checkpoint import checkpoint, checkpoint_name
-from .derivatives._custom import custom_jvp, custom_vjp
+from .derivatives._custom_jvp import custom_jvp
+from .derivatives._custom_vjp import custom_vjp
 from .derivatives._grad import grad, value_and_grad
 from .derivatives._jacobian import hessian, jacfwd, jacrev
 from .derivatives._residuals import Residual, Residuals, saved_residuals

@@ -117,10 +117,8 @@ def check_names(
     Raises:
         TreeError: naming those that lack or are too many.
     """
-    missing, extra = (
-        [k for k in wanted if k not in got],
-        [k for k in got if k not in wanted],
-    )
+    missing = [k for k in wanted if k not in got]
+    extra = [k for k in got if k not in wanted]
     if missing or extra:
         lines = [
             f"{label} {', '.join(keys)}"
@@ -194,24 +192,31 @@ def functionalize(
     stand_ins = {id(x): _stand_in(x) for _, x in tensors}
     shadow = copies.copied(module, dict(stand_ins))
     name = f"functionalize({type(shadow).__name__})"
-    own = {id(stand_ins[id(x)]): x.detach().clone() for _, x in tensors}
-    by_stand_in = {id(stand_ins[id(x)]): x for _, x in tensors}
-    frozen = frozen_names(shadow)
+    originals = {id(stand_ins[id(x)]): x for _, x in tensors}
+    params, buffers = _values(shadow, originals)
     named = dict(shadow.named_parameters())
-    params = {path: own[id(x)] for path, x in named.items() if path not in frozen}
-    buffers = {path: own[id(x)] for path, x in shadow.named_buffers()}
-    buffers |= {path: own[id(x)] for path, x in named.items() if path in frozen}
-    hooks = {
-        path: found
-        for path in params
-        if (found := hooks_of(name, path, by_stand_in[id(named[path])]))
-    }
+    hooks = {}
+    for path in params:
+        if of_path := hooks_of(name, path, originals[id(named[path])]):
+            hooks[path] = of_path
     pure = PureModule(name, shadow, hooks)
-    return (
-        Functional((shadow,), pure, (tuple(params), tuple(buffers))),
-        params,
-        buffers,
-    )
+    names = (tuple(params), tuple(buffers))
+    return Functional((shadow,), pure, names), params, buffers
+
+
+def _values(
+    shadow: torch.nn.Module, originals: dict[int, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Detached copies of the parameters that require grad, and of all others with the buffers,
+    by name; `originals` has the module's tensor for the id of each stand-in.
+    """
+    values = {key: x.detach().clone() for key, x in originals.items()}
+    frozen = frozen_names(shadow)
+    params, frozen_params = {}, {}
+    for path, x in shadow.named_parameters():
+        (frozen_params if path in frozen else params)[path] = values[id(x)]
+    buffers = {path: values[id(x)] for path, x in shadow.named_buffers()}
+    return params, buffers | frozen_params
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:

@@ -40,44 +40,50 @@ class Vmap(Transformed):
         mapped.outs, mapped.name = self.out_axes, where
         axes = spread(where, "in_axes", self.in_axes, args, "args")
         leaves = _tree.quick_leaves(args)
-        size = batch_size(
-            where,
-            tuple(_tree.quick_paths(args, "args")),
-            kinds(leaves),
-            tuple(axes),
-            self.axis_size,
-        )
+        paths = tuple(_tree.quick_paths(args, "args"))
+        size = batch_size(where, paths, kinds(leaves), tuple(axes), self.axis_size)
         pairs = [
             (x, d)
             for x, d in zip(leaves, axes, strict=True)
             if isinstance(x, torch.Tensor)
         ]
-        tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
-        if self.spmd_axis is not None:
-            axis_names.check_placed(
-                f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,)
-            )
-            tensors = [
-                x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs
-            ]
-        if self.axis_name is not None:
-            numbers = torch.arange(size, device=axis_names.device())
-            named_fn = _Naming(mapped, self.axis_name, size)
-            stacked, shared = torch.func.vmap(
-                named_fn, in_dims=(0, *dims), out_dims=(0, None)
-            )(numbers, *tensors)
-        elif all(d is None for d in dims):
-            stacked, shared = mapped(*tensors)
-            stacked = tuple(
-                [x.unsqueeze(0).expand(size, *x.shape) for x in stacked]
-            )
-        else:
-            stacked, shared = torch.func.vmap(
-                mapped, in_dims=tuple(dims), out_dims=(0, None)
-            )(*tensors)
+        tensors = self.sharded(where, pairs)
+        dims = tuple([d for _, d in pairs])
+        stacked, shared = self.batched(mapped, tensors, dims, size)
         if self.spmd_axis is not None:
             stacked = tuple([cut(x, 0, self.spmd_axis) for x in stacked])
         return mapped.batched(size, iter(stacked), iter(shared))
+
+    def sharded(
+        self, where: str, pairs: list[tuple[torch.Tensor, int | None]]
+    ) -> list[torch.Tensor]:
+        """Tensors, each given with its mapped dim, sharded on that dim over `spmd_axis`."""
+        if self.spmd_axis is None:
+            return [x for x, _ in pairs]
+        axis_names.check_placed(f"{where}, spmd_axis", "", (self.spmd_axis,))
+        return [x if d is None else cut(x, d, self.spmd_axis) for x, d in pairs]
+
+    def batched(
+        self,
+        mapped: Mapped,
+        tensors: list[torch.Tensor],
+        dims: tuple[int | None, ...],
+        size: int,
+    ) -> Any:
+        """(the results of all samples, stacked along dim 0; those that all samples share)."""
+        if self.axis_name is not None:
+            numbers = torch.arange(size, device=axis_names.device())  # (size,)
+            named_fn = _Naming(mapped, self.axis_name, size)
+            over_samples = torch.func.vmap(
+                named_fn, in_dims=(0, *dims), out_dims=(0, None)
+            )
+            return over_samples(numbers, *tensors)
+        if all(d is None for d in dims):
+            out, shared = mapped(*tensors)
+            stacked = [x.unsqueeze(0).expand(size, *x.shape) for x in out]
+            return tuple(stacked), shared
+        over_samples = torch.func.vmap(mapped, in_dims=dims, out_dims=(0, None))
+        return over_samples(*tensors)
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, innermost(self.fn))

@@ -138,21 +138,23 @@ ELSEWHERE = {
     "_bucketed_grad.bucketed_grad": "skipped in a trace, where wishes_text checks",
     "_bucket_options._refuse_kinds": "called by wishes_text",
     "_bucket_options._dtype_name": "called by wishes_text",
-    "_bucket_options._ignored": "called by wishes_text",
+    "_bucket_options._refuse_unfit": "called by wishes_text",
     "_residuals.refuse_none": "saved_residuals is refused in a trace",
     "_functionalize._refuse": "functionalize is refused in a trace",
     "_check._differ": "check is refused in a trace",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",
     "_distribute._check_shards": "called by from_local",
-    "_distribute.from_local": "refused in a trace",
-    "_distribute._whole_shape": "called by from_local",
+    "_distribute._given_shards": "called by from_local",
+    "_distribute._checked_marks": "called by from_local",
+    "_distribute._check_shape": "called by from_local",
     "argnums.of_signature": "called where a transform is made outside of a trace",
     "argnums.of_call": "called where a call is staged",
     "argnums.refuse_static": "called where a call is staged",
     "argnums._refuse_both": "called by of_signature and of_call",
 }
-MODULES_ELSEWHERE = ("_rule", "_proof")  # rules are registered outside of functions
+# rules are registered outside of functions
+MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
 
 
 def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> (

@@ -7,8 +7,6 @@ compared only where that fails.
 
 from __future__ import annotations
 
-import os
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,17 +15,20 @@ import torch
 
 from ... import _compat
 from .constants import constant_key, is_constant
+from .places import (
+    MISSING,
+    Path,
+    asks_world,
+    home_of,
+    is_closed,
+    is_fixed,
+    is_library,
+    own_names,
+    root_of,
+    step_to,
+    value_at,
+)
 
-Path = tuple[Any, ...]
-LIBRARIES = ("torch", "shardfn", "optree", "attr", "attrs", "numpy")
-STANDARD = os.path.dirname(os.__file__)
-MISSING = (
-    KeyError,
-    IndexError,
-    AttributeError,
-    ValueError,
-    TypeError,
-)  # what a place that is gone raises
 SOFT = {  # guards that any object of the same type passes, if what is read of it is the same
     "TYPE_MATCH",
     "SEQUENCE_LENGTH",
@@ -42,11 +43,6 @@ SOFT = {  # guards that any object of the same type passes, if what is read of i
 SETTINGS = (
     torch.is_grad_enabled,
 )  # functions whose answer is a constant of the program
-WORLD = (
-    "torch.distributed",
-    "shardfn.world",
-    "shardfn.mesh",
-)  # modules whose functions ask about the world
 
 
 class Reads:
@@ -63,12 +59,10 @@ class Reads:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
-        self.fixed: set[Path] = (
-            set()
-        )  # places that hold the same object as long as what they are in lives
-        self.answers: dict[
-            Path, list[tuple[str, Any, Any]]
-        ] = {}  # guard, its key, what it found
+        # places that hold the same object as long as what they are in lives
+        self.fixed: set[Path] = set()
+        # guard, its key, what it found
+        self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}
         for read in reads:
             self._note(read)
         self.check = self._compiled()
@@ -88,19 +82,19 @@ class Reads:
         """Look a place up; whether it is there, and not inside a library."""
         (kind, to), before = path[-1], path[:-1]
         if not before:
-            value, fixed = _root(kind, to, self.fn), True
-            if value is None or _is_closed(value):
+            value, fixed = root_of(kind, to, self.fn), True
+            if value is None or is_closed(value):
                 return False
         else:
             x = self.values[before]
-            if _is_library(x) and not isinstance(x, types.ModuleType):
+            if is_library(x) and not isinstance(x, types.ModuleType):
                 return False
             try:
-                value = _step(x, kind, to)
+                value = step_to(x, kind, to)
             except MISSING:
                 return False
-            fixed = _is_library(x) or _is_fixed(x, kind, to, value)
-        self.asks_world |= _asks_world(value)
+            fixed = is_library(x) or is_fixed(x, kind, to, value)
+        self.asks_world |= asks_world(value)
         self.values[path] = value
         self.fixed |= {path} if fixed else set()
         return True
@@ -118,7 +112,7 @@ class Reads:
         terms: dict[Any, str] = {}
         for path, value in self.values.items():
             if path not in self.fixed:
-                owner, kind, to = _home(self.values[path[:-1]], *path[-1])
+                owner, kind, to = home_of(self.values[path[:-1]], *path[-1])
                 terms.setdefault(
                     (id(owner), kind, repr(to)),
                     _identity(owner, kind, to, value, bound),
@@ -150,10 +144,11 @@ class Reads:
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
-            if len(path) > 1 and path[:-1] not in now:
+            before, last = path[:-1], path[-1]
+            if before and before not in now:
                 continue  # what it is in has changed already
             try:
-                new = old if len(path) == 1 else _step(now[path[:-1]], *path[-1])
+                new = step_to(now[before], *last) if before else old
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
                 alike = alike and all(
@@ -185,7 +180,7 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
     reads: list[_compat.Read] = []
     for fn in functions:
         fn = getattr(fn, "__func__", fn)
-        if isinstance(fn, types.FunctionType) and not _is_library(fn):
+        if isinstance(fn, types.FunctionType) and not is_library(fn):
             reads += [
                 _compat.Read(path, "CONSTANT_MATCH", None) for path in _held(fn)
             ]
@@ -202,130 +197,7 @@ def _held(fn: types.FunctionType) -> list[Path]:
         (*cells, ("item", i), ("cell", name))
         for i, name in enumerate(code.co_freevars)
     ]
-    return [path for path in paths if is_constant(_at(path))]
-
-
-def _at(path: Path) -> Any:
-    """What is at a place; a list, which is no constant, where there is nothing."""
-    x = _root(*path[0], None)
-    try:
-        for step in path[1:]:
-            x = _step(x, *step)
-    except MISSING:
-        return []
-    return x
-
-
-def name_of(path: Path) -> str:
-    """How the user calls a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
-    text = ""
-    for kind, to in path:
-        if kind == "attr" and not (
-            to in ("__self__", "held", "fn", "func") or (to == "__dict__")
-        ):
-            text += f".{to}" if text else str(to)
-        elif kind == "cell":
-            text = str(to)
-        elif kind in ("item", "value"):
-            text += (
-                f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
-            )
-    return text.strip(".") or "something that it closes over"
-
-
-def _root(kind: str, to: Any, fn: Any) -> Any:
-    if kind == "fn":
-        return fn
-    return sys.modules.get(to) if kind == "module" else to.held
-
-
-def _is_library(x: Any) -> bool:
-    """Whether an object is code of a library: what it reads is a constant by contract."""
-    if isinstance(x, types.ModuleType):
-        return _is_library_name(x.__name__)
-    if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
-        return _is_library_name(getattr(x, "__module__", None) or "builtins")
-    return False
-
-
-def _is_closed(x: Any) -> bool:
-    """Whether a path that begins at a module is a library's own; torch.nn's may read settings."""
-    return (
-        isinstance(x, types.ModuleType)
-        and _is_library(x)
-        and not x.__name__.startswith("torch.nn.")
-    )
-
-
-def _is_library_name(name: str) -> bool:
-    top = name.partition(".")[0]
-    if top not in sys.stdlib_module_names:
-        return top in LIBRARIES
-    file = getattr(
-        sys.modules.get(top), "__file__", None
-    )  # a script of the user's may be called code.py
-    return file is None or file.startswith(STANDARD)
-
-
-def _asks_world(x: Any) -> bool:
-    """Whether an object is a function, a class or a module that tells of the world or the mesh."""
-    if isinstance(x, types.ModuleType):
-        return False
-    if not isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
-        return False
-    return (getattr(x, "__module__", None) or "").startswith(WORLD)
-
-
-def _step(x: Any, kind: str, to: Any) -> Any:
-    """What is reached from an object by one step."""
-    if kind == "attr":
-        names = _names(x)
-        return names[to] if to in names else getattr(x, to)
-    if kind in ("item", "value"):
-        if kind == "value":
-            to = list(dict.keys(x))[to]
-        return dict.__getitem__(x, to) if isinstance(x, dict) else x[to]
-    return OTHER_STEPS[kind](x, to)
-
-
-OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
-    "cell": lambda x, to: x.cell_contents,
-    "closure": lambda x, to: x.__closure__,
-    "key": lambda x, to: list(dict.keys(x))[to],
-    "type": lambda x, to: type(x),
-    "typedict": lambda x, to: x.__dict__,
-    "mro": lambda x, to: x.__mro__,
-    "array": lambda x, to: x,
-}
-
-
-def _names(x: Any) -> Any:
-    """The attributes that an object holds itself."""
-    names = getattr(x, "__dict__", None)
-    return names if isinstance(names, (dict, types.MappingProxyType)) else {}
-
-
-def _is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
-    """Whether a step from the same object leads to the same object at all times."""
-    if kind in ("closure", "type", "typedict", "mro", "array"):
-        return True
-    if kind in ("item", "value"):
-        return type(x) is tuple
-    if kind == "attr" and isinstance(x, types.MethodType):
-        return to in ("__self__", "__func__")
-    if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
-        return True  # torch puts hooks into the dict, and never another dict in its place
-    ours = (type(x).__module__ or "").startswith("shardfn.")
-    unstable = (
-        kind == "attr" and to not in _names(x) and getattr(x, to) is not value
-    )  # a method
-    return (ours and not isinstance(x, types.ModuleType)) or unstable
-
-
-def _home(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
-    """Where an attribute is held: as an item of a dict of attributes, where there is one."""
-    names = _names(x) if kind == "attr" else {}
-    return (names, "item", to) if to in names else (x, kind, to)
+    return [path for path in paths if is_constant(value_at(path))]
 
 
 def _identity(
@@ -345,7 +217,7 @@ def _identity(
             else f"dict.__getitem__({owner}, {bound(to)})"
         )
         return f"{found} is {expected}"
-    return f"{bound(_step)}({owner}, {kind!r}, {to!r}) is {expected}"
+    return f"{bound(step_to)}({owner}, {kind!r}, {to!r}) is {expected}"
 
 
 def _answer(x: Any, kind: str, key: Any) -> Any:
@@ -361,7 +233,7 @@ def _answer(x: Any, kind: str, key: Any) -> Any:
     if kind in CONTAINS:
         return key in x
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
-        return key in _names(x)
+        return key in own_names(x)
     if kind == "HASATTR":
         return hasattr(x, key)
     return frozenset(x) if isinstance(x, set) else None
@@ -394,7 +266,7 @@ def _test(
     if kind in CONTAINS:
         return f"({bound(key)} in {name}) is {answer}"
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
-        return f"({bound(key)} in {bound(_names(x))}) is {answer}"
+        return f"({bound(key)} in {bound(own_names(x))}) is {answer}"
     if kind == "HASATTR":
         return f"hasattr({name}, {key!r}) is {answer}"
     return f"{name} == {bound(answer)}"

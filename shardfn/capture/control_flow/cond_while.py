@@ -117,11 +117,13 @@ class _Branch(torch.autograd.Function):
         else:
             truth = truth.movedim(in_dims[1], 0)
             pairs = zip(*(body(*consts) for body in bodies), strict=True)
-            outs = tuple(
-                torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
-                for a, b in pairs
-            )
+            outs = tuple(_chosen(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
+
+
+def _chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """For each sample, which are along dim 0, a or b."""
+    return torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
@@ -167,6 +169,25 @@ class Looped:
     body: Body
     consts: int
     derived: bool = False
+
+
+def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
+    """The loop of values and tangents together; sizes are those of its constants, their
+    tangents, its carries and their tangents.
+    """
+    n, tangents_of_consts, carries, _ = sizes
+    pushed = _with_tangents(loop.body, n + carries, [])
+
+    def body(*xs: torch.Tensor) -> list[torch.Tensor]:
+        consts, of_consts, carries, of_carries = split(xs, sizes)
+        dots = pushed(*consts, *carries, *of_consts, *of_carries)
+        return [*loop.body(*consts, *carries), *dots]
+
+    def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        consts, _, carries, _ = split(xs, sizes)
+        return loop.go_on(*consts, *carries)
+
+    return Looped(go_on, body, n + tangents_of_consts, derived=True)
 
 
 class _While(torch.autograd.Function):
@@ -217,52 +238,36 @@ class _While(torch.autograd.Function):
             torch.zeros_like(x) if t is None and is_float(x) else t
             for x, t in zip(tensors, tangents, strict=True)
         ]
-        n, along = (
-            loop.consts,
-            [
-                [t for t in part if t is not None]
-                for part in (dots[: loop.consts], dots[loop.consts :])
-            ],
-        )
-        sizes = (n, len(along[0]), len(tensors) - n, len(along[1]))
-
-        def body(*xs: torch.Tensor) -> list[torch.Tensor]:
-            consts, of_consts, carries, of_carries = split(xs, sizes)
-            moved = _with_tangents(loop.body, len(tensors), [])(
-                *consts, *carries, *of_consts, *of_carries
-            )
-            return [*loop.body(*consts, *carries), *moved]
-
-        def go_on(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
-            consts, _, carries, _ = split(xs, sizes)
-            return loop.go_on(*consts, *carries)
-
-        made = Looped(go_on, body, n + len(along[0]), derived=True)
-        outs = _While.apply(made, *tensors[:n], *along[0], *tensors[n:], *along[1])
-        return tuple(spread(tensors[n:], outs[len(tensors) - n :]))
+        n = loop.consts
+        consts, carries = tensors[:n], tensors[n:]
+        of_consts = [t for t in dots[:n] if t is not None]
+        of_carries = [t for t in dots[n:] if t is not None]
+        sizes = (n, len(of_consts), len(carries), len(of_carries))
+        both = _while_with_tangents(loop, sizes)
+        outs = _While.apply(both, *consts, *of_consts, *carries, *of_carries)
+        return tuple(spread(carries, outs[len(carries) :]))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
         """All samples go on until none does; one that is done keeps its values."""
         size, n = info.batch_size, loop.consts
         dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
-        pairs = list(zip(tensors, in_dims[1:], strict=True))
+        pairs = zip(tensors[n:], in_dims[n + 1 :], strict=True)
         init = [
             x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
-            for x, d in pairs[n:]
+            for x, d in pairs
         ]
-        go_on, body = mapped(loop.go_on, dims, size), mapped(loop.body, dims, size)
+        go_on = mapped(loop.go_on, dims, size)
+        body = mapped(loop.body, dims, size)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
-            (truth,) = go_on(*xs)
-            moved = zip(body(*xs), xs[n:], strict=True)
-            return [
-                torch.where(truth.view(-1, *[1] * (new.dim() - 1)), new, old)
-                for new, old in moved
-            ]
+            (truth,) = go_on(*xs)  # (size,)
+            pairs = zip(body(*xs), xs[n:], strict=True)
+            return [_chosen(truth, new, old) for new, old in pairs]
 
-        made = Looped(lambda *xs: [go_on(*xs)[0].any()], step, n, loop.derived)
-        outs = _While.apply(made, *tensors[:n], *init)
+        any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
+        loop_of_all = Looped(any_goes_on, step, n, loop.derived)
+        outs = _While.apply(loop_of_all, *tensors[:n], *init)
         return outs, tuple([0] * len(outs))
 
 

@@ -7,8 +7,8 @@ every order is again one op with a graph inside.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -59,18 +59,15 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(scan: Scanned, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         consts, carries, columns = scan.parts(tensors)
-        examples = [
-            *consts,
-            *carries,
-            *(
-                torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
-                for x in columns
-            ),
+        row = [
+            torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
+            for x in columns
         ]
+        examples = [*consts, *carries, *row]
         run = lambda *xs: [*scan.body(*xs), *scan.parts(xs)[1]]
         graph, constants = trace.traced(run, examples, "scan", scan.derived)
         move_constants(graph, len(constants), scan.consts)
-        made = Scan(
+        loop = Scan(
             (graph,),
             scan.consts + len(constants),
             scan.carries,
@@ -78,7 +75,7 @@ class _Scan(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(trace.emitted(made, [*consts, *constants, *carries, *columns]))
+        return tuple(trace.emitted(loop, [*consts, *constants, *carries, *columns]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -91,10 +88,8 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        tensors, entered = (
-            ctx.saved_tensors[: ctx.count],
-            ctx.saved_tensors[ctx.count :],
-        )
+        tensors = ctx.saved_tensors[: ctx.count]
+        entered = ctx.saved_tensors[ctx.count :]
         return None, *_pulled(ctx.scan, tensors, entered, cotangents)
 
     @staticmethod
@@ -106,73 +101,181 @@ class _Scan(torch.autograd.Function):
         return _batched(scan, info.batch_size, in_dims[1:], tensors)
 
 
+class _OfResults(NamedTuple):
+    """What belongs to the results of a scan: a cotangent for each, or None."""
+
+    ends: Sequence[torch.Tensor | None]  # of the carries after the last step
+    ys: Sequence[torch.Tensor | None]  # of the stacked results
+    entered: Sequence[torch.Tensor | None]  # of the stacked carries that entered
+
+
+def _of_results(scan: Scanned, cotangents: Any) -> _OfResults:
+    """The cotangents of a scan's results, in their three parts."""
+    ends, rest = cotangents[: scan.carries], cotangents[scan.carries :]
+    start = len(rest) - scan.carries
+    return _OfResults(ends, rest[:start], rest[start:])
+
+
+def _available(xs: Sequence[Any | None]) -> list[int]:
+    """The positions of what is not None."""
+    return [k for k, x in enumerate(xs) if x is not None]
+
+
+@attrs.frozen(eq=False)
+class _Transposed:
+    """The body of a transposed scan. Its constants are those of the scan, its carries the
+    cotangents of the constants so far and of the carries after the step, and its rows the
+    carries that entered the step, the scan's rows, and the cotangents that there are.
+    """
+
+    scan: Scanned
+    consts: int
+    floating_consts: int
+    floating_carries: int
+    rows: int
+    ys: list[int]  # the results that have a cotangent
+    entered: list[int]  # the stacked carries that have one
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        sizes = (
+            self.consts,
+            self.floating_consts,
+            self.floating_carries,
+            self.scan.carries,
+            self.rows,
+            len(self.ys),
+            len(self.entered),
+        )
+        consts, sums, of_after, carries, rows, of_ys, of_entered = split(xs, sizes)
+        primals = [*consts, *carries, *rows]
+        with sources.kept():
+            results = self.results_of(primals)
+            pull = torch.func.vjp(results, *floats_of(primals))[1]
+            of_consts, of_carries, of_rows = split(
+                pull((*of_after, *of_ys)), self.counts(rows)
+            )
+            for k, g in zip(self.entered, of_entered, strict=True):
+                position = len(floats_of(carries[:k]))
+                of_carries[position] = of_carries[position] + g
+            totals = [s + g for s, g in zip(sums, of_consts, strict=True)]
+            return [*totals, *of_carries, *of_rows]
+
+    def transposed(self) -> Scanned:
+        """The transposed scan."""
+        return Scanned(
+            self,
+            self.consts,
+            self.floating_consts + self.floating_carries,
+            self.scan.length,
+            not self.scan.reverse,
+            (self.consts, self.scan.carries, self.rows),
+            derived=True,
+        )
+
+    def counts(self, rows: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+        """How many cotangents there are of constants, of carries and of these rows."""
+        return self.floating_consts, self.floating_carries, len(floats_of(rows))
+
+    def results_of(
+        self, primals: Sequence[torch.Tensor]
+    ) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The step's floating carries and the results that have a cotangent, as a function of
+        its floating inputs.
+        """
+
+        def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outs = self.scan.body(*filled(primals, floats))
+            carries = floats_of(outs[: self.scan.carries])
+            ys = [outs[self.scan.carries + k] for k in self.ys]
+            wanted = (*carries, *ys)
+            sources.follow_backward((x.grad_fn for x in wanted), {})
+            return wanted
+
+        return run
+
+
 def _pulled(
     scan: Scanned, tensors: Any, entered: Any, cotangents: Any
 ) -> list[torch.Tensor | None]:
     """The cotangents of a scan's inputs: a scan from the last row to the first."""
     consts, init, columns = scan.parts(tensors)
-    ends, rest = cotangents[: scan.carries], cotangents[scan.carries :]
-    ys, of_entered = (
-        rest[: len(rest) - scan.carries],
-        rest[len(rest) - scan.carries :],
-    )
-    begin = [
+    of_ends, of_ys, of_entered = _of_results(scan, cotangents)
+    last = [
         torch.zeros_like(c) if g is None else g
-        for c, g in zip(init, ends, strict=True)
+        for c, g in zip(init, of_ends, strict=True)
         if is_float(c)
     ]
-    given = [k for k, g in enumerate(ys) if g is not None]
-    again = [k for k, g in enumerate(of_entered) if g is not None]
-    nc, nf, ni = len(consts), len(floats_of(consts)), len(floats_of(init))
-
-    def body(*xs: torch.Tensor) -> list[torch.Tensor]:
-        sizes = (nc, nf, ni, scan.carries, len(columns), len(given), len(again))
-        constants, sums, back, carries, rows, of_ys, more = split(xs, sizes)
-        like = [*constants, *carries, *rows]
-
-        def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            outs = scan.body(*filled(like, floats))
-            wanted = [
-                *floats_of(outs[: scan.carries]),
-                *(outs[scan.carries + k] for k in given),
-            ]
-            sources.follow_backward((x.grad_fn for x in wanted), {})
-            return tuple(wanted)
-
-        with sources.kept():
-            pull = torch.func.vjp(run, *floats_of(like))[1]
-            found = pull((*back, *of_ys))
-            of_consts, of_carries, of_rows = split(
-                found, (nf, ni, len(floats_of(rows)))
-            )
-            where = [sum(is_float(c) for c in carries[:k]) for k in again]
-            for k, g in zip(where, more, strict=True):
-                of_carries[k] = of_carries[k] + g
-            return [
-                *(s + g for s, g in zip(sums, of_consts, strict=True)),
-                *of_carries,
-                *of_rows,
-            ]
-
-    made = Scanned(
-        body,
-        nc,
-        nf + ni,
-        scan.length,
-        not scan.reverse,
-        (nc, scan.carries, len(columns)),
-        derived=True,
+    step = _Transposed(
+        scan,
+        consts=len(consts),
+        floating_consts=len(floats_of(consts)),
+        floating_carries=len(last),
+        rows=len(columns),
+        ys=_available(of_ys),
+        entered=_available(of_entered),
     )
-    zeros = [torch.zeros_like(c) for c in floats_of(consts)]
-    more = [*(ys[k] for k in given), *(of_entered[k] for k in again)]
-    outs = _Scan.apply(made, *consts, *zeros, *begin, *entered, *columns, *more)
-    of_consts, of_init, of_columns = split(
-        outs, (nf, ni, len(floats_of(columns))), loose=True
+    sums = [torch.zeros_like(c) for c in floats_of(consts)]
+    given = [g for g in (*of_ys, *of_entered) if g is not None]
+    outs = _Scan.apply(
+        step.transposed(), *consts, *sums, *last, *entered, *columns, *given
     )
+    counts = step.counts(columns)
+    of_consts, of_init, of_columns = split(outs, counts, loose=True)
     return [
         *spread(consts, of_consts),
         *spread(init, of_init),
         *spread(columns, of_columns),
+    ]
+
+
+@attrs.frozen(eq=False)
+class _WithTangents:
+    """The body of a scan of values and tangents together. Its constants, carries and rows are
+    those of the scan, each part followed by the tangents of its floating ones.
+    """
+
+    scan: Scanned
+    sizes: tuple[int, ...]  # of the six parts
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        consts, of_consts, carries, of_carries, rows, of_rows = split(
+            xs, self.sizes
+        )
+        primals = [*consts, *carries, *rows]
+        tangents = (*of_consts, *of_carries, *of_rows)
+        outs, dots = self.pushed(primals, tangents)
+        count = self.scan.carries
+        floating = len(floats_of(outs[:count]))
+        return [*outs[:count], *dots[:floating], *outs[count:], *dots[floating:]]
+
+    def pushed(
+        self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+        """What the scan's body returns, and the tangents of the floating ones."""
+        floating = list[bool]()
+
+        def run(*floats: torch.Tensor) -> Any:
+            outs = self.scan.body(*filled(primals, floats))
+            floating[:] = [is_float(x) for x in outs]
+            return tuple(floats_of(outs)), tuple(x for x in outs if not is_float(x))
+
+        values, dots, others = _compat.jvp(
+            run, tuple(floats_of(primals)), tangents, has_aux=True
+        )
+        feeds = iter(others), iter(values)
+        return [next(feeds[f]) for f in floating], dots
+
+
+def _tangents_of(
+    scan: Scanned, tensors: Any, tangents: Any
+) -> list[list[torch.Tensor]]:
+    """The tangents of the floating constants, carries and rows; zeros for None."""
+    dots = [
+        torch.zeros_like(x) if t is None and is_float(x) else t
+        for x, t in zip(tensors, tangents, strict=True)
+    ]
+    return [
+        floats_of([t for t in part if t is not None]) for part in scan.parts(dots)
     ]
 
 
@@ -181,66 +284,35 @@ def _pushed(
 ) -> tuple[torch.Tensor | None, ...]:
     """The tangents of a scan's results: a scan of the values and the tangents together."""
     consts, init, columns = scan.parts(tensors)
-    pairs = zip(tensors, tangents, strict=True)
-    along = scan.parts(
-        [torch.zeros_like(x) if t is None and is_float(x) else t for x, t in pairs]
-    )
-    dots = [floats_of([t for t in part if t is not None]) for part in along]
-    sizes = (
-        len(consts),
-        len(dots[0]),
-        len(init),
-        len(dots[1]),
-        len(columns),
-        len(dots[2]),
-    )
-
-    def body(*xs: torch.Tensor) -> list[torch.Tensor]:
-        constants, of_constants, carries, of_carries, rows, of_rows = split(
-            xs, sizes
-        )
-        like, floating = [*constants, *carries, *rows], list[bool]()
-
-        def run(*floats: torch.Tensor) -> Any:
-            outs = scan.body(*filled(like, floats))
-            floating[:] = [is_float(x) for x in outs]
-            return tuple(floats_of(outs)), tuple(x for x in outs if not is_float(x))
-
-        values, dots, others = _compat.jvp(
-            run,
-            tuple(floats_of(like)),
-            (*of_constants, *of_carries, *of_rows),
-            has_aux=True,
-        )
-        feeds = iter(others), iter(values)
-        outs, n = [next(feeds[f]) for f in floating], sum(floating[: scan.carries])
-        return [*outs[: scan.carries], *dots[:n], *outs[scan.carries :], *dots[n:]]
-
-    made = Scanned(
-        body,
-        len(consts) + len(dots[0]),
-        len(init) + len(dots[1]),
+    of_consts, of_init, of_columns = _tangents_of(scan, tensors, tangents)
+    inputs = (consts, of_consts, init, of_init, columns, of_columns)
+    both = Scanned(
+        _WithTangents(scan, tuple(len(part) for part in inputs)),
+        len(consts) + len(of_consts),
+        len(init) + len(of_init),
         scan.length,
         scan.reverse,
         derived=True,
     )
-    outs = _Scan.apply(made, *consts, *dots[0], *init, *dots[1], *columns, *dots[2])
-    rest = outs[made.carries : len(outs) - made.carries]
-    ends, of_ends, of_entered = (
-        outs[: scan.carries],
-        outs[scan.carries : made.carries],
-        outs[len(outs) - len(dots[1]) :],
+    outs = _Scan.apply(both, *(x for part in inputs for x in part))
+    ends, of_ends = outs[: scan.carries], outs[scan.carries : both.carries]
+    stacked = outs[both.carries : len(outs) - both.carries]
+    of_entered = outs[len(outs) - len(of_init) :]
+    return (
+        *spread(ends, of_ends),
+        *_stacked_tangents(stacked),
+        *spread(init, of_entered),
     )
-    floats = _count_with_tangents(rest)
-    ys, of_ys = rest[: len(rest) - floats], rest[len(rest) - floats :]
-    return (*spread(ends, of_ends), *spread(ys, of_ys), *spread(init, of_entered))
 
 
-def _count_with_tangents(rest: Sequence[torch.Tensor]) -> int:
-    """How many of (values, tangents of the floating ones) are tangents."""
-    floats = len(floats_of(rest))
+def _stacked_tangents(
+    stacked: Sequence[torch.Tensor],
+) -> list[torch.Tensor | None]:
+    """The tangents of stacked results, from the results and the tangents of floating ones."""
+    floats = len(floats_of(stacked))
     assert floats % 2 == 0
-    return floats // 2
+    start = len(stacked) - floats // 2
+    return spread(stacked[:start], stacked[start:])
 
 
 def _batched(scan: Scanned, size: int, in_dims: Any, tensors: Any) -> Any:

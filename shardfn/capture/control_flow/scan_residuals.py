@@ -1,17 +1,16 @@
-"""Loops without what nobody reads, and with what a transposed loop needs kept rather than
-computed again.
-"""
+"""Residuals of scans: what a transposed scan would compute again, its scan saves."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from ...ops.loops import Branch, Scan, results
+from ...ops.loops import Scan, results
+from .trim_loops import copy_node, reached, trim
 
 
 def simplify(graph: torch.fx.Graph) -> None:
@@ -19,150 +18,6 @@ def simplify(graph: torch.fx.Graph) -> None:
     trim(graph)
     if keep_residuals(graph):
         trim(graph)
-
-
-def trim(graph: torch.fx.Graph) -> None:
-    """Take away results of loops that nobody reads, and what only they need."""
-    graph.eliminate_dead_code()
-    for node in reversed(
-        list(graph.nodes)
-    ):  # a loop that is trimmed may leave another's results unread
-        if isinstance(node.target, (Scan, Branch)):
-            used = {user.args[1] for user in node.users}
-            TRIM[type(node.target)](graph, node, node.target, used)
-            graph.eliminate_dead_code()
-
-
-def _trim_scan(
-    graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set[int]
-) -> None:
-    body = scan.graphs[0]
-    holders, (output,) = (
-        body.find_nodes(op="placeholder"),
-        body.find_nodes(op="output"),
-    )
-    live = set(used)
-    while True:  # a carry lives if it is read in a run that makes something live
-        reached = _reached(output.args[0][k] for k in live)
-        more = {
-            k for k in range(scan.carries) if holders[scan.consts + k] in reached
-        } - live
-        if not more:
-            break
-        live |= more
-    ins = [
-        i
-        for i, h in enumerate(holders)
-        if (i - scan.consts in live if _is_carry(scan, i) else h in reached)
-    ]
-    if scan.transposes and len(ins) < len(
-        holders
-    ):  # what it transposes is told by position: all of it stays
-        ins = sorted({*ins, *range(scan.consts), *_rows_of_primal(scan)})
-    count = lambda low, high: sum(low <= i < high for i in ins)
-    made = attrs.evolve(
-        scan,
-        graphs=(_cut(body, ins, sorted(live)),),
-        consts=count(0, scan.consts),
-        carries=count(scan.consts, scan.consts + scan.carries),
-    )
-    _swap(graph, node, made, [node.args[i] for i in ins], sorted(live))
-
-
-def _rows_of_primal(scan: Scan) -> range:
-    start = scan.consts + scan.carries
-    assert scan.transposes is not None
-    return range(start, start + sum(scan.transposes[1:]))
-
-
-def _is_carry(scan: Scan, i: int) -> bool:
-    return scan.consts <= i < scan.consts + scan.carries
-
-
-def _trim_branch(
-    graph: torch.fx.Graph, node: torch.fx.Node, branch: Branch, used: set[int]
-) -> None:
-    reached = [
-        _reached(g.find_nodes(op="output")[0].args[0][k] for k in used)
-        for g in branch.graphs
-    ]
-    ins = [
-        i
-        for i in range(branch.consts)
-        if any(
-            g.find_nodes(op="placeholder")[i] in seen
-            for g, seen in zip(branch.graphs, reached, strict=True)
-        )
-    ]
-    made = attrs.evolve(
-        branch,
-        graphs=tuple(_cut(g, ins, sorted(used)) for g in branch.graphs),
-        consts=len(ins),
-    )
-    _swap(
-        graph,
-        node,
-        made,
-        [*(node.args[i] for i in ins), node.args[-1]],
-        sorted(used),
-    )
-
-
-TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch}
-
-
-def _reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Every node that some result depends on."""
-    seen, queue = set(), list(roots)
-    while queue:
-        node = queue.pop()
-        if node not in seen:
-            seen.add(node)
-            queue += node.all_input_nodes
-    return seen
-
-
-def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
-    """A copy of a graph with some of its inputs and results."""
-    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-    (output,) = body.find_nodes(op="output")
-    wanted = [output.args[0][k] for k in outs]
-    reached, holders = _reached(wanted), body.find_nodes(op="placeholder")
-    kept = {holders[i] for i in ins}
-    for node in body.nodes:
-        if node in kept or (node in reached and node.op != "placeholder"):
-            env[node] = copy_node(fresh, node, env)
-    fresh.output([env[x] for x in wanted])
-    return fresh
-
-
-def copy_node(
-    graph: torch.fx.Graph,
-    node: torch.fx.Node,
-    env: dict[torch.fx.Node, torch.fx.Node],
-) -> torch.fx.Node:
-    """A node in another graph, with its metadata."""
-    made = graph.node_copy(node, env.__getitem__)
-    made.meta = dict(node.meta)
-    return made
-
-
-def _swap(
-    graph: torch.fx.Graph,
-    node: torch.fx.Node,
-    loop: Any,
-    args: list[torch.fx.Node],
-    outs: list[int],
-) -> None:
-    """Put a loop in the place of another; `outs` says which of the old one's results each of
-    its results is.
-    """
-    node.target, node.args = loop, tuple(args)
-    node.meta["val"] = [node.meta["val"][k] for k in outs]
-    at = {old: new for new, old in enumerate(outs)}
-    for user in list(node.users):
-        if user.target is operator.getitem:
-            user.args = (node, at[user.args[1]])
 
 
 def keep_residuals(graph: torch.fx.Graph) -> bool:
@@ -186,89 +41,138 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     """The scan that a transposed one belongs to, if it runs on the very same values."""
     assert scan.transposes is not None
-    consts, carries, count = scan.transposes
+    consts, carries, _ = scan.transposes
     rows = node.args[scan.consts + scan.carries :]
     if carries:
-        sources = {
+        candidates = {
             x.all_input_nodes[0]
             for x in rows[:carries]
             if x.target is operator.getitem
         }
     else:
-        sources = {user for x in (*node.args[:consts], *rows) for user in x.users}
-    for source in sources:
-        loop = source.target
-        if (
-            not isinstance(loop, Scan)
-            or loop.transposes
-            or source is node
-            or loop.length != scan.length
-            or loop.reverse == scan.reverse
-        ):
-            continue
-        own = source.args[loop.consts + loop.carries :]
-        if (loop.consts, loop.carries) != (consts, carries):
-            continue
-        if source.args[:consts] != node.args[:consts]:
-            continue
-        outs = loop.graphs[0].find_nodes(op="output")[0].args[0]
-        entered = loop.graphs[0].find_nodes(op="placeholder")[
-            loop.consts : loop.consts + loop.carries
-        ]
-        stacked = all(
-            x.target is operator.getitem and outs[x.args[1]] is h
-            for x, h in zip(rows[:carries], entered, strict=True)
-        )
-        if stacked and rows[carries : carries + count] == own:
-            return source
-    return None
+        inputs = (*node.args[:consts], *rows)
+        candidates = {user for x in inputs for user in x.users}
+    return next((c for c in candidates if _is_primal(c, node, scan)), None)
+
+
+def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> bool:
+    """Whether a node is the scan whose constants, stacked carries and rows a transposed scan
+    has.
+    """
+    primal = candidate.target
+    if (
+        not isinstance(primal, Scan)
+        or primal.transposes
+        or candidate is node
+        or primal.length != scan.length
+        or primal.reverse == scan.reverse
+    ):
+        return False
+    assert scan.transposes is not None
+    consts, carries, count = scan.transposes
+    if (primal.consts, primal.carries) != (consts, carries):
+        return False
+    if candidate.args[:consts] != node.args[:consts]:
+        return False
+    rows = node.args[scan.consts + scan.carries :]
+    own_rows = candidate.args[consts + carries :]
+    return (
+        _are_stacked_carries(rows[:carries], primal)
+        and rows[carries : carries + count] == own_rows
+    )
+
+
+def _are_stacked_carries(rows: Sequence[torch.fx.Node], primal: Scan) -> bool:
+    """Whether rows are the carries that entered each step of a scan, in order."""
+    graph = primal.graphs[0]
+    outs = graph.find_nodes(op="output")[0].args[0]
+    holders = graph.find_nodes(op="placeholder")
+    entered = holders[primal.consts : primal.consts + primal.carries]
+    return all(
+        row.target is operator.getitem and outs[row.args[1]] is holder
+        for row, holder in zip(rows, entered, strict=True)
+    )
 
 
 def _keep(
     graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan
 ) -> bool:
-    forward, body = primal.target, scan.graphs[0]
+    """Have a scan save the residuals of its transpose; whether there are any."""
+    body, own_inputs = scan.graphs[0], _inputs_of_primal(scan)
+    known = _computed_by_primal(scan, own_inputs)
+    residuals = [n for n in known if _is_kept(n, known)]
+    if not residuals:
+        return False
+    forward = primal.target.graphs[0]
+    holders = forward.find_nodes(op="placeholder")
+    env = dict(zip(own_inputs, holders, strict=True))
+    wider, values = _widened(forward, env, residuals)
+    node.args = (
+        *node.args,
+        *_stacked_residuals(graph, primal, node, wider, values),
+    )
+    node.target = attrs.evolve(
+        scan, graphs=(_reading(body, residuals),), transposes=None
+    )
+    return True
+
+
+def _inputs_of_primal(scan: Scan) -> list[torch.fx.Node]:
+    """The inputs of a transposed scan's body that its scan has too, in that one's order."""
     assert scan.transposes is not None
     consts, carries, rows = scan.transposes
-    holders = body.find_nodes(op="placeholder")
+    holders = scan.graphs[0].find_nodes(op="placeholder")
     start = scan.consts + scan.carries
-    mine = [
-        *holders[:consts],
-        *holders[start : start + carries + rows],
-    ]  # the scan's own inputs, in its order
-    known = {
-        h: i >= consts for i, h in enumerate(mine)
-    }  # what the scan itself computes -> whether a row or a carry is in it
-    for n in body.nodes:
+    return [*holders[:consts], *holders[start : start + carries + rows]]
+
+
+def _computed_by_primal(
+    scan: Scan, own_inputs: list[torch.fx.Node]
+) -> dict[torch.fx.Node, bool]:
+    """What of a transposed scan's body its scan itself computes -> whether that depends on a
+    row or a carry.
+    """
+    assert scan.transposes is not None
+    consts = scan.transposes[0]
+    known = {x: i >= consts for i, x in enumerate(own_inputs)}
+    for n in scan.graphs[0].nodes:
         if (
             n.op == "call_function"
             and n.meta["phase"] == "forward"
             and all(x in known for x in n.all_input_nodes)
         ):
             known[n] = any(known[x] for x in n.all_input_nodes)
-    residuals = [n for n in known if _is_kept(n, known)]
-    if not residuals:
-        return False
-    wider, places = _widened(
-        forward.graphs[0],
-        dict(
-            zip(mine, forward.graphs[0].find_nodes(op="placeholder"), strict=True)
-        ),
-        residuals,
-    )
+    return known
+
+
+def _stacked_residuals(
+    graph: torch.fx.Graph,
+    primal: torch.fx.Node,
+    node: torch.fx.Node,
+    wider: torch.fx.Graph,
+    values: list[torch.Tensor],
+) -> list[torch.fx.Node]:
+    """Run a scan with more results, and read them, stacked, before its transpose.
+
+    Args:
+        graph: of the scan and its transpose.
+        primal: the scan.
+        node: its transpose.
+        wider: the scan's body with more results.
+        values: the values of those in one step.
+    """
+    forward = primal.target
     first = len(results(forward.graphs[0]))
     primal.target = attrs.evolve(forward, graphs=(wider,))
-    stacked = [x.new_empty((forward.length, *x.shape)) for x in places]
+    stacked = [x.new_empty((forward.length, *x.shape)) for x in values]
     primal.meta["val"] = [*primal.meta["val"], *stacked]
+    items = []
     with graph.inserting_before(node):
         for k, value in enumerate(stacked):
-            made = graph.call_function(operator.getitem, (primal, first + k))
-            made.meta = {**primal.meta, "val": value}
-            node.args = (*node.args, made)
-    node.target = attrs.evolve(
-        scan, graphs=(_reading(body, residuals),), transposes=None
-    )
-    return True
+            item = graph.call_function(operator.getitem, (primal, first + k))
+            item.meta = {**primal.meta, "val": value}
+            items.append(item)
+    return items
 
 
 def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
@@ -296,31 +200,51 @@ def _widened(
     env: dict[torch.fx.Node, torch.fx.Node],
     wanted: list[torch.fx.Node],
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A graph with more results, and those: values of another graph whose inputs are some of
-    its own; what it has, it computes once.
+    """A graph with more results, and the values of those: nodes of another graph whose inputs
+    are some of its own. What both compute is computed once.
 
-    They are turned so that their memory is in order: rows are stacked, and kernels read strides
-    blindly.
+    Their dims are permuted so that their memory is in order: rows are stacked, and kernels read
+    strides blindly.
     """
-    fresh, inner = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
-    have: dict[Any, torch.fx.Node] = {}
+    fresh, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for n in graph.nodes:
-        if n.op == "output":
-            break
-        inner[n] = copy_node(fresh, n, inner)
-        have.setdefault(_key(inner[n]), inner[n])
-    env = {theirs: inner[mine] for theirs, mine in env.items()}
-    needed = _reached(wanted)
+        if n.op != "output":
+            copies[n] = copy_node(fresh, n, copies)
+    added = _copied_once(
+        fresh, {theirs: copies[mine] for theirs, mine in env.items()}, wanted
+    )
+    residuals = [_turned(fresh, added[n], _order(n.meta["val"])) for n in wanted]
+    (output,) = graph.find_nodes(op="output")
+    fresh.output([*(copies[x] for x in output.args[0]), *residuals])
+    return fresh, [x.meta["val"] for x in residuals]
+
+
+def _copied_once(
+    graph: torch.fx.Graph,
+    env: dict[torch.fx.Node, torch.fx.Node],
+    wanted: list[torch.fx.Node],
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """Copy into a graph what some nodes of another need and it does not compute already.
+
+    Args:
+        graph: takes the copies.
+        env: inputs of the other graph -> nodes of this one.
+        wanted: nodes of the other graph.
+
+    Returns:
+        Nodes of the other graph -> the nodes of this one that compute the same.
+    """
+    env, available = dict(env), dict[Any, torch.fx.Node]()
+    for n in graph.nodes:
+        available.setdefault(_key(n), n)
+    needed = reached(wanted)
     for n in next(iter(needed)).graph.nodes:
         if n in needed and n not in env:
-            made = copy_node(fresh, n, env)
-            env[n] = have.setdefault(_key(made), made)
-            if env[n] is not made:
-                fresh.erase_node(made)
-    places = [_turned(fresh, env[n], _order(n.meta["val"])) for n in wanted]
-    (output,) = graph.find_nodes(op="output")
-    fresh.output([*(inner[x] for x in output.args[0]), *places])
-    return fresh, [x.meta["val"] for x in places]
+            copy = copy_node(graph, n, env)
+            env[n] = available.setdefault(_key(copy), copy)
+            if env[n] is not copy:
+                graph.erase_node(copy)
+    return env
 
 
 def _order(x: torch.Tensor) -> list[int]:

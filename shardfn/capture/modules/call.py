@@ -131,44 +131,49 @@ class PureModule:
         kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
         """(what the module returns, its buffers and frozen parameters afterwards)."""
-        known = hooked_values()
-        seen = {
-            name: hooked(params[name], hooks, known)
-            for name, hooks in self.hooks.items()
-        }
-        held = {
-            **params,
-            **seen,
-            **{name: x.clone() for name, x in buffers.items()},
-        }
-        memo: dict[int, Any] = {
-            id(p): held[name] for name, p in self.shadow.named_parameters()
-        }
-        memo |= {id(x): held[name] for name, x in self.shadow.named_buffers()}
-        module = copies.copied(self.shadow, memo)
+        module = self.module_with(params, buffers)
         before = copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
-        for fn in (
-            module,
-            *copies.code(module),
-            *hooks,
-        ):  # the module too: torch's old hooks on the backward want it alive
+        # the module too: torch's old hooks on the backward want it alive
+        for fn in (module, *copies.code(module), *hooks):
             leaks.watch(self.name, fn)
         with _compat.hooked_by(HookedCall):
             out = module(*args, **kwargs)
-        wrong = copies.changes(before, copies.snapshot(module), module)
-        if wrong:
+        self.refuse_changes(copies.changes(before, copies.snapshot(module), module))
+        return out, {name: _held(module, name) for name in buffers}
+
+    def module_with(
+        self, params: dict[str, Any], buffers: dict[str, Any]
+    ) -> torch.nn.Module:
+        """A copy of the module that holds these values."""
+        known = hooked_values()
+        seen_by_hooks = {
+            name: hooked(params[name], hooks, known)
+            for name, hooks in self.hooks.items()
+        }
+        own_buffers = {name: x.clone() for name, x in buffers.items()}
+        values = {**params, **seen_by_hooks, **own_buffers}
+        stand_ins = (*self.shadow.named_parameters(), *self.shadow.named_buffers())
+        memo: dict[int, Any] = {id(x): values[name] for name, x in stand_ins}
+        return copies.copied(self.shadow, memo)
+
+    def refuse_changes(self, changes: list[str]) -> None:
+        """Refuse a module that changes something beside its buffers.
+
+        Raises:
+            CaptureError: listing the changes.
+        """
+        if changes:
             fix = (
                 "self.register_buffer(...) for what changes, which is returned, or return "
                 "the new value"
             )
             text = problem(
                 self.name,
-                f"it changes something outside of itself: {', '.join(wrong)}",
+                f"it changes something outside of itself: {', '.join(changes)}",
                 fix=fix,
             )
             raise CaptureError(text, fix=fix)
-        return out, {name: _held(module, name) for name in buffers}
 
     def shape(
         self, x: Any, tensors: list[torch.Tensor]

@@ -153,37 +153,56 @@ def istft(
     return_complex: bool = False,
 ) -> torch.Tensor:
     """torch.istft, which looks for gaps between the windows."""
-    x = (
-        input if input.dim() == 3 else input.unsqueeze(0)
-    )  # (batch, frequencies, frames)
+    x = input if input.dim() == 3 else input.unsqueeze(0)  # (batch, freqs, frames)
     width = n_fft if win_length is None else win_length
     step = width // 4 if hop_length is None else hop_length
-    w = (
-        torch.ones(width, dtype=x.real.dtype, device=x.device)
-        if window is None
-        else window
-    )
-    w = F.pad(w, ((n_fft - width) // 2, n_fft - width - (n_fft - width) // 2))
-    norm, x = "ortho" if normalized else "backward", x.transpose(1, 2)
-    half = n_fft // 2 + 1
-    y = (
-        torch.fft.ifft(x, dim=2, norm=norm)
-        if return_complex
-        else torch.fft.irfft(x[..., :half], n=n_fft, dim=2, norm=norm)
-    )
-    y, frames = y * w, x.shape[1]
-    total = n_fft + step * (frames - 1)
-    at = (
-        torch.arange(frames, device=x.device)[:, None] * step
-        + torch.arange(n_fft, device=x.device)
-    ).flatten()
-    signal = y.new_zeros(y.shape[0], total).index_add(1, at, y.flatten(1))
-    weight = w.new_zeros(total).index_add(0, at, (w * w).repeat(frames))
+    if window is None:
+        window = torch.ones(width, dtype=x.real.dtype, device=x.device)
+    window = _padded(window, width, n_fft)  # (n_fft,)
+    norm = "ortho" if normalized else "backward"
+    spectra = x.transpose(1, 2)  # (batch, frames, freqs)
+    frames = _frames(spectra, n_fft, norm, return_complex) * window
+    signal, weight = _overlap_added(frames, window, step)
+    total = weight.shape[0]
     start = n_fft // 2 if center else 0
     end = start + length if length is not None else total - start
-    out = signal[:, start : min(end, total)] / weight[start : min(end, total)]
-    out = F.pad(out, (0, max(end - total, 0)))
+    inside = slice(start, min(end, total))
+    out = signal[:, inside] / weight[inside]
+    out = F.pad(out, (0, max(end - total, 0)))  # (batch, length)
     return out if input.dim() == 3 else out.squeeze(0)
+
+
+def _padded(window: torch.Tensor, width: int, n_fft: int) -> torch.Tensor:
+    """A window of this width in the middle of a frame, zeros on both sides."""
+    margin = (n_fft - width) // 2
+    return F.pad(window, (margin, n_fft - width - margin))
+
+
+def _frames(
+    spectra: torch.Tensor, n_fft: int, norm: str, is_complex: bool
+) -> torch.Tensor:
+    """The signal of each frame, (batch, frames, n_fft), from its spectrum."""
+    if is_complex:
+        return torch.fft.ifft(spectra, dim=2, norm=norm)
+    half = spectra[..., : n_fft // 2 + 1]
+    return torch.fft.irfft(half, n=n_fft, dim=2, norm=norm)
+
+
+def _overlap_added(
+    frames: torch.Tensor, window: torch.Tensor, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windowed frames, each `step` after the one before, added up to a signal, (batch, total);
+    and the sum of their squared windows, (total,).
+    """
+    batch, count, n_fft = frames.shape
+    total = n_fft + step * (count - 1)
+    starts = torch.arange(count, device=frames.device)[:, None] * step
+    positions = (starts + torch.arange(n_fft, device=frames.device)).flatten()
+    signal = frames.new_zeros(batch, total)
+    signal = signal.index_add(1, positions, frames.flatten(1))
+    weight = window.new_zeros(total)
+    weight = weight.index_add(0, positions, (window * window).repeat(count))
+    return signal, weight
 
 
 def ctc_loss(

@@ -385,77 +385,103 @@ def _cut(
     what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
 ) -> tuple[str, str, int]:
     """One leaf, as `cuts` returns it; ValueError says what does not fit."""
-    marks, left = _marks(axes, shape, spec), list(shape)
-    for (name, n), mark in zip(axes, marks, strict=True):
-        if isinstance(mark, int) and what == "in_placements":
-            if left[mark] % n:
-                size = (
-                    f"size {left[mark]}"
-                    if left[mark] == shape[mark]
-                    else f"size {shape[mark]}, {left[mark]} of it on a rank"
-                )
-                more = (n - left[mark] % n) * (shape[mark] // left[mark])
-                raise ValueError(
-                    f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal "
-                    f"pieces; pad it by {more}"
-                )
-            left[mark] //= n
-        elif (
-            isinstance(mark, str)
-            and mark != "R"
-            and (what == "in_placements" or mark not in SUMS)
-        ):
-            why = (
-                "only a result can be pending"
-                if mark in SUMS
-                else "only a sum or a mean can be pending"
-            )
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-    said = [
+    marks = _marks(axes, shape, spec)
+    _check_marks(what, axes, shape, marks)
+    rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
+    texts = [
         f"{name}:{n}={mark if isinstance(mark, int) else ''}"
-        for (name, n), mark in zip(axes, marks, strict=True)
+        for name, n, mark in rows
     ]
-    pending = [
-        name for (name, _), mark in zip(axes, marks, strict=True) if mark in SUMS
-    ]
-    means = [n for (_, n), mark in zip(axes, marks, strict=True) if mark == MEAN]
-    return ",".join(said), ",".join(pending), math.prod(means) if means else 0
+    partial = [name for name, _, mark in rows if mark in SUMS]
+    means = [n for _, n, mark in rows if mark == MEAN]
+    return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
+
+
+def _check_marks(
+    what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
+) -> None:
+    """Check that the axes divide the dims that they shard, and that only results are Partial.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    local_shape = list(shape)
+    is_argument = what == "in_placements"
+    for (name, n), mark in zip(axes, marks, strict=True):
+        if isinstance(mark, int) and is_argument:
+            _check_divides(name, n, mark, shape, local_shape)
+            local_shape[mark] //= n
+        elif mark in SUMS and is_argument:
+            why = "only a result can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+        elif isinstance(mark, str) and mark not in ("R", *SUMS):
+            why = "only a sum or a mean can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+
+
+def _check_divides(
+    name: str, n: int, dim: int, shape: Sequence[int], local_shape: Sequence[int]
+) -> None:
+    """Check that an axis of n ranks divides a dim, of which other axes may hold a part each.
+
+    Raises:
+        ValueError: it does not; says by how much the dim is to be padded.
+    """
+    local, size = local_shape[dim], shape[dim]
+    if not local % n:
+        return
+    text = (
+        f"size {local}"
+        if local == size
+        else f"size {size}, {local} of it on a rank"
+    )
+    more = (n - local % n) * (size // local)
+    raise ValueError(
+        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
+        f"pieces; pad it by {more}"
+    )
 
 
 def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
-    """A mark for each manual axis."""
+    """A mark for each manual axis; ValueError names an axis that is none of those."""
     manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
     if spec is None:
         return ["R"] * len(axes)
-    kind, said = spec
-    whole = axes_of(_current().mesh)
+    kind, parts = spec
     if kind == "names":
-        named = [n for names in names_of(P(*said)) for n in names]
-        other = [n for n in named if n in whole.names and n not in manual.names]
-        if other:
-            why = (
-                "is manual already, in a shard_map around it"
-                if other[0] in _current().manual
-                else "is none of its axis_names"
-            )
-            raise ValueError(f"{P(*said)} names axis {other[0]!r}, which {why}")
-        unknown = [n for n in named if n not in whole.names]
-        if unknown:
-            raise ValueError(
-                f"{P(*said)} names axis {unknown[0]!r}; the mesh has {whole}; "
-                f"{_near(unknown[0], manual.names)}"
-            )
-        return marks_of(P(*said), shape, manual)
-    every = dict(
-        zip(
-            whole.names,
-            marks_of([PLACED[k](*rest) for k, *rest in said], shape, whole),
-            strict=True,
-        )
-    )
-    other = [n for n, m in every.items() if n not in manual.names and m != "R"]
-    if other:
+        _check_axis_names(P(*parts), manual)
+        return marks_of(P(*parts), shape, manual)
+    mesh_axes = axes_of(_current().mesh)
+    placements = [PLACED[k](*rest) for k, *rest in parts]
+    every = marks_of(placements, shape, mesh_axes)
+    marks = dict(zip(mesh_axes.names, every, strict=True))
+    others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
+    if others:
         raise ValueError(
-            f"it is placed on axis {other[0]!r}, which is none of its axis_names"
+            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
         )
-    return [every[n] for n in manual.names]
+    return [marks[n] for n in manual.names]
+
+
+def _check_axis_names(spec: P, manual: MeshAxes) -> None:
+    """Check that a placement names manual axes only.
+
+    Raises:
+        ValueError: naming the first other axis.
+    """
+    mesh_axes = axes_of(_current().mesh)
+    names = [n for part in names_of(spec) for n in part]
+    others = [n for n in names if n in mesh_axes.names and n not in manual.names]
+    if others:
+        why = (
+            "is manual already, in a shard_map around it"
+            if others[0] in _current().manual
+            else "is none of its axis_names"
+        )
+        raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
+    unknown = [n for n in names if n not in mesh_axes.names]
+    if unknown:
+        raise ValueError(
+            f"{spec} names axis {unknown[0]!r}; the mesh has {mesh_axes}; "
+            f"{_near(unknown[0], manual.names)}"
+        )

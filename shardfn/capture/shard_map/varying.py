@@ -10,76 +10,33 @@ transpose of a sum sends nothing. (JAX's varying manual axes.)
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ...errors import CaptureError, PlacementError, problem
+from ...errors import CaptureError, problem
 from ...ops import placement, shard_map
 from .. import annotations as sources
 from . import varying_control_flow
+from .varying_nodes import (
+    BACKWARD,
+    PLUMBING,
+    REQUIRES_GRAD,
+    VIEWS,
+    args_of,
+    children_of,
+    graphs_of,
+    is_checkpoint,
+    name_of,
+    nodes_in,
+    root_of,
+    written_by,
+)
+from .varying_prims import NEEDED, RESULT
 
 Axes = frozenset[str]
-BACKWARD = ("_autograd_grad", "_vjp_grad")
-CHECKPOINT = "tag_activation_checkpoint"
-REQUIRES_GRAD = "_set_tensor_requires_grad"
 NONE: Axes = frozenset()
-VIEWS = {
-    "view",
-    "reshape",
-    "t",
-    "transpose",
-    "permute",
-    "select",
-    "expand",
-    "expand_as",
-    "squeeze",
-    "unsqueeze",
-    "narrow",
-    "chunk",
-    "split",
-    "unbind",
-    "flatten",
-    "unflatten",
-    "diagonal",
-    "movedim",
-    "view_as",
-    "detach",
-    "getitem",
-    "getattr",
-    "swapaxes",
-    "unfold",
-    "alias",
-    "to",
-    "type_as",
-    "contiguous",
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-}
-PLUMBING = {
-    "_wrap_for_grad",
-    "_unwrap_for_grad",
-    REQUIRES_GRAD,
-    "_add_batch_dim",
-    "_remove_batch_dim",
-}  # of torch.func's levels
-IN_PLACE = {
-    operator.iadd,
-    operator.isub,
-    operator.imul,
-    operator.itruediv,
-    operator.ifloordiv,
-    operator.imod,
-    operator.ipow,
-    operator.iand,
-    operator.ior,
-    operator.ixor,
-    operator.imatmul,
-    operator.setitem,
-}
 
 
 def settle(python: torch.fx.GraphModule, name: str) -> None:
@@ -95,69 +52,35 @@ def settle(python: torch.fx.GraphModule, name: str) -> None:
     """
     if any(
         node.target in shard_map.PRIMS
-        for graph in _graphs(python)
+        for graph in graphs_of(python)
         for node in graph.nodes
     ):
         _refuse_inside(python, name)
         Kinds(python).settle([])
 
 
-def _graphs(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
-    """The graph and those of its higher-order ops."""
-    for child in module.modules():
-        if isinstance(child, torch.fx.GraphModule):
-            yield child.graph
-
-
 def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
     """Refuse collectives where ranks may not all come by, or not equally often."""
     for node in module.graph.nodes:
-        for child in _children(module, node):
-            if _is_checkpoint(node) or varying_control_flow.is_wrap(node):
+        for child in children_of(module, node):
+            if is_checkpoint(node) or varying_control_flow.is_wrap(node):
                 _refuse_inside(child, name)
                 continue
             inside = [
                 n
-                for graph in _graphs(child)
+                for graph in graphs_of(child)
                 for n in graph.nodes
                 if n.target in shard_map.PRIMS
             ]
             if inside:
-                source, fix = (
-                    sources.line_of(inside[0].meta.get("stack_trace")),
-                    "the collective before or after it, or a Python loop",
-                )
+                source = sources.line_of(inside[0].meta.get("stack_trace"))
+                fix = "the collective before or after it, or a Python loop"
                 got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
                 raise CaptureError(
                     problem(name, got, fix=fix, source=source),
                     source=source,
                     fix=fix,
                 )
-
-
-def _children(
-    module: torch.fx.GraphModule, node: torch.fx.Node
-) -> list[torch.fx.GraphModule]:
-    """The graphs that a higher-order op is given."""
-    if node.op != "call_function":
-        return []
-    found = [
-        getattr(module, x.target, None)
-        for x in node.all_input_nodes
-        if x.op == "get_attr" and "." not in str(x.target)
-    ]
-    return [x for x in found if isinstance(x, torch.fx.GraphModule)]
-
-
-def _args(node: torch.fx.Node) -> Any:
-    return node.args
-
-
-def _given(x: Any) -> list[torch.fx.Node]:
-    """The nodes in an argument, lists included."""
-    found: list[torch.fx.Node] = []
-    torch.fx.node.map_arg(x, found.append)
-    return found
 
 
 class Kinds:
@@ -167,18 +90,15 @@ class Kinds:
         self.module, self.graph = module, module.graph
         self.of: dict[torch.fx.Node, Any] = {}
         self.written = {
-            _root(x) for node in self.graph.nodes for x in _written(node)
+            root_of(x) for node in self.graph.nodes for x in written_by(node)
         }
-        self.floor: dict[
-            torch.fx.Node, Axes
-        ] = {}  # of what is written in place: how it varies from its birth on
-        self.asked: set[torch.fx.Node] = (
-            set()
-        )  # what some op needs as each rank's own
+        # of what is written in place: how it varies from its birth on
+        self.floor: dict[torch.fx.Node, Axes] = {}
+        # what some op needs as each rank's own
+        self.asked: set[torch.fx.Node] = set()
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
-        self.known: dict[
-            torch.fx.Node, Any
-        ] = {}  # what the regions of an ending agree on, before any is changed
+        # what the regions of an ending agree on, before any is changed
+        self.known: dict[torch.fx.Node, Any] = {}
         self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
 
     def settle(self, inputs: Sequence[Axes]) -> None:
@@ -200,7 +120,7 @@ class Kinds:
             needs = self.needs(node)
             self.asked.update(
                 x
-                for x in _given((node.args, node.kwargs))
+                for x in nodes_in((node.args, node.kwargs))
                 if needs - _union(self.of.get(x, NONE))
             )
         return nodes
@@ -209,7 +129,7 @@ class Kinds:
         """Find all kinds; returns that of the result."""
         while self.infer(inputs):
             pass
-        (returned,) = _args(self.graph.find_nodes(op="output")[0])
+        (returned,) = args_of(self.graph.find_nodes(op="output")[0])
         return (
             [self.flat(x) for x in returned]
             if isinstance(returned, (list, tuple))
@@ -218,7 +138,7 @@ class Kinds:
 
     def flat(self, x: Any) -> Axes:
         """All axes over which something in an argument varies."""
-        return NONE.union(*(_union(self.of.get(n, NONE)) for n in _given(x)))
+        return NONE.union(*(_union(self.of.get(n, NONE)) for n in nodes_in(x)))
 
     def infer(self, inputs: Sequence[Axes]) -> bool:
         """One reading from top to bottom; whether it learnt that what is written in place
@@ -236,15 +156,15 @@ class Kinds:
                     else found
                 )
                 axes = self.needs(node)
-                for x in _given((node.args, node.kwargs)) if axes else ():
-                    root = _root(x)
+                for x in nodes_in((node.args, node.kwargs)) if axes else ():
+                    root = root_of(x)
                     if root in self.written and axes - _union(self.of.get(x, NONE)):
                         self.floor[root] = self.floor.get(root, NONE) | axes
         return before != self.floor
 
     def kind(self, node: torch.fx.Node) -> Any:
         """The kind of what a node makes."""
-        target, args = node.target, _args(node)
+        target, args = node.target, args_of(node)
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
         if target in RESULT:
@@ -259,8 +179,8 @@ class Kinds:
             and isinstance(args[1], int)
         ):
             return self.of[args[0]][args[1]]
-        if _is_checkpoint(node):
-            return Kinds(_children(self.module, node)[0]).result(
+        if is_checkpoint(node):
+            return Kinds(children_of(self.module, node)[0]).result(
                 [self.flat(x) for x in args[1:]]
             )
         return self.flat((args, node.kwargs))
@@ -273,7 +193,7 @@ class Kinds:
             return NONE
         apart = (
             node.target is placement.align
-            or _is_checkpoint(node)
+            or is_checkpoint(node)
             or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
         )
         if (
@@ -293,8 +213,8 @@ class Kinds:
             return
         if getattr(node.target, "__name__", "") in BACKWARD:
             self.bring_cotangents(node)
-        elif _is_checkpoint(node):
-            Kinds(_children(self.module, node)[0]).settle(
+        elif is_checkpoint(node):
+            Kinds(children_of(self.module, node)[0]).settle(
                 [self.flat(x) for x in node.args[1:]]
             )
         elif axes := self.needs(node):
@@ -304,7 +224,7 @@ class Kinds:
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
         """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
-        outs, ins, *rest = _args(node)
+        outs, ins, *rest = args_of(node)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
         outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
@@ -340,8 +260,8 @@ class Kinds:
         all of one: then one sum will do.
         """
         if (
-            _name(x) not in VIEWS
-            or _root(x) in self.written
+            name_of(x) not in VIEWS
+            or root_of(x) in self.written
             or not x.args
             or not isinstance(x.args[0], torch.fx.Node)
         ):
@@ -404,127 +324,5 @@ class Kinds:
                     reader.replace_input_with(node, varied)
 
 
-def _is_checkpoint(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "_name", None) == CHECKPOINT
-
-
-def _name(node: torch.fx.Node) -> str:
-    return (
-        node.target
-        if isinstance(node.target, str)
-        else getattr(node.target, "__name__", "")
-    )
-
-
-def _root(x: torch.fx.Node) -> torch.fx.Node:
-    """What a value is a view of, by way of views and of writes in place."""
-    while (
-        x.args
-        and isinstance(x.args[0], torch.fx.Node)
-        and x.op != "placeholder"
-        and (_name(x) in VIEWS or _name(x) in PLUMBING or _is_in_place(x))
-    ):
-        x = x.args[0]
-    return x
-
-
-def _is_in_place(node: torch.fx.Node) -> bool:
-    name = _name(node)
-    return (
-        node.target in IN_PLACE
-        or (name.endswith("_") and not name.endswith("__"))
-        or node.kwargs.get("inplace") is True
-    )
-
-
 def _union(kind: Any) -> Axes:
     return NONE.union(*kind) if isinstance(kind, list) else kind
-
-
-def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a node writes to in place."""
-    if node.op not in ("call_function", "call_method"):
-        return []
-    first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
-    return (first if _is_in_place(node) else []) + _given(node.kwargs.get("out"))
-
-
-def _named(text: str) -> Axes:
-    return frozenset(text.split(",")) if text else NONE
-
-
-def _cut_axes(text: str) -> Axes:
-    return frozenset(
-        name for name, _, dim in shard_map.parsed(text) if dim is not None
-    )
-
-
-def _left(kinds: Kinds, node: torch.fx.Node) -> Axes:
-    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
-    do not cut it.
-    """
-    x, text, where = _args(node)
-    every, cut = (
-        frozenset(name for name, _, _ in shard_map.parsed(text)),
-        _cut_axes(text),
-    )
-    wrong = sorted((every - cut) & kinds.flat(x))
-    if wrong:
-        said, source = (
-            " and ".join(wrong),
-            sources.line_of(x.meta.get("stack_trace"))
-            or sources.line_of(node.meta.get("stack_trace")),
-        )
-        fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
-        head, path = where.split(": ")
-        got = (
-            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
-            f"{'it' if len(wrong) == 1 else 'them'}"
-        )
-        raise PlacementError(
-            problem(head, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
-    return kinds.flat(x) - every
-
-
-RESULT: dict[Any, Callable[[Kinds, torch.fx.Node], Axes]] = {
-    shard_map.to_local: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) | _cut_axes(_args(node)[1])
-    ),
-    shard_map.from_local: _left,
-    shard_map.vary: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) | _named(_args(node)[1])
-    ),
-    shard_map.psum: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) - _named(_args(node)[1])
-    ),
-    shard_map.extremum: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) - _named(_args(node)[1])
-    ),
-    shard_map.all_gather: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) - {_args(node)[1]}
-    ),
-    shard_map.own_piece: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) | {_args(node)[1]}
-    ),
-    shard_map.all_to_all: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) | {_args(node)[1]}
-    ),
-    shard_map.ppermute: lambda kinds, node: (
-        kinds.flat(_args(node)[0]) | {_args(node)[1]}
-    ),
-    shard_map.axis_index: lambda kinds, node: frozenset((_args(node)[0],)),
-}
-NEEDED: dict[
-    Any, Callable[[torch.fx.Node], Axes]
-] = {  # the axes over which a prim's argument is each rank's own
-    shard_map.from_local: lambda node: _cut_axes(_args(node)[1]),
-    shard_map.psum: lambda node: _named(_args(node)[1]),
-    shard_map.extremum: lambda node: _named(_args(node)[1]),
-    shard_map.all_gather: lambda node: frozenset((_args(node)[1],)),
-    shard_map.all_to_all: lambda node: frozenset((_args(node)[1],)),
-    shard_map.ppermute: lambda node: frozenset((_args(node)[1],)),
-}

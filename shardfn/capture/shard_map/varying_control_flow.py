@@ -1,80 +1,17 @@
-"""Kinds of values through loops and branches: a carry is of one kind in every run, and what a
-branch returns is of one kind.
-
-What is differentiated by and closed over is brought to the kind that a region needs outside of
-it, so that its gradient is summed once, behind the loop.
+"""How values vary through loops and branches: what a region and its ending read is brought to
+the kinds that they agree on.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import torch
 
-from ...errors import CaptureError, problem
-from ...ops import shard_map
-from .. import annotations as sources
 from ..control_flow import bodies as regions
-from ..control_flow import endings
-
-Axes = frozenset[str]
-NONE: Axes = frozenset()
-
-
-def _args(node: torch.fx.Node) -> Any:
-    return node.args
-
-
-@attrs.frozen(eq=False)
-class Body:
-    """A region where it stands: its graph, the node that runs it, and which of that node's
-    arguments are closed over.
-    """
-
-    node: torch.fx.Node
-    graph: torch.fx.GraphModule
-
-    @property
-    def given(self) -> list[torch.fx.Node]:
-        return list(_args(self.node)[1:])
-
-    def entered(self, k: int) -> int | None:
-        """Which of the values that enter an argument is; None if it is closed over."""
-        x = self.given[k]
-        return (
-            _args(x)[1]
-            if x.target is operator.getitem and _args(x)[0].target is regions.enter
-            else None
-        )
-
-    @property
-    def free(self) -> list[torch.fx.Node]:
-        return [x for k, x in enumerate(self.given) if self.entered(k) is None]
-
-
-@attrs.define(eq=False)
-class Settled:
-    """What an ending and its regions agree on."""
-
-    entering: dict[
-        torch.fx.Node, list[Axes]
-    ]  # region -> the kinds of what enters it
-    leaving: list[Axes]  # the kinds of what a region returns
-    free: dict[
-        tuple[torch.fx.Node, int], Axes
-    ]  # (region, argument) -> the kind of what is closed over
-    result: list[Axes]
-    brought: dict[
-        int, list[Axes]
-    ]  # which lists of the ending's arguments are brought to which kinds
-
-
-def is_wrap(node: torch.fx.Node) -> bool:
-    """Whether a node runs a region."""
-    return getattr(node.target, "_name", None) == "wrap"
+from .varying_bodies import ENDINGS, NONE, Axes, Body, Settled, ending_of, is_wrap
+from .varying_nodes import args_of
 
 
 def is_part(node: torch.fx.Node) -> bool:
@@ -86,265 +23,30 @@ def is_part(node: torch.fx.Node) -> bool:
     )
 
 
-def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The ending of a region, of what enters one, or itself."""
-    queue = [node]
-    while queue:
-        found = queue.pop()
-        if found.target in ENDINGS:
-            return found
-        queue += [
-            u
-            for u in found.users
-            if u.target is operator.getitem or is_wrap(u) or u.target in ENDINGS
-        ]
-    return None
-
-
-def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
-    node = _args(left[0])[0]
-    return Body(node, getattr(kinds.module, _args(node)[0].target))
-
-
-def _run(
-    kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
-) -> tuple[list[Axes], dict[int, Axes]]:
-    """The kinds of what a region returns, in the order of `leave`, and what it needs of what it
-    closes over.
-    """
-    given = body.given
-    at = [body.entered(k) for k in range(len(given))]
-    ins = [
-        free[k] | kinds.flat(x) if e is None else entering[e]
-        for k, (e, x) in enumerate(zip(at, given, strict=True))
-    ]
-    inner = type(kinds)(body.graph)
-    outs = inner.result(ins)
-    inner.ask()
-    holders = body.graph.graph.find_nodes(op="placeholder")
-    more = {}
-    for k, holder in enumerate(holders):
-        if k in free and holder in inner.asked:
-            more[k] = NONE.union(*(inner.needs(user) for user in holder.users))
-    (output,) = body.graph.graph.find_nodes(op="output")
-    order = [_args(x)[1] for x in _args(output)[0]]
-    return [
-        kind
-        for _, kind in sorted(
-            zip(order, outs, strict=True), key=lambda pair: pair[0]
-        )
-    ], more
-
-
-def _fixed(
-    kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
-) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
-    """The kinds of carries, results and closed-over values with which every run is like the one
-    before.
-    """
-    free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
-    carry = [c | floor for c in carry]
-    while True:
-        outs, more = _run(kinds, body, [*carry, *rows], free)
-        wider = [c | o for c, o in zip(carry, outs, strict=False)]
-        spread = {k: axes | more.get(k, NONE) for k, axes in free.items()}
-        if (wider, spread) == (carry, free):
-            return carry, outs, free
-        carry, free = wider, spread
-
-
-def _free(
-    body: Body, kinds: Any, free: dict[int, Axes]
-) -> dict[tuple[torch.fx.Node, int], Axes]:
-    return {
-        (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
-    }
-
-
-def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
-    outs, init, columns, *_ = _args(node)
-    body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
-    carry, left, free = _fixed(
-        kinds, body, [kinds.flat(x) for x in init], rows, NONE
-    )
-    kept = [*carry, *left[len(carry) :]]
-    return Settled(
-        {body.node: [*carry, *rows]},
-        kept,
-        _free(body, kinds, free),
-        kept,
-        {1: carry},
-    )
-
-
-def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
-    truth, yes, no = _args(node)
-    floor, bodies = kinds.flat(truth), [_body(kinds, yes), _body(kinds, no)]
-    found = [_fixed(kinds, body, [], [], floor) for body in bodies]
-    _refuse_apart(bodies, floor, "cond")
-    left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
-    free = {
-        key: axes
-        for body, (_, _, own) in zip(bodies, found, strict=True)
-        for key, axes in _free(body, kinds, own).items()
-    }
-    return Settled({}, left, free, left, {})
-
-
-def _while(kinds: Any, node: torch.fx.Node) -> Settled:
-    go_on, outs, init = _args(node)
-    test, body = _body(kinds, go_on), _body(kinds, outs)
-    floor, carry = NONE, [kinds.flat(x) for x in init]
-    while True:
-        carry, _, free = _fixed(kinds, body, carry, [], floor)
-        _, (truth, *_), told = _fixed(kinds, test, carry, [], floor)
-        if truth <= floor:
-            break
-        floor |= truth
-    _refuse_apart([test, body], floor, "while_loop")
-    every = {**_free(body, kinds, free), **_free(test, kinds, told)}
-    return Settled(
-        {body.node: carry, test.node: carry}, carry, every, carry, {2: carry}
-    )
-
-
-def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
-    """A rule of the user's is for values of one kind: all that the function and its rule see
-    varies, if anything does.
-    """
-    bodies = [
-        _body(kinds, x)
-        for x in _args(node)
-        if isinstance(x, (list, tuple)) and x and _is_left(x[0])
-    ]
-    xs = next(
-        k
-        for k, x in enumerate(_args(node))
-        if k > 1 and isinstance(x, (list, tuple)) and (not x or not _is_left(x[0]))
-    )
-    given = [*_args(node)[xs], *(x for body in bodies for x in body.free)]
-    every = NONE.union(
-        *(kinds.flat(x) for x in given), *(_run_all(kinds, body) for body in bodies)
-    )
-    free = {
-        (body.node, k): every
-        for body in bodies
-        for k in range(len(body.given))
-        if body.entered(k) is None
-    }
-    entering = {body.node: [every] * len(body.given) for body in bodies}
-    count = max(len(x) for x in _args(node) if isinstance(x, (list, tuple)))
-    return Settled(
-        entering,
-        [every] * count,
-        free,
-        [every] * len(_args(node)[1]),
-        {xs: [every] * len(_args(node)[xs])},
-    )
-
-
-def _run_all(kinds: Any, body: Body) -> Axes:
-    """All axes over which something in a region varies, whatever enters it."""
-    names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
-    if names:
-        source, fix = (
-            sources.line_of(names[0].meta.get("stack_trace")),
-            "the collective before or after it",
-        )
-        text = problem(
-            "a function with a rule of its own",
-            f"{names[0].target.__name__} inside of it",
-            fix=fix,
-            source=source,
-        )
-        raise CaptureError(text, source=source, fix=fix)
-    return NONE
-
-
-def _is_left(x: Any) -> bool:
-    return (
-        isinstance(x, torch.fx.Node)
-        and x.target is operator.getitem
-        and is_wrap(_args(x)[0])
-    )
-
-
-def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
-    """Refuse collectives where ranks may not all come by, or not equally often."""
-    for body in bodies if floor else ():
-        found = next(
-            (
-                n
-                for m in body.graph.modules()
-                if isinstance(m, torch.fx.GraphModule)
-                for n in m.graph.nodes
-                if _sends(n)
-            ),
-            None,
-        )
-        if found is not None:
-            said, source = (
-                " and ".join(sorted(floor)),
-                sources.line_of(found.meta.get("stack_trace")),
-            )
-            fix = (
-                "the collective before or after it, or a choice that is the same on all "
-                f"ranks of {said}: psum or pmax it"
-            )
-            got = f"{found.target.__name__} inside it, and its choice varies over {said}"
-            raise CaptureError(
-                problem(what, got, fix=fix, source=source), source=source, fix=fix
-            )
-
-
-def _sends(node: torch.fx.Node) -> bool:
-    return node.target in shard_map.PRIMS and node.target not in (
-        shard_map.vary,
-        shard_map.axis_index,
-    )
-
-
-ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {
-    endings.scan: _scan,
-    endings.cond: _cond,
-    endings.while_loop: _while,
-    endings.custom_vjp: _custom,
-    endings.custom_jvp: _custom,
-}
-
-
 def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
     """The kinds of what a mark, a region or an ending makes; None for any other node."""
-    if node.target in (regions.inside, regions.leave):
-        return [kinds.flat(x) for x in _args(node)[0]]
-    if (
-        node.target is not regions.enter
-        and not is_wrap(node)
-        and node.target not in ENDINGS
-    ):
+    if not is_part(node):
         return None
+    if node.target in (regions.inside, regions.leave):
+        return [kinds.flat(x) for x in args_of(node)[0]]
     ending = ending_of(node)
     if ending is None:
-        return (
-            [kinds.flat(_args(node))] * len(node.users)
-            if is_wrap(node)
-            else [kinds.flat(x) for x in _args(node)[0]]
-        )
-    found = ENDINGS[ending.target](kinds, ending)
+        if is_wrap(node):
+            return [kinds.flat(args_of(node))] * len(node.users)
+        return [kinds.flat(x) for x in args_of(node)[0]]
+    agreed = ENDINGS[ending.target](kinds, ending)
     if node.target in ENDINGS:
-        return found.result
+        return agreed.result
     if node.target is regions.enter:
-        return next(
-            (found.entering[w] for w in _regions_of(node) if w in found.entering),
-            [NONE] * len(_args(node)[0]),
+        known = [w for w in _regions_of(node) if w in agreed.entering]
+        return (
+            agreed.entering[known[0]] if known else [NONE] * len(args_of(node)[0])
         )
-    (output,) = getattr(kinds.module, _args(node)[0].target).graph.find_nodes(
-        op="output"
-    )
-    return [
-        found.leaving[_args(x)[1]] if _args(x)[1] < len(found.leaving) else NONE
-        for x in _args(output)[0]
-    ]
+    region = getattr(kinds.module, args_of(node)[0].target)
+    (output,) = region.graph.find_nodes(op="output")
+    positions = [args_of(x)[1] for x in args_of(output)[0]]
+    count = len(agreed.leaving)
+    return [agreed.leaving[k] if k < count else NONE for k in positions]
 
 
 def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
@@ -358,41 +60,53 @@ def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
     if node.target in (regions.enter, regions.inside):
         return True
     if node.target is regions.leave:
-        wanted = kinds.leaving or [kinds.flat(x) for x in _args(node)[0]]
-        node.args = (
-            [
-                kinds.vary(x, axes)
-                for x, axes in zip(_args(node)[0], wanted, strict=False)
-            ],
-        )
+        values = args_of(node)[0]
+        wanted = kinds.leaving or [kinds.flat(x) for x in values]
+        pairs = zip(values, wanted, strict=False)
+        node.args = ([kinds.vary(x, axes) for x, axes in pairs],)
         return True
-    ending = ending_of(node) if is_wrap(node) or node.target in ENDINGS else None
+    if not is_wrap(node) and node.target not in ENDINGS:
+        return False
+    ending = ending_of(node)
     if ending is None:
         return is_wrap(node)
-    found = kinds.known.setdefault(ending, ENDINGS[ending.target](kinds, ending))
+    agreed = kinds.known.setdefault(ending, ENDINGS[ending.target](kinds, ending))
     if node.target in ENDINGS:
-        args = list(_args(node))
-        for k, wanted in found.brought.items():
-            args[k] = [
-                kinds.vary(x, axes) for x, axes in zip(args[k], wanted, strict=True)
-            ]
-        node.args = tuple(args)
-        return True
-    body = Body(node, getattr(kinds.module, _args(node)[0].target))
-    ins = []
-    for k in range(len(body.given)):
-        entered = body.entered(k)
-        ins.append(
-            found.free[node, k]
-            if entered is None
-            else found.entering[node][entered]
-        )
+        _vary_arguments(kinds, node, agreed)
+    else:
+        _vary_region(kinds, node, agreed)
+    return True
+
+
+def _varied(
+    kinds: Any, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
+) -> list[torch.fx.Node]:
+    """Values that vary over these axes too."""
+    return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
+
+
+def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
+    """Bring the arguments of an ending to the kinds that it and its regions agree on."""
+    args = list(args_of(ending))
+    for k, wanted in agreed.brought.items():
+        args[k] = _varied(kinds, args[k], wanted)
+    ending.args = tuple(args)
+
+
+def _vary_region(kinds: Any, node: torch.fx.Node, agreed: Settled) -> None:
+    """Bring what a region closes over, and what is inside of it, to those kinds."""
+    body = Body(node, getattr(kinds.module, args_of(node)[0].target))
+    entered = [body.entered(k) for k in range(len(body.given))]
     inner = type(kinds)(body.graph)
-    inner.leaving = found.leaving
-    inner.settle(ins)
-    free = [
-        kinds.vary(x, found.free[node, k]) if (node, k) in found.free else x
+    inner.leaving = agreed.leaving
+    inner.settle(
+        [
+            agreed.free[node, k] if e is None else agreed.entering[node][e]
+            for k, e in enumerate(entered)
+        ]
+    )
+    given = [
+        kinds.vary(x, agreed.free[node, k]) if (node, k) in agreed.free else x
         for k, x in enumerate(body.given)
     ]
-    node.args = (_args(node)[0], *free)
-    return True
+    node.args = (args_of(node)[0], *given)

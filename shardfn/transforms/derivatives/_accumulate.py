@@ -56,38 +56,51 @@ def _accumulated(
             return fn.leaving(
                 _accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs)
             )
-    differentiates = isinstance(fn, ValueAndGrad)
-    whole = fn.numbers(len(args)) if differentiates else (0,)
-    if batch_argnums is None:
-        cut = tuple(n for n in range(len(args)) if n not in whole)
-    else:
-        cut = positions(
-            f"accumulate({name_of(fn)})", "batch_argnums", batch_argnums, len(args)
-        )
-    rows = [_rows(x) for n in cut for x in _tree.quick_leaves((args[n],))]
-    paths = [p for n in cut for p in _tree.quick_paths(args[n], f"args[{n}]")]
-    check_rows(f"accumulate({name_of(fn)})", k, paths, rows)
-    batches = [
-        tuple(
-            _microbatch(arg, k, i) if n in cut else arg
-            for n, arg in enumerate(args)
-        )
-        for i in range(k)
-    ]
-    if differentiates:
+    batches = _microbatches(fn, k, batch_argnums, args)
+    if isinstance(fn, ValueAndGrad):
         return _gradients(fn, k, args, batches, kwargs)
     outs = [fn(*batch, **kwargs) for batch in batches]
     sums = [_total(xs) for xs in zip(*_columns(fn, outs), strict=True)]
     return _tree.with_tensors(outs[0], [x / k for x in sums])
 
 
+def _microbatches(
+    fn: Any, k: int, batch_argnums: tuple[int, ...] | None, args: tuple[Any, ...]
+) -> list[tuple[Any, ...]]:
+    """The arguments of each microbatch.
+
+    Raises:
+        TreeError: a batch that k does not divide.
+    """
+    where = f"accumulate({name_of(fn)})"
+    numbers = _batch_numbers(where, fn, batch_argnums, len(args))
+    rows = [_rows(x) for n in numbers for x in _tree.quick_leaves((args[n],))]
+    paths = [p for n in numbers for p in _tree.quick_paths(args[n], f"args[{n}]")]
+    check_rows(where, k, paths, rows)
+    batches = []
+    for i in range(k):
+        batch = [
+            _microbatch(x, k, i) if n in numbers else x for n, x in enumerate(args)
+        ]
+        batches.append(tuple(batch))
+    return batches
+
+
+def _batch_numbers(
+    where: str, fn: Any, batch_argnums: tuple[int, ...] | None, count: int
+) -> tuple[int, ...]:
+    """The positions of the arguments that are batches."""
+    differentiated = fn.numbers(count) if isinstance(fn, ValueAndGrad) else (0,)
+    if batch_argnums is None:
+        return tuple([n for n in range(count) if n not in differentiated])
+    return positions(where, "batch_argnums", batch_argnums, count)
+
+
 def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     """The tensors of each microbatch's result, in the order of the first one's."""
     where = f"accumulate({name_of(fn)})"
-    names, paths = (
-        ("the results of a microbatch", "those of the first"),
-        ("result", "result"),
-    )
+    names = ("the results of a microbatch", "those of the first")
+    paths = ("result", "result")
     rows = [
         paired(
             where,

@@ -93,10 +93,8 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
             f"{path} is {kind if isinstance(kind, torch.dtype) else f'of type {kind}'}"
             for path, kind in wrong
         ]
-        where, fix = (
-            f"{name}, argument {wrong[0][0]}",
-            "argnums of arguments that hold floating tensors only",
-        )
+        where = f"{name}, argument {wrong[0][0]}"
+        fix = "argnums of arguments that hold floating tensors only"
         text = problem(
             where,
             "it cannot be differentiated",
@@ -127,33 +125,53 @@ def _ignored(
     """What a prefix tree of bools says of each leaf."""
     if tree is None:
         return [False] * len(paths)
-    trees = (
-        tree
-        if len(roots) > 1
+    answers = _answers(tree, roots)
+    prefixes = [[a for a in answers if _is_prefix(a, path)] for path in paths]
+    _refuse_unfit(name, answers, paths, prefixes)
+    return [answers[of_leaf[0]] for of_leaf in prefixes]
+
+
+def _answers(tree: Any, roots: Sequence[str]) -> dict[str, Any]:
+    """The leaves of a prefix tree, or of one for each differentiated argument, by path."""
+    is_one_each = (
+        len(roots) > 1
         and isinstance(tree, (tuple, list))
         and len(tree) == len(roots)
-        else (tree,) * len(roots)
     )
-    said = {
-        root + p: x
-        for root, t in zip(roots, trees, strict=True)
-        for p, x in zip(_tree.paths(t), _tree.leaves(t), strict=True)
-    }
-    found = [
-        [
-            prefix
-            for prefix in said
-            if p == prefix or (p.startswith(prefix) and p[len(prefix)] in "[.<")
-        ]
-        for p in paths
-    ]
-    strangers = [prefix for prefix in said if not any(prefix in f for f in found)]
-    missing = [p for p, f in zip(paths, found, strict=True) if not f]
-    wrong = [f"{p} is {said[p]!r}" for p in said if not isinstance(said[p], bool)]
+    trees = tree if is_one_each else (tree,) * len(roots)
+    answers = {}
+    for root, part in zip(roots, trees, strict=True):
+        for path, x in zip(_tree.paths(part), _tree.leaves(part), strict=True):
+            answers[root + path] = x
+    return answers
+
+
+def _is_prefix(prefix: str, path: str) -> bool:
+    """Whether a path is that of a leaf, or of a tree that holds it."""
+    return path == prefix or (
+        path.startswith(prefix) and path[len(prefix)] in "[.<"
+    )
+
+
+def _refuse_unfit(
+    name: str,
+    answers: dict[str, Any],
+    paths: Sequence[str],
+    prefixes: Sequence[Sequence[str]],
+) -> None:
+    """Refuse a prefix tree that does not say a bool of every leaf, and of no other.
+
+    Raises:
+        TreeError: naming those.
+    """
+    used = {prefix for of_leaf in prefixes for prefix in of_leaf}
+    strangers = [prefix for prefix in answers if prefix not in used]
+    missing = [p for p, of_leaf in zip(paths, prefixes, strict=True) if not of_leaf]
+    wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),
         *(f"nothing is said of {p}" for p in missing),
-        *wrong,
+        *(f"{p} is {answers[p]!r}" for p in wrong),
     ]
     if lines:
         fix = (
@@ -166,7 +184,6 @@ def _ignored(
             ),
             fix=fix,
         )
-    return [said[f[0]] for f in found]
 
 
 def _listed(paths: Sequence[str]) -> str:

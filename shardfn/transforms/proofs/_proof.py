@@ -4,25 +4,24 @@ against the op on whole inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ... import _compat
 from ...capture import capture
 from ...errors import RuleError, ShardError, problem
 from ...mesh import all_coordinates
 from ...partition import Plan, emit, layout, local_sizes, propagate
 from ...partition import plan as steps
 from ...partition.printing import local_text
-from ...partition.rule_api.checked import answered
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...runtime.arguments import cut, join
 from ...runtime.simulator import simulate
 from ...schedule import agenda, schedule
 from ...types import PENDING, TENSOR, LocalProgram, Mark, MeshAxes
 from ..derivatives._grad import grad
+from ._sample import Sample, filled, mapped, tensors_of
 
 WORLDS = (
     2,
@@ -50,59 +49,6 @@ FIX = (
 )
 
 
-class Sample:
-    """One call of an op: as rules see it, and its true results.
-
-    Raises:
-        RuleError: the op does not run on such arguments, or has no fake implementation.
-    """
-
-    def __init__(
-        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.mode = _compat.FakeTensorMode()
-        self.tensors: list[torch.Tensor] = []
-        self.graph = torch.fx.Graph()
-        replaced = _mapped((args, kwargs), self._holder)
-        self.node = self.graph.call_function(target, *replaced)
-        fake = torch.fx.node.map_arg(replaced, lambda n: n.meta["val"])
-        try:
-            with torch.no_grad():
-                self.results = _tensors(target(*args, **kwargs))
-            with self.mode:
-                self.node.meta.update(
-                    val=target(*fake[0], **fake[1]), phase="forward", source=None
-                )
-        except Exception as error:
-            fix = (
-                "arguments that the op takes, and a fake implementation: "
-                "torch.library.register_fake"
-            )
-            first = str(error).strip().split("\n", maxsplit=1)[0]
-            text = problem(
-                f"rule({target}), example", f"the op does not run: {first}", fix=fix
-            )
-            raise RuleError(text, fix=fix) from error
-        ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
-        self.call = OpCall(
-            target,
-            self.node.args,
-            dict(self.node.kwargs),
-            ins,
-            tuple(_tensors(self.node.meta["val"])),
-        )
-
-    def choices(self, rule: Rule) -> list[Choice]:
-        """What a rule offers for this call."""
-        return answered(rule, self.call, f"rule({self.call.target})", self.node)
-
-    def _holder(self, x: torch.Tensor) -> torch.fx.Node:
-        node = self.graph.placeholder(f"x{len(self.tensors)}")
-        node.meta["val"] = self.mode.from_tensor(x)
-        self.tensors.append(x.detach())
-        return node
-
-
 def prove_values(
     rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -119,47 +65,48 @@ def prove_values(
 
 
 def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
-    call, axes = sample.call, MeshAxes(("axis",), (n,))
-    marks = [
-        _fit(x, m, n)
-        for x, m in zip(
-            (*call.ins, *call.outs), (*choice[0], *choice[1]), strict=True
-        )
-    ]
-    if None in marks:
+    """Run an op on shards as a choice says, on n ranks, and compare with its true results."""
+    axes = MeshAxes(("axis",), (n,))
+    slots = _slots(sample.call, choice, n)
+    if slots is None:
         # runs that do not fit this many ranks: the partition does not take the choice either
         return
-    slots = [
-        steps.Slot(i, x, m)
-        for i, (x, m) in enumerate(zip((*call.ins, *call.outs), marks, strict=True))
-    ]
-    ins, outs = tuple(slots[: len(call.ins)]), tuple(slots[len(call.ins) :])
-    columns = [
+    ins, outs = slots
+    shards = [
         _pieces(x, slot.marks, axes)
         for x, slot in zip(sample.tensors, ins, strict=True)
     ]
+    plan = Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs)
     try:
-        found = run(
-            Plan(axes, (steps.Apply(sample.node, ins, outs),), ins, outs), columns
-        )
+        results = run(plan, shards)
     except FAILS as error:
-        said = (
-            str(error)
-            .strip()
-            .split("\n", maxsplit=1)[0]
-            .removeprefix(f"rule({call.target}): ")
-        )
-        raise _refuted(
-            call, choice, n, f"the op fails on the pieces: {said}"
-        ) from error
+        first = str(error).strip().split("\n", maxsplit=1)[0]
+        reason = first.removeprefix(f"rule({sample.call.target}): ")
+        text = f"the op fails on the pieces: {reason}"
+        raise _refuted(sample.call, choice, n, text) from error
     tolerance = max(_tolerance(x) for x in (*sample.tensors, *sample.results))
-    for i, (column, wanted, slot) in enumerate(
-        zip(found, sample.results, outs, strict=True)
-    ):
+    rows = zip(results, sample.results, outs, strict=True)
+    for i, (column, wanted, slot) in enumerate(rows):
         if wrong := _difference(column, wanted, slot.marks, axes, tolerance):
-            raise _refuted(
-                call, choice, n, f"result {i}, shape {tuple(wanted.shape)}: {wrong}"
-            )
+            text = f"result {i}, shape {tuple(wanted.shape)}: {wrong}"
+            raise _refuted(sample.call, choice, n, text)
+
+
+def _slots(
+    call: OpCall, choice: Choice, n: int
+) -> tuple[tuple[steps.Slot, ...], tuple[steps.Slot, ...]] | None:
+    """The inputs and the results of a call, placed on n ranks as a choice says; None where one
+    does not fit.
+    """
+    values = (*call.ins, *call.outs)
+    slots = []
+    for x, mark in zip(values, (*choice[0], *choice[1]), strict=True):
+        marks = _fit(x, mark, n)
+        if marks is None:
+            return None
+        slots.append(steps.Slot(len(slots), x, marks))
+    count = len(call.ins)
+    return tuple(slots[:count]), tuple(slots[count:])
 
 
 def prove_gradient(
@@ -177,19 +124,7 @@ def prove_gradient(
     )
     if not floating or not any(x.is_floating_point() for x in sample.results):
         return
-
-    empty = _mapped(
-        (args, kwargs), lambda _: TENSOR
-    )  # so that no tensor is closed over
-
-    def loss(*tensors: torch.Tensor) -> torch.Tensor:
-        args, kwargs = _filled(empty, iter(tensors))
-        return sum(
-            (x * x).sum()
-            for x in _tensors(target(*args, **kwargs))
-            if x.is_floating_point()
-        )
-
+    loss = _sum_of_squares(target, args, kwargs)
     leaves = [
         x.clone().requires_grad_(i in floating)
         for i, x in enumerate(sample.tensors)
@@ -197,32 +132,60 @@ def prove_gradient(
     wanted = torch.autograd.grad(
         loss(*leaves), [leaves[i] for i in floating], allow_unused=True
     )
-    name, paths = f"grad({target})", [f"input {i}" for i in range(len(leaves))]
-    try:
-        captured = capture(
-            grad(loss, floating).inline, name, tuple(sample.tensors), {}, paths
-        )
-    except ShardError as error:
-        raise RuleError(
-            f"rule({target}), its gradient\n{error}", fix=error.fix
-        ) from error
-    cutting = [
-        c
-        for c in sample.choices(rule)
-        if any(layout.split(m) for m in c[0]) and not {*c[0]} & {*PENDING}
-    ]
+    captured = _captured_gradient(sample, loss, floating)
+    cutting = [c for c in sample.choices(rule) if _is_sharded(c)]
     for choice in cutting[:1]:
         for n in WORLDS:
             _prove_captured(sample, captured, choice, n, wanted)
 
 
+def _sum_of_squares(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., torch.Tensor]:
+    """The sum of squares of an op's floating results, as a function of its tensors."""
+    # without their values, so that no tensor is closed over
+    empty = mapped((args, kwargs), lambda _: TENSOR)
+
+    def loss(*tensors: torch.Tensor) -> torch.Tensor:
+        args, kwargs = filled(empty, iter(tensors))
+        return sum(
+            (x * x).sum()
+            for x in tensors_of(target(*args, **kwargs))
+            if x.is_floating_point()
+        )
+
+    return loss
+
+
+def _captured_gradient(
+    sample: Sample, loss: Callable[..., torch.Tensor], floating: tuple[int, ...]
+) -> Any:
+    """The Program of a loss's gradient in a sample's floating tensors.
+
+    Raises:
+        RuleError: it cannot be captured.
+    """
+    target, tensors = sample.call.target, tuple(sample.tensors)
+    paths = [f"input {i}" for i in range(len(tensors))]
+    gradient = grad(loss, floating).inline
+    try:
+        return capture(gradient, f"grad({target})", tensors, {}, paths)
+    except ShardError as error:
+        text = f"rule({target}), its gradient\n{error}"
+        raise RuleError(text, fix=error.fix) from error
+
+
+def _is_sharded(choice: Choice) -> bool:
+    """Whether a choice shards an input, and takes none that is Partial."""
+    ins = choice[0]
+    return any(layout.split(m) for m in ins) and not {*ins} & {*PENDING}
+
+
 def _prove_captured(
     sample: Sample, captured: Any, choice: Choice, n: int, wanted: Sequence[Any]
 ) -> None:
-    axes, tensors = (
-        MeshAxes(("axis",), (n,)),
-        [*sample.tensors, *captured.closed_over],
-    )
+    axes = MeshAxes(("axis",), (n,))
+    tensors = [*sample.tensors, *captured.closed_over]
     marks = [
         _fit(x, m, n) or ("R",)
         for x, m in zip(sample.call.ins, choice[0], strict=True)
@@ -361,38 +324,4 @@ def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
             fix=FIX,
         ),
         fix=FIX,
-    )
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return (
-        [result]
-        if isinstance(result, torch.Tensor)
-        else [r for r in result if isinstance(r, torch.Tensor)]
-    )
-
-
-def _mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Arguments of an op with something else for each tensor."""
-    if isinstance(tree, torch.Tensor):
-        return fn(tree)
-    if isinstance(tree, tuple | list):
-        return type(tree)([_mapped(x, fn) for x in tree])
-    return (
-        {k: _mapped(x, fn) for k, x in tree.items()}
-        if isinstance(tree, dict)
-        else tree
-    )
-
-
-def _filled(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
-    """Arguments with the next tensor at each TENSOR."""
-    if tree is TENSOR:
-        return next(feed)
-    if isinstance(tree, tuple | list):
-        return type(tree)([_filled(x, feed) for x in tree])
-    return (
-        {k: _filled(x, feed) for k, x in tree.items()}
-        if isinstance(tree, dict)
-        else tree
     )

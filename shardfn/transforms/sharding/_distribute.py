@@ -199,35 +199,10 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     check_mesh("from_local", mesh)
     axes, world = axes_of(mesh), current_world()
     refuse_ended("from_local", mesh)
-    shards = (
-        list(x)
-        if isinstance(x, Sequence)
-        else [x] * mesh.size()
-        if world.kind == "simulated"
-        else [x]
-    )
-    if isinstance(x, Sequence) and (
-        world.kind != "simulated" or len(shards) != mesh.size()
-    ):
-        raise PlacementError(
-            problem(
-                "from_local",
-                f"{len(shards)} tensors",
-                needed="one, or one for each rank of a simulated mesh",
-            )
-        )
-    _check_shards(
-        shards,
-        [f"x[{i}]" if isinstance(x, Sequence) else "x" for i in range(len(shards))],
-    )
+    is_simulated = world.kind == "simulated"
+    shards = _given_shards(x, mesh.size(), is_simulated)
     first = shards[0]
-    try:
-        marks = marks_of(placements, first.shape, axes)
-        check_pending(marks, first.dtype)
-    except ValueError as error:
-        raise PlacementError(
-            problem("from_local", str(error)), mesh=mesh, placements=placements
-        ) from None
+    marks = _checked_marks(first, mesh, placements)
     shape = _whole_shape(shards, marks, axes)
     shards = [
         s.detach().clone(memory_format=torch.contiguous_format) for s in shards
@@ -239,14 +214,51 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         layout.dense_strides(shape, range(len(shape))),
         first.dtype,
     )
-    local = (
-        SimulatedTensor(shards, world.rank)
-        if world.kind == "simulated"
-        else shards[0]
-    )
-    return _compat.dtensors(
-        [UnreadTensor(local) if world.kind == "fake" else local], [spec]
-    )[0]
+    local = SimulatedTensor(shards, world.rank) if is_simulated else shards[0]
+    if world.kind == "fake":
+        local = UnreadTensor(local)
+    (out,) = _compat.dtensors([local], [spec])
+    return out
+
+
+def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
+    """The local tensors at hand: one, or in a simulated world one for each of so many ranks.
+
+    Raises:
+        PlacementError: another number of them; or no plain tensors of one kind.
+    """
+    is_row = isinstance(x, Sequence)
+    if is_row:
+        shards = list(x)
+    else:
+        shards = [x] * count if is_simulated else [x]
+    if is_row and (not is_simulated or len(shards) != count):
+        raise PlacementError(
+            problem(
+                "from_local",
+                f"{len(shards)} tensors",
+                needed="one, or one for each rank of a simulated mesh",
+            )
+        )
+    paths = [f"x[{i}]" if is_row else "x" for i in range(len(shards))]
+    _check_shards(shards, paths)
+    return shards
+
+
+def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
+    """The placement of a tensor of which this is a shard.
+
+    Raises:
+        PlacementError: it does not fit the mesh or the tensor.
+    """
+    try:
+        marks = marks_of(placements, shard.shape, axes_of(mesh))
+        check_pending(marks, shard.dtype)
+    except ValueError as error:
+        raise PlacementError(
+            problem("from_local", str(error)), mesh=mesh, placements=placements
+        ) from None
+    return marks
 
 
 def _whole_shape(
@@ -254,38 +266,39 @@ def _whole_shape(
 ) -> tuple[int, ...]:
     """The shape of the whole: of the shards at hand, or of shards all like this one."""
     everyone = all_coordinates(axes) if len(shards) > 1 else []
-    shape, cutting = (
-        list(shards[0].shape),
-        collections.defaultdict[int, list[int]](list),
-    )
+    shape = list(shards[0].shape)
+    cutting = collections.defaultdict[int, list[int]](list)
     for k, mark in enumerate(marks):
         if found := layout.split(mark):
             cutting[found[0]].append(k)
     for dim, by in cutting.items():
-        pieces = [
+        sizes = [
             s.shape[dim]
             for s, c in zip(shards, everyone, strict=False)
             if not any(c[k] for k in range(len(c)) if k not in by)
         ]
-        shape[dim] = (
-            sum(pieces)
-            if pieces
-            else shape[dim] * math.prod(axes.sizes[k] for k in by)
-        )
+        ranks = math.prod(axes.sizes[k] for k in by)
+        shape[dim] = sum(sizes) if sizes else shape[dim] * ranks
     for s, c in zip(shards, everyone, strict=False):
-        if tuple(s.shape) != layout.local_shape(shape, marks, axes.sizes, c):
-            needed = (
-                f"{layout.local_shape(shape, marks, axes.sizes, c)}, torch.chunk's share of "
-                f"{tuple(shape)}"
-            )
-            raise PlacementError(
-                problem(
-                    "from_local",
-                    f"the shard of rank at {c} has shape {tuple(s.shape)}",
-                    needed=needed,
-                )
-            )
+        _check_shape(s, c, layout.local_shape(shape, marks, axes.sizes, c), shape)
     return tuple(shape)
+
+
+def _check_shape(
+    shard: torch.Tensor,
+    coordinates: tuple[int, ...],
+    local_shape: tuple[int, ...],
+    shape: Sequence[int],
+) -> None:
+    """Check that a rank's shard has the shape that torch.chunk gives it.
+
+    Raises:
+        PlacementError: it has another.
+    """
+    if tuple(shard.shape) != local_shape:
+        got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
+        needed = f"{local_shape}, torch.chunk's share of {tuple(shape)}"
+        raise PlacementError(problem("from_local", got, needed=needed))
 
 
 def full(tree: Any) -> Any:

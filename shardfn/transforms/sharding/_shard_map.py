@@ -44,30 +44,15 @@ class ShardMap(Transformed):
         axes = named.enter_mesh(
             where, self.key, self.names, self.sizes, self.axis_names
         )
-        roots = parameter_names(self.fn, len(args))
-        roots = tuple(
-            [roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))]
-        )
+        roots = _roots(self.fn, len(args))
         texts = _texts(where, "in_placements", axes, roots, args, self.ins)
-        entering = [
-            manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
-            for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
-        ]
-        out = (self.fn(*_tree.refill(args, iter(entering)), **kwargs),)
-        texts = _texts(
-            where, "out_placements", axes, ("result",), out, (self.outs,)
-        )
-        leaving, paths = [], _tree.quick_paths(out[0], "result")
-        for x, path, (text, pending, shares) in zip(
-            _tree.quick_leaves(out), paths, texts, strict=True
-        ):
-            if isinstance(x, torch.Tensor):
-                x = x / shares if shares else x
-                x = manual.psum(x, pending, True) if pending else x
-                x = manual.from_local(x, text, f"{where}, out_placements: {path}")
-            leaving.append(x)
+        local_args = _to_local(args, texts)
+        out = (self.fn(*local_args, **kwargs),)
+        roots = ("result",)
+        texts = _texts(where, "out_placements", axes, roots, out, (self.outs,))
+        (result,) = _from_local(f"{where}, out_placements", out, texts)
         named.leave(len(axes))
-        return _tree.refill(out, iter(leaving))[0]
+        return result
 
     def asked(self) -> Request:
         every = self.axis_names is None or (
@@ -146,6 +131,36 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
             ),
             fix=fix,
         )
+
+
+def _roots(fn: Any, count: int) -> tuple[str, ...]:
+    """How errors call each of so many positional arguments."""
+    names = parameter_names(fn, count)
+    return tuple(
+        [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
+    )
+
+
+def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
+    """Arguments with each rank's local tensors for the global ones."""
+    leaves = [
+        manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
+        for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
+    ]
+    return _tree.refill(args, iter(leaves))
+
+
+def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
+    """A result with global tensors for the local ones, which may be terms of a sum."""
+    leaves, paths = [], _tree.quick_paths(out[0], "result")
+    rows = zip(_tree.quick_leaves(out), paths, texts, strict=True)
+    for x, path, (text, partial, shares) in rows:
+        if isinstance(x, torch.Tensor):
+            x = x / shares if shares else x
+            x = manual.psum(x, partial, True) if partial else x
+            x = manual.from_local(x, text, f"{where}: {path}")
+        leaves.append(x)
+    return _tree.refill(out, iter(leaves))
 
 
 def _texts(

@@ -1,0 +1,152 @@
+"""Places that a function reads: the steps that lead to one from the function or from a module, and
+what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Path = tuple[Any, ...]
+LIBRARIES = ("torch", "shardfn", "optree", "attr", "attrs", "numpy")
+STANDARD = os.path.dirname(os.__file__)
+MISSING = (
+    KeyError,
+    IndexError,
+    AttributeError,
+    ValueError,
+    TypeError,
+)  # what a place that is gone raises
+WORLD = (
+    "torch.distributed",
+    "shardfn.world",
+    "shardfn.mesh",
+)  # modules whose functions ask about the world
+
+
+def value_at(path: Path) -> Any:
+    """What is at a place; a list, which is no constant, where there is nothing."""
+    x = root_of(*path[0], None)
+    try:
+        for step in path[1:]:
+            x = step_to(x, *step)
+    except MISSING:
+        return []
+    return x
+
+
+def name_of(path: Path) -> str:
+    """How the user calls a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
+    text = ""
+    for kind, to in path:
+        if kind == "attr" and not (
+            to in ("__self__", "held", "fn", "func") or (to == "__dict__")
+        ):
+            text += f".{to}" if text else str(to)
+        elif kind == "cell":
+            text = str(to)
+        elif kind in ("item", "value"):
+            text += (
+                f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
+            )
+    return text.strip(".") or "something that it closes over"
+
+
+def root_of(kind: str, to: Any, fn: Any) -> Any:
+    if kind == "fn":
+        return fn
+    return sys.modules.get(to) if kind == "module" else to.held
+
+
+def is_library(x: Any) -> bool:
+    """Whether an object is code of a library: what it reads is a constant by contract."""
+    if isinstance(x, types.ModuleType):
+        return _is_library_name(x.__name__)
+    if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return _is_library_name(getattr(x, "__module__", None) or "builtins")
+    return False
+
+
+def is_closed(x: Any) -> bool:
+    """Whether a path that begins at a module is a library's own; torch.nn's may read settings."""
+    return (
+        isinstance(x, types.ModuleType)
+        and is_library(x)
+        and not x.__name__.startswith("torch.nn.")
+    )
+
+
+def _is_library_name(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in LIBRARIES
+    file = getattr(
+        sys.modules.get(top), "__file__", None
+    )  # a script of the user's may be called code.py
+    return file is None or file.startswith(STANDARD)
+
+
+def asks_world(x: Any) -> bool:
+    """Whether an object is a function, a class or a module that tells of the world or the mesh."""
+    if isinstance(x, types.ModuleType):
+        return False
+    if not isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    return (getattr(x, "__module__", None) or "").startswith(WORLD)
+
+
+def step_to(x: Any, kind: str, to: Any) -> Any:
+    """What is reached from an object by one step."""
+    if kind == "attr":
+        names = own_names(x)
+        return names[to] if to in names else getattr(x, to)
+    if kind in ("item", "value"):
+        if kind == "value":
+            to = list(dict.keys(x))[to]
+        return dict.__getitem__(x, to) if isinstance(x, dict) else x[to]
+    return OTHER_STEPS[kind](x, to)
+
+
+OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "cell": lambda x, to: x.cell_contents,
+    "closure": lambda x, to: x.__closure__,
+    "key": lambda x, to: list(dict.keys(x))[to],
+    "type": lambda x, to: type(x),
+    "typedict": lambda x, to: x.__dict__,
+    "mro": lambda x, to: x.__mro__,
+    "array": lambda x, to: x,
+}
+
+
+def own_names(x: Any) -> Any:
+    """The attributes that an object holds itself."""
+    names = getattr(x, "__dict__", None)
+    return names if isinstance(names, (dict, types.MappingProxyType)) else {}
+
+
+def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
+    """Whether a step from the same object leads to the same object at all times."""
+    if kind in ("closure", "type", "typedict", "mro", "array"):
+        return True
+    if kind in ("item", "value"):
+        return type(x) is tuple
+    if kind == "attr" and isinstance(x, types.MethodType):
+        return to in ("__self__", "__func__")
+    if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
+        return True  # torch puts hooks into the dict, and never another dict in its place
+    ours = (type(x).__module__ or "").startswith("shardfn.")
+    unstable = (
+        kind == "attr" and to not in own_names(x) and getattr(x, to) is not value
+    )  # a method
+    return (ours and not isinstance(x, types.ModuleType)) or unstable
+
+
+def home_of(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
+    """Where an attribute is held: as an item of a dict of attributes, where there is one."""
+    names = own_names(x) if kind == "attr" else {}
+    return (names, "item", to) if to in names else (x, kind, to)

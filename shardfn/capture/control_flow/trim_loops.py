@@ -1,0 +1,157 @@
+"""Trim loops and branches: take away results that nobody reads, and what only they need."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+
+from ...ops.loops import Branch, Scan
+
+
+def trim(graph: torch.fx.Graph) -> None:
+    """Take away results of loops that nobody reads, and what only they need."""
+    graph.eliminate_dead_code()
+    for node in reversed(
+        list(graph.nodes)
+    ):  # a loop that is trimmed may leave another's results unread
+        if isinstance(node.target, (Scan, Branch)):
+            used = {user.args[1] for user in node.users}
+            TRIM[type(node.target)](graph, node, node.target, used)
+            graph.eliminate_dead_code()
+
+
+def _trim_scan(
+    graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set[int]
+) -> None:
+    body = scan.graphs[0]
+    holders = body.find_nodes(op="placeholder")
+    live, needed = _live_results(scan, used)
+    ins = [
+        i
+        for i, h in enumerate(holders)
+        if (i - scan.consts in live if _is_carry(scan, i) else h in needed)
+    ]
+    # the inputs of the scan that it transposes are told by position: all of them stay
+    if scan.transposes and len(ins) < len(holders):
+        ins = sorted({*ins, *range(scan.consts), *_rows_of_primal(scan)})
+    count = lambda low, high: sum(low <= i < high for i in ins)
+    trimmed = attrs.evolve(
+        scan,
+        graphs=(_cut(body, ins, sorted(live)),),
+        consts=count(0, scan.consts),
+        carries=count(scan.consts, scan.consts + scan.carries),
+    )
+    _swap(graph, node, trimmed, [node.args[i] for i in ins], sorted(live))
+
+
+def _live_results(
+    scan: Scan, used: set[int]
+) -> tuple[set[int], set[torch.fx.Node]]:
+    """The results of a scan that are used, or are carries that such a result depends on; and
+    the nodes of its body that they depend on.
+    """
+    body = scan.graphs[0]
+    holders = body.find_nodes(op="placeholder")
+    (output,) = body.find_nodes(op="output")
+    live = set(used)
+    while True:
+        needed = reached(output.args[0][k] for k in live)
+        carries = {
+            k for k in range(scan.carries) if holders[scan.consts + k] in needed
+        }
+        if carries <= live:
+            return live, needed
+        live |= carries
+
+
+def _rows_of_primal(scan: Scan) -> range:
+    start = scan.consts + scan.carries
+    assert scan.transposes is not None
+    return range(start, start + sum(scan.transposes[1:]))
+
+
+def _is_carry(scan: Scan, i: int) -> bool:
+    return scan.consts <= i < scan.consts + scan.carries
+
+
+def _trim_branch(
+    graph: torch.fx.Graph, node: torch.fx.Node, branch: Branch, used: set[int]
+) -> None:
+    ins = sorted({i for g in branch.graphs for i in _needed_inputs(g, used)})
+    outs = sorted(used)
+    trimmed = attrs.evolve(
+        branch,
+        graphs=tuple(_cut(g, ins, outs) for g in branch.graphs),
+        consts=len(ins),
+    )
+    args = [*(node.args[i] for i in ins), node.args[-1]]
+    _swap(graph, node, trimmed, args, outs)
+
+
+def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
+    """The inputs of a graph that some of its results depend on."""
+    (output,) = body.find_nodes(op="output")
+    needed = reached(output.args[0][k] for k in used)
+    holders = body.find_nodes(op="placeholder")
+    return [i for i, h in enumerate(holders) if h in needed]
+
+
+TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch}
+
+
+def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Every node that some result depends on."""
+    seen, queue = set(), list(roots)
+    while queue:
+        node = queue.pop()
+        if node not in seen:
+            seen.add(node)
+            queue += node.all_input_nodes
+    return seen
+
+
+def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
+    """A copy of a graph with some of its inputs and results."""
+    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    (output,) = body.find_nodes(op="output")
+    wanted = [output.args[0][k] for k in outs]
+    needed, holders = reached(wanted), body.find_nodes(op="placeholder")
+    inputs = {holders[i] for i in ins}
+    for node in body.nodes:
+        if node in inputs or (node in needed and node.op != "placeholder"):
+            env[node] = copy_node(fresh, node, env)
+    fresh.output([env[x] for x in wanted])
+    return fresh
+
+
+def copy_node(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    env: dict[torch.fx.Node, torch.fx.Node],
+) -> torch.fx.Node:
+    """A node in another graph, with its metadata."""
+    made = graph.node_copy(node, env.__getitem__)
+    made.meta = dict(node.meta)
+    return made
+
+
+def _swap(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    loop: Any,
+    args: list[torch.fx.Node],
+    outs: list[int],
+) -> None:
+    """Put a loop in the place of another; `outs` says which of the old one's results each of
+    its results is.
+    """
+    node.target, node.args = loop, tuple(args)
+    node.meta["val"] = [node.meta["val"][k] for k in outs]
+    at = {old: new for new, old in enumerate(outs)}
+    for user in list(node.users):
+        if user.target is operator.getitem:
+            user.args = (node, at[user.args[1]])

@@ -1,0 +1,99 @@
+"""The inputs of a capture: fake tensors like the arguments; objects are closed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _compat, _tree
+from ..types import CONSTANTS, ShapeDtype
+from .rewrites import strides
+
+
+class Inputs(NamedTuple):
+    """What a function is captured on."""
+
+    name: str  # of the function
+    leaves: list[Any]  # of (args, kwargs)
+    treedef: _tree.TreeDef
+    fakes: list[Any]  # the leaves, fake tensors for tensors
+    tensor_paths: list[str]
+
+    @classmethod
+    def like(
+        cls,
+        args: Any,
+        kwargs: Any,
+        paths: list[str],
+        device: str,
+        mode: _compat.FakeTensorMode,
+        name: str,
+    ) -> Inputs:
+        """The inputs for arguments like these.
+
+        Raises:
+            CaptureError: a tensor without strides.
+        """
+        leaves, treedef = _tree.flatten((args, kwargs))
+        strides.refuse_unstrided(name, leaves, paths)
+        fakes = [_fake(mode, leaf, device) for leaf in leaves]
+        pairs = zip(paths, fakes, strict=True)
+        tensor_paths = [p for p, x in pairs if isinstance(x, torch.Tensor)]
+        return cls(name, leaves, treedef, fakes, tensor_paths)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The fake tensors."""
+        return [x for x in self.fakes if isinstance(x, torch.Tensor)]
+
+    @property
+    def positional(self) -> Any:
+        """(args, kwargs), of fake tensors."""
+        return _tree.unflatten(self.treedef, self.fakes)
+
+
+def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
+    if isinstance(leaf, ShapeDtype):
+        with mode:
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with mode:
+        return torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+        )
+
+
+def holding(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], Any, Any]:
+    """A function that holds those of its arguments that are objects, which Dynamo takes only
+    where they are closed over.
+    """
+    odd = [i for i, x in enumerate(args) if _is_object(x)]
+    named = {key: x for key, x in kwargs.items() if _is_object(x)}
+    if not odd and not named:
+        return fn, args, kwargs
+
+    def held(*given: Any, **others: Any) -> Any:
+        return fn(
+            *[args[i] if i in odd else x for i, x in enumerate(given)],
+            **{**others, **named},
+        )
+
+    return (
+        held,
+        tuple(None if i in odd else x for i, x in enumerate(args)),
+        {**kwargs, **dict.fromkeys(named)},
+    )
+
+
+def _is_object(x: Any) -> bool:
+    (leaf, *more), _ = _tree.flatten((x, None))
+    return (
+        leaf is x
+        and len(more) == 1
+        and not isinstance(x, (torch.Tensor, ShapeDtype, *CONSTANTS))
+    )

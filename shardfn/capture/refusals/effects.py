@@ -1,0 +1,125 @@
+"""Effects that a captured function may not have: writes to its inputs, and collectives of torch's
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ... import _compat
+from ...errors import CaptureError, problem
+from .. import annotations as sources
+
+ALONE = (
+    "global values, and placements; shard adds the communication, and constrain asks for "
+    "it; in shard_map: "
+    "sf.psum(x, axis_name), sf.all_gather, sf.psum_scatter, sf.all_to_all, sf.ppermute"
+)
+
+
+def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The input whose memory a value is, or an in-place op or an `out=` writes to, through
+    views; None if it is the function's own.
+    """
+    queue = [node]
+    while queue:
+        node = queue.pop()
+        if node.op == "placeholder":
+            return node
+        if node.op == "call_function":
+            queue += _memory_of(node)
+    return None
+
+
+def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments whose memory a node's result shares."""
+    if _mutates(node):
+        return _written(node)
+    shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
+    return [x for x in node.args[:1] if shares and isinstance(x, torch.fx.Node)]
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The arguments that an op writes to: the first of `add_`, the last ones of `sort(...,
+    out=(v, i))`.
+    """
+    found: list[torch.fx.Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = (
+                node.args[position]
+                if position < len(node.args)
+                else node.kwargs.get(argument.name)
+            )
+            torch.fx.node.map_arg(given, found.append)
+    return found
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return (
+        isinstance(node.target, _compat.OpOverload)
+        and node.target._schema.is_mutable
+    )
+
+
+def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
+    """Refuse what communicates by itself: on values of whole tensors it would mean something
+    else for every placement.
+
+    Raises:
+        CaptureError: naming the op and the line.
+    """
+    for node in graph.graph.nodes:
+        if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
+            source, fix = node.meta.get("source"), ALONE
+            got = f"it communicates by itself: {node.target}"
+            text = problem(
+                name,
+                got,
+                needed="a function of global tensors",
+                fix=fix,
+                source=source,
+            )
+            raise CaptureError(text, source=source, fix=fix)
+
+
+def refuse_mutation(
+    graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
+) -> bool:
+    """Whether the graph writes in place at all; an error if it writes to an input.
+
+    Raises:
+        CaptureError: naming the argument and the line.
+    """
+    holders = graph.graph.find_nodes(op="placeholder")
+    writes = [
+        n for n in graph.graph.nodes if n.op == "call_function" and _mutates(n)
+    ]
+    for node in writes:
+        hit = written_input(node)
+        if hit is None:
+            continue
+        position = holders.index(hit)
+        path = (
+            paths[position]
+            if position < len(paths)
+            else "a tensor that it closes over"
+        )
+        source = sources.line_of(node.meta.get("stack_trace"))
+        fix = f"return the new value, or write to a copy: {path}.clone()"
+        where = (
+            f"{name}, argument {path}"
+            if position < len(paths)
+            else f"{name}, {path}"
+        )
+        text = problem(
+            where,
+            "the function writes to it in place",
+            needed="a function that only returns",
+            fix=fix,
+            source=source,
+        )
+        raise CaptureError(text, arg_path=path, source=source, fix=fix)
+    return bool(writes)

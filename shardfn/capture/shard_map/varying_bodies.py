@@ -1,0 +1,288 @@
+"""The kinds that a loop or a branch and its regions agree on: a carry is of one kind in every
+run, and what a branch returns is of one kind.
+
+What is differentiated by and closed over is brought to the kind that a region needs outside of
+it, so that its gradient is summed once, behind the loop.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from ...errors import CaptureError, problem
+from ...ops import shard_map
+from .. import annotations as sources
+from ..control_flow import bodies as regions
+from ..control_flow import endings
+from .varying_nodes import args_of
+
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """A region where it stands: its graph, the node that runs it, and which of that node's
+    arguments are closed over.
+    """
+
+    node: torch.fx.Node
+    graph: torch.fx.GraphModule
+
+    @property
+    def given(self) -> list[torch.fx.Node]:
+        return list(args_of(self.node)[1:])
+
+    def entered(self, k: int) -> int | None:
+        """Which of the values that enter an argument is; None if it is closed over."""
+        x = self.given[k]
+        return (
+            args_of(x)[1]
+            if x.target is operator.getitem
+            and args_of(x)[0].target is regions.enter
+            else None
+        )
+
+    @property
+    def free(self) -> list[torch.fx.Node]:
+        return [x for k, x in enumerate(self.given) if self.entered(k) is None]
+
+
+@attrs.define(eq=False)
+class Settled:
+    """What an ending and its regions agree on."""
+
+    # region -> the kinds of what enters it
+    entering: dict[torch.fx.Node, list[Axes]]
+    leaving: list[Axes]  # the kinds of what a region returns
+    # (region, argument) -> the kind of what is closed over
+    free: dict[tuple[torch.fx.Node, int], Axes]
+    result: list[Axes]
+    # which lists of the ending's arguments are brought to which kinds
+    brought: dict[int, list[Axes]]
+
+
+def is_wrap(node: torch.fx.Node) -> bool:
+    """Whether a node runs a region."""
+    return getattr(node.target, "_name", None) == "wrap"
+
+
+def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The ending of a region, of what enters one, or itself."""
+    queue = [node]
+    while queue:
+        found = queue.pop()
+        if found.target in ENDINGS:
+            return found
+        queue += [
+            u
+            for u in found.users
+            if u.target is operator.getitem or is_wrap(u) or u.target in ENDINGS
+        ]
+    return None
+
+
+def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
+    node = args_of(left[0])[0]
+    return Body(node, getattr(kinds.module, args_of(node)[0].target))
+
+
+def _run(
+    kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
+) -> tuple[list[Axes], dict[int, Axes]]:
+    """The kinds of what a region returns, in the order of `leave`, and what it needs of what it
+    closes over.
+    """
+    given = body.given
+    at = [body.entered(k) for k in range(len(given))]
+    ins = [
+        free[k] | kinds.flat(x) if e is None else entering[e]
+        for k, (e, x) in enumerate(zip(at, given, strict=True))
+    ]
+    inner = type(kinds)(body.graph)
+    outs = inner.result(ins)
+    inner.ask()
+    graph = body.graph.graph
+    needed = {}
+    for k, holder in enumerate(graph.find_nodes(op="placeholder")):
+        if k in free and holder in inner.asked:
+            needed[k] = NONE.union(*(inner.needs(user) for user in holder.users))
+    (output,) = graph.find_nodes(op="output")
+    order = [args_of(x)[1] for x in args_of(output)[0]]
+    rows = sorted(zip(order, outs, strict=True), key=lambda row: row[0])
+    return [kind for _, kind in rows], needed
+
+
+def _fixed(
+    kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
+) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
+    """The kinds of carries, results and closed-over values with which every run is like the one
+    before.
+    """
+    free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
+    carry = [c | floor for c in carry]
+    while True:
+        outs, more = _run(kinds, body, [*carry, *rows], free)
+        wider = [c | o for c, o in zip(carry, outs, strict=False)]
+        spread = {k: axes | more.get(k, NONE) for k, axes in free.items()}
+        if (wider, spread) == (carry, free):
+            return carry, outs, free
+        carry, free = wider, spread
+
+
+def _free(
+    body: Body, kinds: Any, free: dict[int, Axes]
+) -> dict[tuple[torch.fx.Node, int], Axes]:
+    return {
+        (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
+    }
+
+
+def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
+    outs, init, columns, *_ = args_of(node)
+    body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
+    entering = [kinds.flat(x) for x in init]
+    carry, left, free = _fixed(kinds, body, entering, rows, NONE)
+    result = [*carry, *left[len(carry) :]]
+    return Settled(
+        entering={body.node: [*carry, *rows]},
+        leaving=result,
+        free=_free(body, kinds, free),
+        result=result,
+        brought={1: carry},
+    )
+
+
+def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
+    truth, yes, no = args_of(node)
+    floor, bodies = kinds.flat(truth), [_body(kinds, yes), _body(kinds, no)]
+    found = [_fixed(kinds, body, [], [], floor) for body in bodies]
+    _refuse_apart(bodies, floor, "cond")
+    left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
+    free = {
+        key: axes
+        for body, (_, _, own) in zip(bodies, found, strict=True)
+        for key, axes in _free(body, kinds, own).items()
+    }
+    return Settled(entering={}, leaving=left, free=free, result=left, brought={})
+
+
+def _while(kinds: Any, node: torch.fx.Node) -> Settled:
+    go_on, outs, init = args_of(node)
+    test, body = _body(kinds, go_on), _body(kinds, outs)
+    floor, carry = NONE, [kinds.flat(x) for x in init]
+    while True:
+        carry, _, free = _fixed(kinds, body, carry, [], floor)
+        _, (truth, *_), told = _fixed(kinds, test, carry, [], floor)
+        if truth <= floor:
+            break
+        floor |= truth
+    _refuse_apart([test, body], floor, "while_loop")
+    every = {**_free(body, kinds, free), **_free(test, kinds, told)}
+    return Settled(
+        entering={body.node: carry, test.node: carry},
+        leaving=carry,
+        free=every,
+        result=carry,
+        brought={2: carry},
+    )
+
+
+def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
+    """A rule of the user's is for values of one kind: all that the function and its rule see
+    varies, if anything does.
+    """
+    args = args_of(node)
+    rows = [k for k, x in enumerate(args) if isinstance(x, (list, tuple))]
+    left = [k for k in rows if args[k] and _is_left(args[k][0])]
+    inputs = next(k for k in rows if k > 1 and k not in left)
+    bodies = [_body(kinds, args[k]) for k in left]
+    values = [*args[inputs], *(x for body in bodies for x in body.free)]
+    every = NONE.union(
+        *(kinds.flat(x) for x in values),
+        *(_run_all(kinds, body) for body in bodies),
+    )
+    free = {
+        (body.node, k): every
+        for body in bodies
+        for k in range(len(body.given))
+        if body.entered(k) is None
+    }
+    return Settled(
+        entering={body.node: [every] * len(body.given) for body in bodies},
+        leaving=[every] * max(len(args[k]) for k in rows),
+        free=free,
+        result=[every] * len(args[1]),
+        brought={inputs: [every] * len(args[inputs])},
+    )
+
+
+def _run_all(kinds: Any, body: Body) -> Axes:
+    """All axes over which something in a region varies, whatever enters it."""
+    names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
+    if names:
+        source = sources.line_of(names[0].meta.get("stack_trace"))
+        fix = "the collective before or after it"
+        text = problem(
+            "a function with a rule of its own",
+            f"{names[0].target.__name__} inside of it",
+            fix=fix,
+            source=source,
+        )
+        raise CaptureError(text, source=source, fix=fix)
+    return NONE
+
+
+def _is_left(x: Any) -> bool:
+    return (
+        isinstance(x, torch.fx.Node)
+        and x.target is operator.getitem
+        and is_wrap(args_of(x)[0])
+    )
+
+
+def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
+    """Refuse collectives where ranks may not all come by, or not equally often."""
+    for body in bodies if floor else ():
+        found = next(
+            (
+                n
+                for m in body.graph.modules()
+                if isinstance(m, torch.fx.GraphModule)
+                for n in m.graph.nodes
+                if _sends(n)
+            ),
+            None,
+        )
+        if found is not None:
+            said = " and ".join(sorted(floor))
+            source = sources.line_of(found.meta.get("stack_trace"))
+            fix = (
+                "the collective before or after it, or a choice that is the same on all "
+                f"ranks of {said}: psum or pmax it"
+            )
+            got = f"{found.target.__name__} inside it, and its choice varies over {said}"
+            raise CaptureError(
+                problem(what, got, fix=fix, source=source), source=source, fix=fix
+            )
+
+
+def _sends(node: torch.fx.Node) -> bool:
+    return node.target in shard_map.PRIMS and node.target not in (
+        shard_map.vary,
+        shard_map.axis_index,
+    )
+
+
+ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {
+    endings.scan: _scan,
+    endings.cond: _cond,
+    endings.while_loop: _while,
+    endings.custom_vjp: _custom,
+    endings.custom_jvp: _custom,
+}

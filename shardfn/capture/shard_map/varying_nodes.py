@@ -1,0 +1,141 @@
+"""Nodes of Dynamo's graph: what one reads, what it writes to, what it is a view of."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+BACKWARD = ("_autograd_grad", "_vjp_grad")
+CHECKPOINT = "tag_activation_checkpoint"
+REQUIRES_GRAD = "_set_tensor_requires_grad"
+VIEWS = {
+    "view",
+    "reshape",
+    "t",
+    "transpose",
+    "permute",
+    "select",
+    "expand",
+    "expand_as",
+    "squeeze",
+    "unsqueeze",
+    "narrow",
+    "chunk",
+    "split",
+    "unbind",
+    "flatten",
+    "unflatten",
+    "diagonal",
+    "movedim",
+    "view_as",
+    "detach",
+    "getitem",
+    "getattr",
+    "swapaxes",
+    "unfold",
+    "alias",
+    "to",
+    "type_as",
+    "contiguous",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+}
+PLUMBING = {
+    "_wrap_for_grad",
+    "_unwrap_for_grad",
+    REQUIRES_GRAD,
+    "_add_batch_dim",
+    "_remove_batch_dim",
+}  # of torch.func's levels
+IN_PLACE = {
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.imatmul,
+    operator.setitem,
+}
+
+
+def graphs_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
+    """The graph and those of its higher-order ops."""
+    for child in module.modules():
+        if isinstance(child, torch.fx.GraphModule):
+            yield child.graph
+
+
+def children_of(
+    module: torch.fx.GraphModule, node: torch.fx.Node
+) -> list[torch.fx.GraphModule]:
+    """The graphs that a higher-order op is given."""
+    if node.op != "call_function":
+        return []
+    found = [
+        getattr(module, x.target, None)
+        for x in node.all_input_nodes
+        if x.op == "get_attr" and "." not in str(x.target)
+    ]
+    return [x for x in found if isinstance(x, torch.fx.GraphModule)]
+
+
+def args_of(node: torch.fx.Node) -> Any:
+    return node.args
+
+
+def nodes_in(x: Any) -> list[torch.fx.Node]:
+    """The nodes in an argument, lists included."""
+    found: list[torch.fx.Node] = []
+    torch.fx.node.map_arg(x, found.append)
+    return found
+
+
+def is_checkpoint(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_name", None) == CHECKPOINT
+
+
+def name_of(node: torch.fx.Node) -> str:
+    return (
+        node.target
+        if isinstance(node.target, str)
+        else getattr(node.target, "__name__", "")
+    )
+
+
+def root_of(x: torch.fx.Node) -> torch.fx.Node:
+    """What a value is a view of, by way of views and of writes in place."""
+    while (
+        x.args
+        and isinstance(x.args[0], torch.fx.Node)
+        and x.op != "placeholder"
+        and (name_of(x) in VIEWS or name_of(x) in PLUMBING or _is_in_place(x))
+    ):
+        x = x.args[0]
+    return x
+
+
+def _is_in_place(node: torch.fx.Node) -> bool:
+    name = name_of(node)
+    return (
+        node.target in IN_PLACE
+        or (name.endswith("_") and not name.endswith("__"))
+        or node.kwargs.get("inplace") is True
+    )
+
+
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a node writes to in place."""
+    if node.op not in ("call_function", "call_method"):
+        return []
+    first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]
+    return (first if _is_in_place(node) else []) + nodes_in(node.kwargs.get("out"))

@@ -1,0 +1,104 @@
+"""How the prims of per-rank code vary: over which axes the result of each does, and over which
+its argument has to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ...errors import PlacementError, problem
+from ...ops import shard_map
+from .. import annotations as sources
+from .varying_nodes import args_of
+
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+
+
+class Arguments(Protocol):
+    """Says how the arguments of nodes vary."""
+
+    def flat(self, x: Any) -> Axes:
+        """All axes over which something in an argument varies."""
+        ...
+
+
+def _named(text: str) -> Axes:
+    return frozenset(text.split(",")) if text else NONE
+
+
+def _cut_axes(text: str) -> Axes:
+    return frozenset(
+        name for name, _, dim in shard_map.parsed(text) if dim is not None
+    )
+
+
+def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
+    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
+    do not cut it.
+    """
+    x, text, where = args_of(node)
+    every = frozenset(name for name, _, _ in shard_map.parsed(text))
+    cut = _cut_axes(text)
+    wrong = sorted((every - cut) & kinds.flat(x))
+    if wrong:
+        said = " and ".join(wrong)
+        source = sources.line_of(x.meta.get("stack_trace")) or sources.line_of(
+            node.meta.get("stack_trace")
+        )
+        fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
+        head, path = where.split(": ")
+        got = (
+            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
+            f"{'it' if len(wrong) == 1 else 'them'}"
+        )
+        raise PlacementError(
+            problem(head, got, fix=fix, source=source),
+            arg_path=path,
+            source=source,
+            fix=fix,
+        )
+    return kinds.flat(x) - every
+
+
+RESULT: dict[Any, Callable[[Arguments, torch.fx.Node], Axes]] = {
+    shard_map.to_local: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) | _cut_axes(args_of(node)[1])
+    ),
+    shard_map.from_local: _left,
+    shard_map.vary: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) | _named(args_of(node)[1])
+    ),
+    shard_map.psum: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) - _named(args_of(node)[1])
+    ),
+    shard_map.extremum: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) - _named(args_of(node)[1])
+    ),
+    shard_map.all_gather: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) - {args_of(node)[1]}
+    ),
+    shard_map.own_piece: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) | {args_of(node)[1]}
+    ),
+    shard_map.all_to_all: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) | {args_of(node)[1]}
+    ),
+    shard_map.ppermute: lambda kinds, node: (
+        kinds.flat(args_of(node)[0]) | {args_of(node)[1]}
+    ),
+    shard_map.axis_index: lambda kinds, node: frozenset((args_of(node)[0],)),
+}
+NEEDED: dict[
+    Any, Callable[[torch.fx.Node], Axes]
+] = {  # the axes over which a prim's argument is each rank's own
+    shard_map.from_local: lambda node: _cut_axes(args_of(node)[1]),
+    shard_map.psum: lambda node: _named(args_of(node)[1]),
+    shard_map.extremum: lambda node: _named(args_of(node)[1]),
+    shard_map.all_gather: lambda node: frozenset((args_of(node)[1],)),
+    shard_map.all_to_all: lambda node: frozenset((args_of(node)[1],)),
+    shard_map.ppermute: lambda node: frozenset((args_of(node)[1],)),
+}

@@ -1,0 +1,153 @@
+"""The ops of per-rank code that a Program holds, each with the shape of its result; and the text
+that says how mesh axes cut a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError, problem
+
+Cut = tuple[str, int, int | None]  # mesh axis, its size, the dim that it cuts
+
+
+def parsed(text: str) -> list[Cut]:
+    """`dp:2=0,tp:4=` as [("dp", 2, 0), ("tp", 4, None)]."""
+    rows = [
+        entry.replace(":", "=").split("=") for entry in text.split(",") if entry
+    ]
+    return [(name, int(n), int(dim) if dim else None) for name, n, dim in rows]
+
+
+def written(cuts: Sequence[Cut]) -> str:
+    """The text of what `parsed` returns."""
+    return ",".join(
+        f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in cuts
+    )
+
+
+def uncaptured(*_: Any) -> torch.Tensor:
+    fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
+    raise CaptureError(
+        problem(
+            "shard_map",
+            "it is called inside a transform of torch.func itself",
+            fix=fix,
+        ),
+        fix=fix,
+    )
+
+
+def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """An empty tensor like x with other sizes, in the same order of dims in memory."""
+    shape = [sizes.get(d, n) for d, n in enumerate(x.shape)]
+    stride, step = [1] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (x.stride(d), -d)):
+        stride[d] = step
+        step *= max(shape[d], 1)
+    return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("shardfn::prim_to_local", mutates_args=())
+def prim_to_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
+    """A rank's own piece of x."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::prim_from_local", mutates_args=())
+def prim_from_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
+    """The whole of which x is a rank's own piece."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::vary", mutates_args=())
+def prim_vary(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """What all ranks have, as each rank's own."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::psum", mutates_args=())
+def prim_psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
+    """The sum over the ranks of some axes; it may stay pending."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::extremum", mutates_args=())
+def prim_extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
+    """The max or min over the ranks of some axes."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::all_gather", mutates_args=())
+def prim_all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
+    """What all ranks have, one after the other along a dim."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::own_piece", mutates_args=())
+def prim_own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
+    """A rank's own piece along a dim of what all ranks have."""
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::all_to_all", mutates_args=())
+def prim_all_to_all(
+    x: torch.Tensor, axis: str, n: int, split: int, concat: int
+) -> torch.Tensor:
+    """Each rank's piece along `split` of what all ranks have, one after the other along
+    `concat`.
+    """
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::ppermute", mutates_args=())
+def prim_ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
+    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1,
+    and 1 to 0.
+    """
+    return uncaptured()
+
+
+@torch.library.custom_op("shardfn::axis_index", mutates_args=())
+def prim_axis_index(axis: str, device: torch.device) -> torch.Tensor:
+    """A rank's number on an axis."""
+    return uncaptured()
+
+
+def _local(x: torch.Tensor, text: str) -> torch.Tensor:
+    sizes = dict(enumerate(x.shape))
+    for _, n, dim in parsed(text):
+        if dim is not None:
+            sizes[dim] //= n
+    return _sized(x, sizes)
+
+
+def _whole(x: torch.Tensor, text: str) -> torch.Tensor:
+    sizes = dict(enumerate(x.shape))
+    for _, n, dim in parsed(text):
+        if dim is not None:
+            sizes[dim] *= n
+    return _sized(x, sizes)
+
+
+prim_to_local.register_fake(_local)
+prim_from_local.register_fake(_whole)
+prim_vary.register_fake(lambda x, axes: torch.empty_like(x))
+prim_psum.register_fake(lambda x, axes, pending: torch.empty_like(x))
+prim_extremum.register_fake(lambda x, axes, kind: torch.empty_like(x))
+prim_all_gather.register_fake(
+    lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] * n})
+)
+prim_own_piece.register_fake(
+    lambda x, axis, n, dim: _sized(x, {dim: x.shape[dim] // n})
+)
+prim_all_to_all.register_fake(
+    lambda x, axis, n, s, c: _sized(x, {s: x.shape[s] // n, c: x.shape[c] * n})
+)
+prim_ppermute.register_fake(lambda x, axis, perm: torch.empty_like(x))
+prim_axis_index.register_fake(
+    lambda axis, device: torch.empty((), dtype=torch.int64, device=device)
+)

@@ -1,0 +1,232 @@
+"""cond and while_loop: a branch or a loop as one op, differentiable, with sharded carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _compat, _tree
+from ..capture.control_flow import bodies, endings
+from ..capture.shard_map import axis_names
+from ._control_flow import Controlled, carried, leaf_kinds
+from ._control_flow_checks import (
+    branch_dtypes,
+    check_branch_trees,
+    check_carry,
+    check_choice,
+)
+from ._paired import kind, kinds, scalar
+from ._transformed import name_of
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    *operands: Any,
+) -> Any:
+    """One of two functions, chosen by a value when the program runs; only the chosen one is
+    computed.
+
+    Args:
+        pred: a bool, or a tensor with one element. A Python bool chooses at once.
+        true_fn: of the operands; returns a tensor or a tree of them.
+        false_fn: returns the same tree, of the same shapes and dtypes.
+        operands: trees of tensors; what the functions close over may be differentiated too.
+
+    Returns:
+        What the chosen function returns, numbers as tensors. Under `vmap` with mapped choices
+        both are computed.
+
+    Raises:
+        TreeError: results of different trees, shapes or dtypes.
+
+    Source: jax.lax.cond.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.cond(torch.tensor(True), torch.sin, torch.cos, torch.tensor(0.0))
+        tensor(0.)
+    """
+    if isinstance(pred, (bool, int, float)):
+        return (true_fn if pred else false_fn)(*operands)
+    if _compat.is_in_dynamo():
+        return _cond(true_fn, (false_fn,), pred, *operands)
+    if _compat.is_tracing() or _compat.inside_transform():
+        return _cond_eagerly(true_fn, false_fn, pred, *operands)
+    return Controlled((true_fn,), _cond, (false_fn,))(pred, *operands)
+
+
+def _cond(
+    true_fn: Any, settings: tuple[Any, ...], pred: torch.Tensor, *operands: Any
+) -> Any:
+    (false_fn,) = settings
+    name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
+    check_choice(f"{name}, pred", kind(pred))
+    yes = _branch_region(name, true_fn, operands, None, None)
+    no = _branch_region(name, false_fn, operands, yes, None)
+    dtypes = _dtypes(name, yes, no)
+    if any(d is not None for d in dtypes):
+        like = yes
+        yes = _branch_region(name, true_fn, operands, like, dtypes)
+        no = _branch_region(name, false_fn, operands, like, dtypes)
+    first, second = _tree.tensors(yes), _tree.tensors(no)
+    if not first:
+        return yes
+    outs = endings.cond(pred.reshape(()).to(torch.bool), first, second)
+    return _tree.with_tensors(yes, outs)
+
+
+def _branch_region(
+    name: str,
+    fn: Any,
+    operands: tuple[Any, ...],
+    like: Any,
+    dtypes: tuple[torch.dtype | None, ...] | None,
+) -> Any:
+    """One branch as a region; its leaves in the order of `like`, and numbers as tensors of these
+    dtypes.
+    """
+
+    def run() -> Any:
+        out = fn(*operands)
+        leaves = (
+            _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
+        )
+        if dtypes is not None:
+            leaves = _as_tensors(leaves, dtypes)
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        feed = iter(bodies.leave(tensors or [torch.zeros(())]))
+        results = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return _tree.refill((out if like is None else like,), iter(results))[0]
+
+    return bodies.region(run, [])
+
+
+def _branch(name: str, out: Any, like: Any) -> list[Any]:
+    """The leaves of what false_fn returns, in the order in which true_fn has them."""
+    leaves, wrong = _tree.pair(
+        out, like, ("the results of false_fn", "the results of true_fn"), "result"
+    )
+    check_branch_trees(name, tuple(wrong))
+    return leaves
+
+
+def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
+    """For each leaf of two branches the dtype of its numbers; None where there are none."""
+    first, second = _tree.quick_leaves((yes,)), _tree.quick_leaves((no,))
+    constants = [
+        tuple([None if isinstance(x, torch.Tensor) else x for x in side])
+        for side in (first, second)
+    ]
+    paths = tuple(_tree.quick_paths(yes, "result"))
+    return branch_dtypes(name, paths, kinds(first), kinds(second), *constants)
+
+
+def _as_tensors(
+    leaves: list[Any], dtypes: tuple[torch.dtype | None, ...]
+) -> list[Any]:
+    """Leaves with tensors for numbers, of these dtypes."""
+    pairs = zip(leaves, dtypes, strict=True)
+    return [
+        x
+        if d is None or isinstance(x, torch.Tensor)
+        else scalar(x, axis_names.device(), d)
+        for x, d in pairs
+    ]
+
+
+def _cond_eagerly(
+    true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any
+) -> Any:
+    """Where Dynamo does not read: both branches, and one of them is chosen."""
+    name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
+    check_choice(f"{name}, pred", kind(pred))
+    yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
+    others = _branch(name, false_fn(*operands), yes)
+    dtypes = _dtypes(name, yes, _tree.refill((yes,), iter(others))[0])
+    pairs = zip(
+        _as_tensors(_tree.quick_leaves((yes,)), dtypes),
+        _as_tensors(others, dtypes),
+        strict=True,
+    )
+    chosen = [
+        torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a
+        for a, b in pairs
+    ]
+    return _tree.refill((yes,), iter(chosen))[0]
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
+) -> Any:
+    """Run a function on its own result for as long as another says so.
+
+    Args:
+        cond_fun: carry -> a tensor with one element, or a bool.
+        body_fun: carry -> carry, of the same tree, shapes and dtypes.
+        init_val: the carry that enters, a tree of tensors.
+
+    Returns:
+        The carry for which `cond_fun` says no. Right under `vmap` and `jvp`.
+
+    Raises:
+        TreeError: a carry that changes its tree, a shape or a dtype.
+        CaptureError: when it is differentiated in reverse: how often it runs is not known.
+
+    Source: jax.lax.while_loop.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.while_loop(lambda x: x < 10, lambda x: x * 2, torch.tensor(1))
+        tensor(16)
+    """
+    if _compat.is_in_dynamo():
+        return _while_loop(body_fun, (cond_fun,), init_val)
+    if _compat.is_tracing() or _compat.inside_transform():
+        return _while_eagerly(cond_fun, body_fun, init_val)
+    return Controlled((body_fun,), _while_loop, (cond_fun,))(init_val)
+
+
+def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
+    (cond_fun,) = settings
+    name = f"while_loop({name_of(body_fun)})"
+    carries = _tree.tensors(init)
+    check_carry(name, *leaf_kinds(init, "init_val"), needs_one=True)
+
+    def test(*tensors: torch.Tensor) -> Any:
+        return bodies.leave(
+            [_truth(name, cond_fun(_tree.with_tensors(init, tensors)))]
+        )
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return bodies.leave(
+            carried(name, body_fun(_tree.with_tensors(init, tensors)), init)
+        )
+
+    outs = endings.while_loop(
+        bodies.region(test, carries), bodies.region(run, carries), carries
+    )
+    return _tree.with_tensors(init, outs)
+
+
+def _while_eagerly(cond_fun: Any, body_fun: Any, init: Any) -> Any:
+    """Where Dynamo does not read."""
+    name = f"while_loop({name_of(body_fun)})"
+    check_carry(name, *leaf_kinds(init, "init_val"), needs_one=True)
+    carry = init
+    while _truth(name, cond_fun(carry)):
+        carry = _tree.with_tensors(init, carried(name, body_fun(carry), init))
+    return carry
+
+
+def _truth(name: str, said: Any) -> torch.Tensor:
+    """What cond_fun returns, as a tensor."""
+    check_choice(f"{name}, the result of cond_fun", kind(said))
+    return (
+        said.reshape(()).to(torch.bool)
+        if isinstance(said, torch.Tensor)
+        else scalar(bool(said), axis_names.device())
+    )

@@ -1,0 +1,187 @@
+"""scan and map: a loop as one op, differentiable, with sharded carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _compat, _tree
+from ..capture.control_flow import bodies, endings
+from ..capture.shard_map import axis_names
+from ._control_flow import Controlled, carried, leaf_kinds
+from ._control_flow_checks import check_carry, check_step, rows_of
+from ._options import check_flag
+from ._paired import NUMBERS, scalar
+from ._transformed import name_of
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Run a function over the rows of tensors, each run handing a carry to the next; one op,
+    however long.
+
+    Args:
+        f: (carry, row) -> (carry, result). The carry keeps its tree, shapes and dtypes; what f
+            closes over is the same in every run.
+        init: the carry that enters the first run, a tree of tensors.
+        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`. None
+            where there are none.
+        length: how many runs; needed only without xs.
+        reverse: whether the last row comes first; results stay where their row is.
+
+    Returns:
+        (the carry after the last run, the tree of results, each stacked along a new first dim; a
+        number that f returns is stacked as a tensor, other constants stay).
+
+    Raises:
+        TreeError: rows of different numbers; a carry that changes its tree, a shape or a dtype.
+        PlacementError: inside a sharded function, a carry that is constrained to another
+            placement than it enters with.
+
+    Source: jax.lax.scan.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.scan(
+        ...     lambda total, x: (total + x, total * x),
+        ...     torch.tensor(0.0),
+        ...     torch.tensor([1.0, 2.0, 3.0]),
+        ... )
+        (tensor(6.), tensor([0., 2., 9.]))
+    """
+    if _compat.is_in_dynamo():
+        return _scan(f, (length, reverse), init, xs)
+    if _compat.is_tracing() or _compat.inside_transform():
+        return _scan_eagerly(f, init, xs, length, reverse)
+    return Controlled((f,), _scan, (length, reverse))(init, xs)
+
+
+def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
+    length, reverse = settings
+    name = f"scan({name_of(f)})"
+    check_flag(name, "reverse", reverse)
+    carries, columns = _tree.tensors(init), _columns(xs)
+    count = rows_of(name, *leaf_kinds(xs, "xs"), length)
+    check_carry(name, *leaf_kinds(init, "init"))
+    first_row = [x[0] if count else x.new_zeros(x.shape[1:]) for x in columns]
+    after, y = _step_region(name, f, init, xs, [*carries, *first_row])
+    ys = _tree.tensors(y)
+    if not carries and not ys:
+        return init, y
+    outs = endings.scan([*after, *ys], carries, columns, count, reverse)
+    ends, stacked = outs[: len(carries)], outs[len(carries) :]
+    return _tree.with_tensors(init, ends), _tree.with_tensors(y, stacked)
+
+
+def _step_region(
+    name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]
+) -> Any:
+    """One step as a region of the tensors of the carry and of a row: (the tensors of the carry
+    after it, its result).
+    """
+    count = len(_tree.tensors(init))
+
+    def run(*tensors: torch.Tensor) -> Any:
+        carry = _tree.with_tensors(init, tensors[:count])
+        out = f(carry, _row(xs, tensors[count:]))
+        after, y = _step(name, out, init)
+        outs = bodies.leave([*after, *_tree.tensors(y)])
+        return outs[:count], _tree.with_tensors(y, outs[count:])
+
+    return bodies.region(run, inputs)
+
+
+def _columns(xs: Any) -> list[torch.Tensor]:
+    """The tensors whose rows a scan runs over."""
+    return [] if xs is None else _tree.tensors(xs)
+
+
+def _row(xs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The tree of a row with these tensors; None where there are no rows."""
+    return None if xs is None else _tree.with_tensors(xs, tensors)
+
+
+def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of the carry that a body returns, in the order of the first one, and its
+    result as tensors.
+    """
+    is_pair = isinstance(out, (tuple, list)) and len(out) == 2
+    check_step(name, is_pair, type(out).__name__)
+    after, y = out
+    leaves = _tree.quick_leaves((y,))
+    filled = [
+        scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
+        for x in leaves
+    ]
+    return carried(name, after, init), _tree.refill((y,), iter(filled))[0]
+
+
+def _scan_eagerly(
+    f: Any, init: Any, xs: Any, length: int | None, reverse: bool
+) -> Any:
+    """Where Dynamo does not read, under a torch.func transform or in a module that it leaves to
+    run.
+    """
+    name = f"scan({name_of(f)})"
+    columns = _columns(xs)
+    count = rows_of(name, *leaf_kinds(xs, "xs"), length)
+    check_carry(name, *leaf_kinds(init, "init"))
+    if not count:
+        return _no_steps(name, f, init, xs)
+    carry, results = init, []
+    for i in reversed(range(count)) if reverse else range(count):
+        out = f(carry, _row(xs, [x[i] for x in columns]))
+        after, y = _step(name, out, init)
+        carry = _tree.with_tensors(init, after)
+        results.append(y)
+    if reverse:
+        results = list(reversed(results))
+    ys = zip(*[_tree.tensors(y) for y in results], strict=True)
+    stacked = [torch.stack(column) for column in ys]
+    return carry, _tree.with_tensors(results[0], stacked)
+
+
+def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
+    """What a scan of no rows returns: its carry, and results without rows."""
+    row = _row(xs, [x.new_zeros(x.shape[1:]) for x in _columns(xs)])
+    _, y = _step(name, f(init, row), init)
+    empty = [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)]
+    return init, _tree.with_tensors(y, empty)
+
+
+def map(f: Callable[[Any], Any], xs: Any) -> Any:
+    """Apply a function to one row after the other; `vmap`, with the memory of one row.
+
+    Args:
+        f: of one row; returns a tensor or a tree of them.
+        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`.
+
+    Returns:
+        The tree of results, each stacked along a new first dim.
+
+    Raises:
+        TreeError: rows of different numbers.
+
+    Source: jax.lax.map.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.map(lambda x: x @ x, torch.eye(2))
+        tensor([1., 1.])
+    """
+    if _compat.is_in_dynamo():
+        return _map(f, (), xs)
+    if _compat.is_tracing() or _compat.inside_transform():
+        return _scan_eagerly(lambda carry, x: (carry, f(x)), (), xs, None, False)[1]
+    return Controlled((f,), _map, ())(xs)
+
+
+def _map(f: Any, settings: tuple[Any, ...], xs: Any) -> Any:
+    return _scan(lambda carry, x: (carry, f(x)), (None, False), (), xs)[1]

@@ -1,0 +1,133 @@
+"""custom_jvp: functions whose forward-mode derivative the user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from ... import _tree
+from ...argnums import check_argnums
+from ...capture.control_flow import bodies, endings
+from ...capture.control_flow.custom_derivatives import Forward, ruled
+from .._options import check_function
+from .._paired import paired
+from .._transformed import name_of
+from ._custom import Custom, check_pair, cotangent_of
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class CustomJvp(Custom):
+    """A function with a rule for forward mode, which reverse mode transposes."""
+
+    verb: ClassVar[str] = "custom_jvp"
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the rule; a decorator too.
+
+        Args:
+            rule: (primals, tangents), two tuples like the arguments -> (result, tangent of the
+                result), linear in the tangents. The arguments of nondiff_argnums come before
+                the primals.
+
+        Returns:
+            The rule.
+
+        Raises:
+            ShardError: there is a rule already.
+        """
+        self.ruled([rule])
+        return rule
+
+    needs: ClassVar[str] = "defjvp(rule)"
+
+    def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
+        (rule,) = self.rules
+        xs = _tree.tensors(moving)
+        out = self.plain(still, moving, xs)
+
+        def pushed(*tensors: torch.Tensor) -> Any:
+            primals = _tree.with_tensors(moving, tensors[: len(xs)])
+            tangents = cotangent_of(moving, tensors[len(xs) :])
+            return bodies.leave(self.pushed(rule(*still, primals, tangents), out))
+
+        both = bodies.region(pushed, [*xs, *xs])
+        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
+        return _tree.with_tensors(out, outs)
+
+    def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
+        """What the rule returns, in the order of the function's result: its tensors, then their
+        tangents.
+        """
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        check_pair(
+            self.__name__, is_pair, "the rule", "(result, tangent of the result)"
+        )
+        theirs, paths = "those of the function", ("result", "result")
+        after = paired(
+            self.__name__, found[0], out, ("the results of the rule", theirs), paths
+        )
+        names = ("the tangents of the rule", "the results")
+        paths = ("tangent", "result")
+        dots = paired(self.__name__, found[1], out, names, paths)
+        rows = zip(after, dots, strict=True)
+        tensors = [(x, t) for x, t in rows if isinstance(x, torch.Tensor)]
+        tangents = [torch.zeros_like(x) if t is None else t for x, t in tensors]
+        return [*[x for x, _ in tensors], *tangents]
+
+    def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
+        (rule,) = self.rules
+        xs = _tree.tensors(moving)
+        out = self.fn(*self.joined(still, moving))
+
+        def push(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            primals = _tree.with_tensors(moving, tensors[: len(xs)])
+            tangents = cotangent_of(moving, tensors[len(xs) :])
+            return self.pushed(rule(*still, primals, tangents), out)
+
+        count = len(_tree.tensors(out))
+        forward = Forward(
+            self.__name__, self.flat(still, moving), len(xs), count, push
+        )
+        return _tree.with_tensors(out, ruled(forward, xs))
+
+
+def custom_jvp(
+    fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
+) -> CustomJvp:
+    """A function whose derivative is a rule of yours, set with `.defjvp(rule)`; reverse mode
+    transposes it.
+
+    Args:
+        fn: of trees of tensors; it may not close over values that are differentiated.
+        nondiff_argnums: positional arguments that are no tensors, given to the rule first.
+
+    Returns:
+        The function, with `defjvp`.
+
+    Raises:
+        ShardError: when called without a rule.
+        TreeError: when called, a rule whose results do not fit the function's.
+        CaptureError: a closed-over value that is differentiated.
+
+    Source: jax.custom_jvp.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> step = sf.custom_jvp(lambda x: (x > 0).to(x.dtype))
+        >>> rule = step.defjvp(
+        ...     lambda primals, tangents: (
+        ...         (primals[0] > 0).float(),
+        ...         tangents[0] * 0.5,
+        ...     )
+        ... )
+        >>> sf.grad(step)(torch.tensor(2.0))
+        tensor(0.5000)
+    """
+    check_function("custom_jvp", fn)
+    numbers = check_argnums(
+        f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums
+    )
+    return CustomJvp((fn,), numbers, [])
