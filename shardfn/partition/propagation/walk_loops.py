@@ -36,7 +36,7 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
     loop, values = node.target, [walk.values[x] for x in node.args]
     ins, outs, plans, kinds, after = PLACE[type(loop)](walk, node, loop, values)
     source = [
-        walk.bring(v, m, node, implicit=True)
+        walk.redistribute(v, m, node, implicit=True)
         for v, m in zip(values, ins, strict=True)
     ]
     made = [
@@ -48,7 +48,7 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
         walk.valued(slot, varies) for slot, varies in zip(made, kinds, strict=True)
     ]
     for k, marks in after.items():
-        slot = walk.bring(walk.values[node][k], marks, node, implicit=False)
+        slot = walk.redistribute(walk.values[node][k], marks, node, implicit=False)
         walk.values[node][k] = walk.valued(slot, kinds[k])
 
 
@@ -127,7 +127,9 @@ class Inside:
         """The plan, once it is known how the results leave."""
         pairs = zip(self.output.args[0], outs, strict=True)
         slots = tuple(
-            self.walk.bring(self.walk.values[x], marks, self.output, implicit=True)
+            self.walk.redistribute(
+                self.walk.values[x], marks, self.output, implicit=True
+            )
             for x, marks in pairs
         )
         needed = steps.needed(self.walk.steps, slots)
