@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -233,36 +234,54 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     is followed by zeros.
     """
     mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
-    (dim, unit), (before, after) = layout.cut_of(mark), layout.halo(mark)
-    shape = list(x.meta["val"].shape)
+    dim, unit = layout.cut_of(mark)
     if n == 1:
-        return b.call(
-            aten.constant_pad_nd.default,
-            x,
-            [0, 0] * (len(shape) - 1 - dim) + [before, after],
-        )
-    full = layout.full_chunk(piece.shape[dim], unit, n)
-    whole = _padded(b, x, dim, full)
-    edges = [
-        _flat(b, b.call(aten.slice.Tensor, whole, dim, *ends))
-        for ends in ((0, after), (full - before, full))
-    ]
-    sent = b.call(aten.cat.default, edges)
+        before, after = layout.halo(mark)
+        pads = [0, 0] * (len(piece.shape) - 1 - dim) + [before, after]
+        return b.call(aten.constant_pad_nd.default, x, pads)
+    size = layout.full_chunk(piece.shape[dim], unit, n)
+    first, last = _edges(b, _padded(b, x, dim, size), dim, layout.halo(mark))
+    sent = b.call(aten.cat.default, [first, last])
     record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
-    count = edges[1].meta["val"].numel()
-    got = _communicate(b, HALO, sent, (count, b.group_names[move.axis]), record)
-    if not shape[dim]:
+    rest = last.meta["val"].numel(), b.group_names[move.axis]
+    received = _communicate(b, HALO, sent, rest, record)
+    if not x.meta["val"].shape[dim]:
         return x
-    parts = []
-    for rows, (start, end) in (
-        (before, (0, count)),
-        (after, (count, sent.meta["val"].numel())),
-    ):
-        part = b.call(aten.slice.Tensor, got, 0, start, end)
-        parts.append(
-            b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]])
-        )
-    return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
+    return _between(b, x, received, dim, layout.halo(mark))
+
+
+def _edges(
+    b: Builder, x: torch.fx.Node, dim: int, halo: tuple[int, int]
+) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """The flat rows of a chunk that its neighbours read: the first ones for the previous rank,
+    as its halo after, the last ones for the next rank, as its halo before.
+    """
+    before, after = halo
+    size = x.meta["val"].shape[dim]
+    first = _flat(b, b.call(aten.slice.Tensor, x, dim, 0, after))
+    last = _flat(b, b.call(aten.slice.Tensor, x, dim, size - before, size))
+    return first, last
+
+
+def _between(
+    b: Builder,
+    x: torch.fx.Node,
+    received: torch.fx.Node,
+    dim: int,
+    halo: tuple[int, int],
+) -> torch.fx.Node:
+    """A chunk between the rows that its neighbours sent, which come flat: those before it, then
+    those after it.
+    """
+    shape, start = list(x.meta["val"].shape), 0
+    edges: list[torch.fx.Node] = []
+    for rows in halo:
+        edge_shape = [*shape[:dim], rows, *shape[dim + 1 :]]
+        end = start + math.prod(edge_shape)
+        edge = b.call(aten.slice.Tensor, received, 0, start, end)
+        edges.append(b.call(aten.view.default, edge, edge_shape))
+        start = end
+    return b.call(aten.cat.default, [edges[0], x, edges[1]], dim)
 
 
 def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
