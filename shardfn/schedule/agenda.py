@@ -235,9 +235,9 @@ def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
         if not g.wish.rows:
             yield g
             continue
-        there = {row[7] for row in g.wish.rows}
+        there = {row.region for row in g.wish.rows}
         mine = regions[g.region] if regions[g.region] in there else min(there)
-        rows = tuple(row for row in g.wish.rows if row[7] == mine)
+        rows = tuple(row for row in g.wish.rows if row.region == mine)
         yield attrs.evolve(g, wish=attrs.evolve(g.wish, rows=rows))
 
 
@@ -250,7 +250,7 @@ def _refuse_unused_rows(
     )
     gradients = [g for level in levels for g in level.flow.plan.gradients]
     wanted = collections.Counter(
-        (g.wish.leaf, *row[1:4]) for g in gradients for row in g.wish.rows or ()
+        (g.wish.leaf, *row.what) for g in gradients for row in g.wish.rows or ()
     )
     extra = list((wanted - found).elements()) if wanted else []
     if extra:
