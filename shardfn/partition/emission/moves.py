@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
+from ...collectives import MOVES, implement
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
 from ...types import Collective
 from .. import layout
+from ..payload import nbytes
 from ..redistribute import Move
 from . import wire
 from .builder import Builder, Piece
@@ -23,7 +24,9 @@ PERMUTE = torch.ops.shardfn.permute.default
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     """Emit one move."""
-    node = MOVES[move.kind](b, piece, move, implicit)
+    emit = cut if move.kind == "slice" else MOVES[move.kind].emit
+    assert emit is not None, f"{move.kind} cannot be emitted"
+    node = emit(b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
     local = b.local_shape(piece.shape, move.after)
     assert tuple(node.meta["val"].shape) == local, (
@@ -54,20 +57,13 @@ def _communicate(
     return back(b.call(c10d.wait_tensor.default, started))
 
 
-def _record(
-    b: Builder,
-    kind: str,
-    move: Move,
-    value: torch.Tensor,
-    times: int,
-    op: str | None,
-    implicit: bool,
-) -> Collective:
+def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
+    kind, dtype = MOVES[move.kind], piece.node.meta["val"].dtype
     return Collective(
-        kind=kind,
+        kind=kind.name,
         axis=b.axes.names[move.axis],
-        nbytes=value.numel() * value.element_size() * times,
-        op=op,
+        nbytes=nbytes(piece.shape, dtype.itemsize, move, b.axes, b.coordinates),
+        op=str(move.before[move.axis]) if kind.reduces else None,
         name=str(b.about.get("origin", "")),
         source=b.about.get("source"),
         implicit=implicit,
@@ -137,7 +133,7 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
     shape = list(x.meta["val"].shape)
-    record = _record(b, "all_gather", move, x.meta["val"], n, None, implicit)
+    record = _record(b, piece, move, implicit)
     out = _communicate(
         b,
         c10d.all_gather_into_tensor.default,
@@ -164,7 +160,7 @@ def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     """All-reduce."""
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
-    record = _record(b, "all_reduce", move, x.meta["val"], 1, op, implicit)
+    record = _record(b, piece, move, implicit)
     return _communicate(
         b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record
     )
@@ -182,7 +178,7 @@ def reduce_scatter(
     full = layout.full_chunk(size, unit, n)
     x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
     shape = list(x.meta["val"].shape[1:])
-    record = _record(b, "reduce_scatter", move, x.meta["val"], 1, op, implicit)
+    record = _record(b, piece, move, implicit)
     out = _communicate(
         b,
         c10d.reduce_scatter_tensor.default,
@@ -209,7 +205,7 @@ def all_to_all(
         b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n
     )
     shape = list(x.meta["val"].shape)
-    record = _record(b, "all_to_all", move, x.meta["val"], 1, None, implicit)
+    record = _record(b, piece, move, implicit)
     lengths = [x.meta["val"].numel() // n] * n
     out = _communicate(
         b,
@@ -242,7 +238,7 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     size = layout.full_chunk(piece.shape[dim], unit, n)
     first, last = _edges(b, _padded(b, x, dim, size), dim, layout.halo(mark))
     sent = b.call(aten.cat.default, [first, last])
-    record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
+    record = _record(b, piece, move, implicit)
     rest = last.meta["val"].numel(), b.group_names[move.axis]
     received = _communicate(b, HALO, sent, rest, record)
     if not x.meta["val"].shape[dim]:
@@ -290,7 +286,7 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
     if b.axes.sizes[move.axis] == 1:
         return x if move.perm else b.call(aten.zeros_like.default, x)
     sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
-    record = _record(b, "ppermute", move, x.meta["val"], 1, None, implicit)
+    record = _record(b, piece, move, implicit)
     got = _communicate(
         b,
         PERMUTE,
@@ -301,12 +297,9 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
     return b.call(aten.view.default, got, list(x.meta["val"].shape))
 
 
-MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
-    "gather": gather,
-    "slice": cut,
-    "reduce": reduce,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "halo": halo,
-    "ppermute": ppermute,
-}
+implement("all_gather", emit=gather)
+implement("all_reduce", emit=reduce)
+implement("reduce_scatter", emit=reduce_scatter)
+implement("all_to_all", emit=all_to_all)
+implement("halo", emit=halo)
+implement("ppermute", emit=ppermute)

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from ...capture.copying import copied
+from ...collectives import COLLECTIVES, implement
 from ...ops.pack import pack as _pack_op  # noqa: F401
 from ..agenda import Agenda
 from ..order import ordered
@@ -84,7 +85,7 @@ def join(
     dtype = agenda.dtypes.get(index, own_dtype)
     if len(starts) == 1 and dtype == own_dtype:
         return {}
-    packing = PACKING[first.meta["collective"].kind]
+    packing = COLLECTIVES[first.meta["collective"].kind].packing
     with graph.inserting_before(first):
         pack = _Pack.beside(first, f"bucket {number}")
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
@@ -276,8 +277,12 @@ class _Packing:
         return sent * n if self.gathers else sent
 
 
-PACKING: dict[str, _Packing] = {
-    "all_reduce": _Packing(_pack_flat, _cut_flat, any_shape=True),
-    "all_gather": _Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True),
-    "reduce_scatter": _Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True),
-}
+implement("all_reduce", packing=_Packing(_pack_flat, _cut_flat, any_shape=True))
+implement(
+    "all_gather",
+    packing=_Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True),
+)
+implement(
+    "reduce_scatter",
+    packing=_Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True),
+)
