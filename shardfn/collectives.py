@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import torch
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +48,12 @@ class CollectiveKind:
         """What a rank sends, of the bytes that the value has unsharded on an axis of n ranks."""
         share = self.rounds * ((n - 1) / n)
         return share / n if self.sends_shard else share
+
+    @property
+    def overload(self) -> Any:
+        """The op itself."""
+        namespace, name = self.op.split(".")
+        return getattr(getattr(torch.ops, namespace), name).default
 
     @property
     def starts(self) -> tuple[str, ...]:

@@ -18,8 +18,6 @@ from .builder import Builder, Piece
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-HALO = torch.ops.shardfn.halo.default
-PERMUTE = torch.ops.shardfn.permute.default
 
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
@@ -40,21 +38,31 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
 
 def _communicate(
     b: Builder,
-    target: object,
+    piece: Piece,
+    move: Move,
+    implicit: bool,
     x: torch.fx.Node,
-    rest: tuple[object, ...],
-    record: Collective,
+    *constants: object,
 ) -> torch.fx.Node:
-    sent, back = wire.packed(b, x, reduces=record.op is not None)
-    if target is HALO:  # it counts elements, whatever their shape
-        rest = (
-            rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)),
-            *rest[1:],
-        )
-        sent = _flat(b, sent)
-    started = b.call(target, sent, *rest)
-    started.meta["collective"] = record
-    return back(b.call(c10d.wait_tensor.default, started))
+    """What arrives when a collective is started for a move and waited for.
+
+    Args:
+        b: the graph that grows.
+        piece: the value that is redistributed.
+        move: says which collective, over which axis.
+        implicit: whether no placement of the user's asks for it.
+        x: what is sent, contiguous.
+        constants: arguments of the op between what is sent and the name of the group.
+    """
+    kind = MOVES[move.kind]
+    sent, back = wire.packed(b, x, reduces=kind.reduces)
+    if kind.name == "halo":  # it counts elements, whatever their shape
+        (count,) = constants
+        width = sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)
+        sent, constants = _flat(b, sent), (count * width,)
+    start = b.call(kind.overload, sent, *constants, b.group_names[move.axis])
+    start.meta["collective"] = _record(b, piece, move, implicit)
+    return back(b.call(c10d.wait_tensor.default, start))
 
 
 def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
@@ -133,14 +141,7 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
     shape = list(x.meta["val"].shape)
-    record = _record(b, piece, move, implicit)
-    out = _communicate(
-        b,
-        c10d.all_gather_into_tensor.default,
-        _flat(b, x),
-        (n, b.group_names[move.axis]),
-        record,
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), n)
     out = b.call(aten.view.default, out, [n, *shape])
     return _first(b, _join_dim(b, out, dim), dim, size)
 
@@ -160,32 +161,20 @@ def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     """All-reduce."""
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
-    record = _record(b, piece, move, implicit)
-    return _communicate(
-        b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record
-    )
+    return _communicate(b, piece, move, implicit, x, op)
 
 
 def reduce_scatter(
     b: Builder, piece: Piece, move: Move, implicit: bool
 ) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
-    op, (dim, unit) = (
-        str(move.before[move.axis]),
-        layout.cut_of(move.after[move.axis]),
-    )
+    op = str(move.before[move.axis])
+    dim, unit = layout.cut_of(move.after[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     full = layout.full_chunk(size, unit, n)
     x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
     shape = list(x.meta["val"].shape[1:])
-    record = _record(b, piece, move, implicit)
-    out = _communicate(
-        b,
-        c10d.reduce_scatter_tensor.default,
-        _flat(b, x),
-        (op, n, b.group_names[move.axis]),
-        record,
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), op, n)
     mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
     return _first(b, b.call(aten.view.default, out, shape), dim, mine)
 
@@ -194,35 +183,20 @@ def all_to_all(
     b: Builder, piece: Piece, move: Move, implicit: bool
 ) -> torch.fx.Node:
     """All-to-all from one dim to another."""
-    (src, src_unit), (dst, dst_unit) = (
-        layout.cut_of(move.before[move.axis]),
-        layout.cut_of(move.after[move.axis]),
-    )
+    src, src_unit = layout.cut_of(move.before[move.axis])
+    dst, dst_unit = layout.cut_of(move.after[move.axis])
     n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
     dst_size = piece.node.meta["val"].shape[dst]
     x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))
-    x = _split_dim(
-        b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n
-    )
+    x = _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n)
+    x = _split_dim(b, x, dst, n)
     shape = list(x.meta["val"].shape)
-    record = _record(b, piece, move, implicit)
     lengths = [x.meta["val"].numel() // n] * n
-    out = _communicate(
-        b,
-        c10d.all_to_all_single.default,
-        _flat(b, x),
-        (lengths, lengths, b.group_names[move.axis]),
-        record,
-    )
-    out = _first(
-        b, _join_dim(b, b.call(aten.view.default, out, shape), src), src, src_size
-    )
-    return _first(
-        b,
-        out,
-        dst,
-        layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1],
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), lengths, lengths)
+    out = b.call(aten.view.default, out, shape)
+    out = _first(b, _join_dim(b, out, src), src, src_size)
+    mine = layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1]
+    return _first(b, out, dst, mine)
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
@@ -238,9 +212,8 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     size = layout.full_chunk(piece.shape[dim], unit, n)
     first, last = _edges(b, _padded(b, x, dim, size), dim, layout.halo(mark))
     sent = b.call(aten.cat.default, [first, last])
-    record = _record(b, piece, move, implicit)
-    rest = last.meta["val"].numel(), b.group_names[move.axis]
-    received = _communicate(b, HALO, sent, rest, record)
+    count = last.meta["val"].numel()
+    received = _communicate(b, piece, move, implicit, sent, count)
     if not x.meta["val"].shape[dim]:
         return x
     return _between(b, x, received, dim, layout.halo(mark))
@@ -286,15 +259,9 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
     if b.axes.sizes[move.axis] == 1:
         return x if move.perm else b.call(aten.zeros_like.default, x)
     sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
-    record = _record(b, piece, move, implicit)
-    got = _communicate(
-        b,
-        PERMUTE,
-        _flat(b, x),
-        (sources, targets, b.group_names[move.axis]),
-        record,
-    )
-    return b.call(aten.view.default, got, list(x.meta["val"].shape))
+    flat = _flat(b, x)
+    received = _communicate(b, piece, move, implicit, flat, sources, targets)
+    return b.call(aten.view.default, received, list(x.meta["val"].shape))
 
 
 implement("all_gather", emit=gather)
