@@ -1,5 +1,5 @@
-"""Which strategy of an op's sharding rule is taken on each mesh axis: the one that moves the
-fewest bytes.
+"""What costs least: the strategy of an op's sharding rule on each mesh axis, and the moves from
+one placement to another.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import plan, rules
-from ..redistribute import local_bytes, mark_price
+from ..redistribute import Move, local_bytes, mark_price, route
 from ..rule_api.checked import answered, failed
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .lookahead import Ahead
@@ -211,6 +211,32 @@ class Chooser:
         sizes, cost = self.axes.sizes, self.axes.cost(axis)
         nbytes = local_bytes(_nbytes(x), marks, sizes[: len(marks)], axis)
         return mark_price(marks[axis], "R", nbytes, sizes[axis], x.shape, cost)
+
+    def cheapest(
+        self, value: Value, marks: Marks, phase: str
+    ) -> tuple[plan.Slot, tuple[Move, ...]]:
+        """The slot from which a placement costs least, and the moves from there."""
+        least, best = INFINITE, None
+        for slot in value.readable(phase):
+            found = self.route(value, slot, marks)
+            if found is not None and (best is None or found[0] < least):
+                least, best = found[0], (slot, found[1])
+        assert best is not None, f"no moves to {marks}"
+        return best
+
+    def reaches(self, value: Value, marks: Marks) -> bool:
+        """Whether a value can have a placement."""
+        if value.fill is not None:
+            return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
+        slots = value.readable("forward")
+        return any(self.route(value, slot, marks) for slot in slots)
+
+    def route(
+        self, value: Value, slot: plan.Slot, marks: Marks
+    ) -> tuple[float, tuple[Move, ...]] | None:
+        """The cheapest moves from a slot to a placement, with their price."""
+        shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
+        return route(shape, itemsize, slot.marks, marks, self.axes)
 
 
 def _nbytes(x: torch.Tensor) -> float:

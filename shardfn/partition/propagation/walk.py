@@ -15,7 +15,6 @@ from ...capture import annotations as sources
 from ...ops.loops import Loop
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
-from ..redistribute import Move, route
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import means, refusals, walk_shard_map
@@ -381,32 +380,6 @@ class Walk(Chooser):
         self.steps.append(plan.Fill(node, slot, number))
         value.slots[marks] = slot, None
         return slot
-
-    def cheapest(
-        self, value: Value, marks: Marks, phase: str
-    ) -> tuple[plan.Slot, tuple[Move, ...]]:
-        """The slot from which a placement costs least, and the moves from there."""
-        least, best = float("inf"), None
-        for slot in value.readable(phase):
-            found = self.route(value, slot, marks)
-            if found is not None and (best is None or found[0] < least):
-                least, best = found[0], (slot, found[1])
-        assert best is not None, f"no moves to {marks}"
-        return best
-
-    def reaches(self, value: Value, marks: Marks) -> bool:
-        """Whether a value can have a placement."""
-        if value.fill is not None:
-            return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
-        slots = value.readable("forward")
-        return any(self.route(value, slot, marks) for slot in slots)
-
-    def route(
-        self, value: Value, slot: plan.Slot, marks: Marks
-    ) -> tuple[float, tuple[Move, ...]] | None:
-        """The cheapest moves from a slot to a placement, with their price."""
-        shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
-        return route(shape, itemsize, slot.marks, marks, self.axes)
 
 
 def _made_again(value: Value, node: torch.fx.Node) -> tuple[str, ...]:
