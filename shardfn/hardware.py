@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
+from .collectives import COLLECTIVES
 from .types import Cost
 
 MATMUL = 16  # bits of the dtypes that run at the full rate
@@ -73,15 +74,8 @@ class Hardware:
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
         """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
-        times = {
-            "all_reduce": 2.0,
-            "all_gather": 1.0,
-            "reduce_scatter": 1.0,
-            "all_to_all": 1.0,
-            "halo": 1.0,
-            "ppermute": 1.0,
-        }[kind]
-        return self.latency + times * (n - 1) / n * nbytes / self.link
+        rounds = COLLECTIVES[kind].rounds
+        return self.latency + rounds * (n - 1) / n * nbytes / self.link
 
 
 # NVIDIA's H100 SXM datasheet: dense BF16 and TF32, HBM3, NVLink in one direction; the latency

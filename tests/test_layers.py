@@ -32,6 +32,7 @@ LAYERS: dict[str, int] = {
     "_tree": 2,
     "types": 3,
     "argnums": 3,
+    "collectives": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
     "ops": 5,
     "capture": 6,

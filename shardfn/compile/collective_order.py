@@ -9,24 +9,13 @@ from collections.abc import Sequence
 
 import torch
 
+from ..collectives import started_by
 from ..errors import DivergenceError, problem
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
 # aten graphs keep the op's name.
-CALL = re.compile(
-    r"(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|shardfn)\.(\w+)\.default\((\w+)"
-)
-KINDS = {
-    "all_reduce_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "halo": "halo",
-    "permute": "ppermute",
-}
+CALL = re.compile(r"torch\.ops\.(\w+\.\w+)\.default\((\w+)")
+WAIT = "_c10d_functional.wait_tensor"
 
 
 def events(code: str) -> list[tuple[str, str]]:
@@ -39,12 +28,13 @@ def events(code: str) -> list[tuple[str, str]]:
         >>> events("torch.ops._c10d_functional.wait_tensor.default(buf3)")
         [('wait', 'buf3')]
     """
-    found = [(op, buffer) for _, op, buffer in CALL.findall(code)]
-    return [
-        ("wait", buffer) if op == "wait_tensor" else ("start", KINDS[op])
-        for op, buffer in found
-        if op in KINDS or op == "wait_tensor"
-    ]
+    found: list[tuple[str, str]] = []
+    for op, buffer in CALL.findall(code):
+        if op == WAIT:
+            found.append(("wait", buffer))
+        elif (kind := started_by(op)) is not None:
+            found.append(("start", kind.name))
+    return found
 
 
 def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:

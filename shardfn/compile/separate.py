@@ -7,9 +7,10 @@ parts do not overlap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from ..capture.views import memory_of, viewed
@@ -38,33 +39,52 @@ def separate(
     """
     (output,) = graph.graph.find_nodes(op="output")
     holders = graph.graph.find_nodes(op="placeholder")
-    free = {holders[i] for i in donated}
-    for node in graph.graph.find_nodes(
-        op="call_function", target=aten.as_strided.default
-    ):
-        if viewed(node.args[0]) is not None:
-            node.args = (
-                _copied(graph.graph, node.args[0], holders),
-                *node.args[1:],
-            )
-    results, used = list(output.args[0]), dict[Any, list[Reach]]()
+    _own_what_as_strided_reads(graph.graph, holders)
+    donated_memory = {holders[i] for i in donated}
+    results = list(output.args[0])
+    taken = _Taken(donated_memory)
     written = [node for node in results if _is_written(node)]
     for node in written:
-        used.setdefault(memory_of(node), []).append(EVERYTHING)
+        taken.ranges[memory_of(node)] = [EVERYTHING]
     for k, node in enumerate(results):
         if not isinstance(node, torch.fx.Node) or node in written:
             continue
-        origin, reach = memory_of(node), _reach(node.meta["val"])
-        taken = used.setdefault(
-            origin, [] if _is_made(origin) or origin in free else [EVERYTHING]
-        )
-        if any(low < reach[1] and reach[0] < high for low, high in taken):
+        if not taken.take(node):
             results[k] = _copied(graph.graph, node, holders)
-        else:
-            taken.append(reach)
     output.args = (type(output.args[0])(results),)
     graph.recompile()
     return graph
+
+
+def _own_what_as_strided_reads(
+    graph: torch.fx.Graph, holders: Sequence[torch.fx.Node]
+) -> None:
+    """Copy what as_strided reads where a compiler has left out the op that made it."""
+    for node in graph.find_nodes(
+        op="call_function", target=aten.as_strided.default
+    ):
+        viewed_node, *layout = node.args
+        if viewed(viewed_node) is not None:
+            node.args = (_copied(graph, viewed_node, holders), *layout)
+
+
+@attrs.frozen(eq=False)
+class _Taken:
+    """Which parts of which memory results lie in."""
+
+    donated: Collection[torch.fx.Node]  # inputs in whose memory a result may lie
+    ranges: dict[Any, list[Reach]] = attrs.field(factory=dict)  # by memory
+
+    def take(self, node: torch.fx.Node) -> bool:
+        """Let a result lie where it is, unless that memory is taken. Returns whether it may."""
+        memory = memory_of(node)
+        start, end = reach = _reach(node.meta["val"])
+        is_free = _is_made(memory) or memory in self.donated
+        ranges = self.ranges.setdefault(memory, [] if is_free else [EVERYTHING])
+        if any(low < end and start < high for low, high in ranges):
+            return False
+        ranges.append(reach)
+        return True
 
 
 def _is_written(node: Any) -> bool:

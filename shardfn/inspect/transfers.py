@@ -4,25 +4,22 @@ would need none.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 import torch
 
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
+from ..collectives import MOVES
 from ..partition import layout, rules
 from ..partition import plan as steps
+from ..partition.payload import nbytes
 from ..partition.redistribute import Move
-from ..types import PENDING, Mark, Marks, MeshAxes
+from ..types import PENDING, Mark, Marks
 from .alternatives import Alternative, Considered
 
 SETTINGS = ("allow", "warn", "error")  # the later, the stricter
-KINDS = {
-    "gather": "all_gather",
-    "reduce": "all_reduce",
-}  # moves that are called otherwise as collectives
 ON_BEHALF = {  # who asks, where it is no op
     "prim_redistribute": "constrain",
     "prim_align": "gradient",
@@ -197,10 +194,9 @@ def _transfer(
         slot.value.shape, slot.value.dtype, slot.marks, axes.names
     )
     return Transfer(
-        kind=KINDS.get(move.kind, move.kind),
+        kind=MOVES[move.kind].name,
         axis=axes.names[move.axis],
-        nbytes=PAYLOAD[move.kind](tuple(value.shape), move, axes)
-        * value.element_size(),
+        nbytes=nbytes(value.shape, value.element_size(), move, axes),
         implicit=step.implicit,
         setting=strictest(step.node, setting),
         op=ON_BEHALF.get(
@@ -270,49 +266,3 @@ def _native(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Mark
     ]
     marks = dict.fromkeys(a.ins[k] for a in free if a.ins[k] != before)
     return tuple(sorted(marks, key=lambda m: (m == "R", str(m))))
-
-
-def _numel(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> int:
-    return math.prod(_chunk(shape, marks, axes))
-
-
-def _chunk(shape: tuple[int, ...], marks: Marks, axes: MeshAxes) -> tuple[int, ...]:
-    """The piece of the first rank, which is a full one: others are padded to it."""
-    return layout.local_shape(shape, marks, axes.sizes, (0,) * len(axes.sizes))
-
-
-def _exchanged(shape: tuple[int, ...], move: Move, axes: MeshAxes) -> int:
-    piece, dst = (
-        _chunk(shape, move.before, axes),
-        layout.cut_of(move.after[move.axis])[0],
-    )
-    return (
-        math.prod(piece)
-        // max(piece[dst], 1)
-        * _chunk(shape, move.after, axes)[dst]
-        * axes.sizes[move.axis]
-    )
-
-
-def _edges(shape: tuple[int, ...], move: Move, axes: MeshAxes) -> int:
-    piece, mark = _chunk(shape, move.before, axes), move.after[move.axis]
-    return (
-        math.prod(piece)
-        // max(piece[layout.cut_of(mark)[0]], 1)
-        * sum(layout.halo(mark))
-    )
-
-
-# The elements that a collective carries, as it records them itself.
-PAYLOAD: dict[str, Callable[[tuple[int, ...], Move, MeshAxes], int]] = {
-    "gather": lambda shape, move, axes: (
-        _numel(shape, move.before, axes) * axes.sizes[move.axis]
-    ),
-    "reduce": lambda shape, move, axes: _numel(shape, move.before, axes),
-    "reduce_scatter": lambda shape, move, axes: (
-        _numel(shape, move.after, axes) * axes.sizes[move.axis]
-    ),
-    "all_to_all": _exchanged,
-    "halo": _edges,
-    "ppermute": lambda shape, move, axes: _numel(shape, move.before, axes),
-}

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 
 from ..buckets import human_bytes
 from ..capture.printing import tensor_type
+from ..collectives import MOVES
 from ..partition import layout
 from ..partition import plan as steps
+from ..partition.payload import nbytes
 from ..types import MeshAxes
-from .transfers import KINDS, PAYLOAD, argument_names
+from .transfers import argument_names
 
 
 def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str:
@@ -95,12 +97,12 @@ def _moved(
         price = (
             0
             if free
-            else PAYLOAD[move.kind](shape, move, axes)
-            * step.source.value.element_size()
+            else nbytes(shape, step.source.value.element_size(), move, axes)
         )
+        kind = "slice" if move.kind == "slice" else MOVES[move.kind].name
         asked = "implicit" if step.implicit else "explicit"
         said = (
-            f"{KINDS.get(move.kind, move.kind)} over {axes.names[move.axis]}, "
+            f"{kind} over {axes.names[move.axis]}, "
             f"{human_bytes(price)}, {asked}: {before} -> {after}"
         )
         lines.append(_line(said, step))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from ..collectives import MOVES
 from ..types import PENDING, Cost, Mark, Marks, MeshAxes
 from . import layout
 
@@ -42,20 +43,9 @@ def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
     """
     if n == 1:
         return 0.0
-    share = (
-        n - 1
-    ) / n  # of the ranks, where it is a halo: those at the ends have one neighbour
-    factor = {
-        "gather": share,
-        "reduce": 2 * share,
-        "reduce_scatter": share,
-        "all_to_all": share / n,
-        "halo": share,
-        "slice": SLICE_FACTOR / n,
-    }
-    return factor[kind] * nbytes * (1 if kind == "slice" else cost.byte) + (
-        0 if kind == "slice" else cost.start
-    )
+    if kind == "slice":
+        return SLICE_FACTOR / n * nbytes
+    return MOVES[kind].share(n) * nbytes * cost.byte + cost.start
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import torch
 
+from ..collectives import COLLECTIVES, implement
 from ..errors import DivergenceError, problem
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
@@ -161,7 +162,9 @@ def _said(rank: int, request: Request) -> str:
 
 def combine(group: list[Request]) -> list[torch.Tensor]:
     """What each rank of a group receives."""
-    return COMBINE[group[0].record.kind](group)
+    kind = COLLECTIVES[group[0].record.kind]
+    assert kind.combine is not None, f"{kind.name} cannot be simulated"
+    return kind.combine(group)
 
 
 def _reduced(group: list[Request]) -> torch.Tensor:
@@ -207,14 +210,12 @@ def _ppermute(group: list[Request]) -> list[torch.Tensor]:
     return out
 
 
-COMBINE: dict[str, Callable[[list[Request]], list[torch.Tensor]]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "halo": _halo,
-    "ppermute": _ppermute,
-}
+implement("all_reduce", combine=_all_reduce)
+implement("all_gather", combine=_all_gather)
+implement("reduce_scatter", combine=_reduce_scatter)
+implement("all_to_all", combine=_all_to_all)
+implement("halo", combine=_halo)
+implement("ppermute", combine=_ppermute)
 
 
 def _rank(

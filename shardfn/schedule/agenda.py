@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch
 
-from ..buckets import BucketPlan
+from ..buckets import BucketPlan, Wish
 from ..byte_sizes import checked_caps
 from ..errors import TreeError, problem
 from ..ops.loops import Scan
@@ -169,38 +169,47 @@ def rewished(
     """The plan of a partition with other caps, or other buckets, than those that bucketed_grad
     asked for.
     """
-    if cap is None and first_cap is None and wanted is None:
+    has_caps = cap is not None or first_cap is not None
+    if not has_caps and wanted is None:
         return plan
-    if wanted is not None and not isinstance(wanted, BucketPlan):
-        fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
-        got = f"a {type(wanted).__name__}"
-        raise TreeError(
-            problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix), fix=fix
-        )
-    if wanted is not None and not (cap is None and first_cap is None):
-        got = "lower is given caps and a plan"
-        raise TreeError(
-            problem(f"{name}, plan", got, fix=CAP_OR_PLAN), fix=CAP_OR_PLAN
-        )
+    _refuse_no_plan(name, has_caps, wanted)
     by_region: dict[str, list[Gradient]] = collections.defaultdict(list)
     for g in all_gradients(plan):
         by_region[g.region].append(g)
     wishes: dict[Gradient, Gradient] = {}
-    for number, mine in enumerate(by_region.values()):
-        rows = (
-            None
-            if wanted is None
-            else wanted.rows(name, [g.wish.leaf for g in mine], number)
-        )
-        for g in mine:
-            of = g.wish.cap if cap is None else cap
-            caps = checked_caps(name, (of, first_cap, g.wish.max_in_flight))
-            following = None if rows is None else tuple(rows[g.wish.leaf])
-            wish = attrs.evolve(
-                g.wish, cap=caps[0], first_cap=caps[1], rows=following
-            )
-            wishes[g] = attrs.evolve(g, wish=wish)
+    for number, gradients in enumerate(by_region.values()):
+        leaves = [g.wish.leaf for g in gradients]
+        rows = None if wanted is None else wanted.rows(name, leaves, number)
+        for g in gradients:
+            other = _other_caps(g.wish, name, cap, first_cap)
+            if rows is not None:
+                other = attrs.evolve(other, rows=tuple(rows[g.wish.leaf]))
+            wishes[g] = attrs.evolve(g, wish=other)
     return _with_wishes(plan, wishes)
+
+
+def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
+    """Refuse a given plan that is not one, and caps beside a plan."""
+    if wanted is None:
+        return
+    if not isinstance(wanted, BucketPlan):
+        fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
+        got = f"a {type(wanted).__name__}"
+        text = problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
+        raise TreeError(text, fix=fix)
+    if has_caps:
+        got = "lower is given caps and a plan"
+        text = problem(f"{name}, plan", got, fix=CAP_OR_PLAN)
+        raise TreeError(text, fix=CAP_OR_PLAN)
+
+
+def _other_caps(wish: Wish, name: str, cap: Any, first_cap: Any) -> Wish:
+    """A wish with these caps, checked, and no rows; its own cap where none is given."""
+    own_cap = wish.cap if cap is None else cap
+    cap, first_cap, *_ = checked_caps(
+        name, (own_cap, first_cap, wish.max_in_flight)
+    )
+    return attrs.evolve(wish, cap=cap, first_cap=first_cap, rows=None)
 
 
 def _with_wishes(plan: Plan, wishes: Mapping[Gradient, Gradient]) -> Plan:
@@ -226,9 +235,9 @@ def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
         if not g.wish.rows:
             yield g
             continue
-        there = {row[7] for row in g.wish.rows}
+        there = {row.region for row in g.wish.rows}
         mine = regions[g.region] if regions[g.region] in there else min(there)
-        rows = tuple(row for row in g.wish.rows if row[7] == mine)
+        rows = tuple(row for row in g.wish.rows if row.region == mine)
         yield attrs.evolve(g, wish=attrs.evolve(g.wish, rows=rows))
 
 
@@ -241,7 +250,7 @@ def _refuse_unused_rows(
     )
     gradients = [g for level in levels for g in level.flow.plan.gradients]
     wanted = collections.Counter(
-        (g.wish.leaf, *row[1:4]) for g in gradients for row in g.wish.rows or ()
+        (g.wish.leaf, *row.what) for g in gradients for row in g.wish.rows or ()
     )
     extra = list((wanted - found).elements()) if wanted else []
     if extra:

@@ -7,16 +7,18 @@ import functools
 import torch
 
 from .. import _compat
+from ..collectives import started_by
 from ..types import Collective, MeshAxes
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-SENDS = ("_c10d_functional", "shardfn.halo", "shardfn.permute")
 
 
 @functools.cache
 def sends(target: torch.library.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
-    return any(name in str(target) for name in SENDS) and target is not WAIT
+    if target.namespace == "_c10d_functional":
+        return target is not WAIT  # those that we never emit, too
+    return started_by(f"{target.namespace}.{target._opname}") is not None
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:

@@ -4,16 +4,17 @@ on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 import torch
 
 from ..buckets import Wish
-from ..partition import layout
+from ..collectives import COLLECTIVES, MOVES
 from ..partition import plan as steps
 from ..partition.emission.emit import transfer_key
+from ..partition.payload import nbytes
 from ..partition.redistribute import Move
 from ..partition.rules import REARRANGES
 from ..types import MeshAxes
@@ -42,7 +43,7 @@ class Transfer:
 
     @property
     def reduces(self) -> bool:
-        return self.kind in ("all_reduce", "reduce_scatter")
+        return COLLECTIVES[self.kind].reduces
 
 
 @attrs.frozen(eq=False)
@@ -69,16 +70,6 @@ class Flow:
         return self.plan.steps[step].node.target in REARRANGES and all(
             self.rearranges_input(s) for s in self.sources(step)
         )
-
-
-KINDS = {
-    "reduce": "all_reduce",
-    "reduce_scatter": "reduce_scatter",
-    "gather": "all_gather",
-    "all_to_all": "all_to_all",
-    "halo": "halo",
-    "ppermute": "ppermute",
-}
 
 
 def flow(plan: steps.Plan, outs: Outs) -> Flow:
@@ -125,7 +116,7 @@ def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
 
 
 def _is_sent(move: Move, axes: MeshAxes) -> bool:
-    return move.kind in KINDS and axes.sizes[move.axis] > 1
+    return move.kind in MOVES and axes.sizes[move.axis] > 1
 
 
 def _reductions(
@@ -212,8 +203,8 @@ def _transfer(
     gradients: dict[int, steps.Gradient],
     parameters: dict[int, steps.Gradient],
 ) -> Transfer:
-    kind = KINDS[move.kind]
-    reduces = kind in ("all_reduce", "reduce_scatter")
+    row = MOVES[move.kind]
+    kind, reduces = row.name, row.reduces
     # a reduction serves its gradient, a gather its parameter; anything else is somebody's
     # activations
     served = (
@@ -232,7 +223,7 @@ def _transfer(
         axis=axes.names[move.axis],
         op=str(move.before[move.axis]) if reduces else None,
         dtype=dtype,
-        nbytes=_elements(axes, step.source.value.shape, move) * dtype.itemsize,
+        nbytes=nbytes(step.source.value.shape, dtype.itemsize, move, axes),
         phase="backward"
         if reduces and served is not None
         else step.node.meta.get("phase", "forward"),
@@ -240,39 +231,3 @@ def _transfer(
         wish=None if served is None else served.wish,
         region="" if served is None else served.region,
     )
-
-
-def _elements(axes: MeshAxes, shape: Sequence[int], move: Move) -> int:
-    """How many elements the whole payload has on a rank with full shards, padding included."""
-    local = list(
-        layout.local_shape(
-            tuple(shape), move.before, axes.sizes, (0,) * len(axes.sizes)
-        )
-    )
-    mark = (
-        move.after[move.axis]
-        if move.kind in ("reduce_scatter", "all_to_all")
-        else move.before[move.axis]
-    )
-    if move.kind in ("gather", "reduce_scatter"):
-        dim, unit = layout.cut_of(mark)
-        outer = tuple(
-            m if k < move.axis else "R" for k, m in enumerate(move.before)
-        )
-        size = layout.local_shape(
-            tuple(shape), outer, axes.sizes, (0,) * len(axes.sizes)
-        )[dim]
-        local[dim] = (
-            layout.full_chunk(size, unit, axes.sizes[move.axis])
-            * axes.sizes[move.axis]
-        )
-    if move.kind == "all_to_all":
-        dim, unit = layout.cut_of(mark)
-        n = axes.sizes[move.axis]
-        local[dim] = layout.full_chunk(local[dim], unit, n) * n
-    if move.kind == "halo":
-        local[layout.cut_of(mark)[0]] = sum(layout.halo(move.after[move.axis]))
-    count = 1
-    for n in local:
-        count *= n
-    return count

@@ -10,6 +10,7 @@ while the one before is being used.
 from __future__ import annotations
 
 import bisect
+import collections
 import itertools
 from collections.abc import Iterator
 
@@ -272,63 +273,81 @@ def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
     """Steps in their order, each start before its position, and before each item what it needs:
     one order for all ranks.
     """
-    flow, done = timing.flow, set[Item]()
+    order = _Order(timing)
+    queue = collections.deque(starts)
+    for position, step in enumerate(timing.run):
+        while queue and queue[0][0] <= position:
+            _, batch = queue.popleft()
+            yield from order.place(("start", batch.index))
+        yield from order.place(("run", step))
+    for _, batch in queue:
+        yield from order.place(("start", batch.index))
+    for step in range(len(timing.flow.plan.steps)):
+        yield from order.place(order.provider(step))
 
-    def provider(step: int) -> Item:
-        sent = flow.transfers.get(step)
-        return (
-            ("wait", timing.assignment.of[sent[-1].key].index)
-            if sent
-            else ("run", step)
-        )
 
-    def needs(item: Item) -> list[Item]:
-        kind, i = item
-        if kind == "run":
-            return [provider(s) for s in flow.sources(i)]
-        if kind == "wait":
-            return [("start", i)]
-        batch = timing.assignment.batches[i]
-        found: list[Item] = [
-            ("wait", forced) for forced in timing.forced.get(i, ())
-        ]
-        if i in timing.assignment.after:
-            found.append(("start", timing.assignment.after[i]))
-        for t in batch.members:
-            found += _before(timing, t.step, t.key) or [
-                provider(s) for s in flow.sources(t.step)
-            ]
-        return found
+@attrs.define(eq=False)
+class _Order:
+    """The items placed so far, each after what it needs."""
 
-    def place(item: Item) -> Iterator[Item]:
-        if item in done:
+    timing: _Timing
+    placed: set[Item] = attrs.field(factory=set)
+
+    def place(self, item: Item) -> Iterator[Item]:
+        """What an item needs and is not placed yet, then the item: depth first, without
+        recursion, since a program may have thousands of steps in a row.
+        """
+        if item in self.placed:
             return
-        stack, active = [(item, iter(needs(item)))], {item}
+        stack, waiting = [(item, iter(self.needs(item)))], {item}
         while stack:
-            current, rest = stack[-1]
-            ahead = next((n for n in rest if n not in done), None)
-            if ahead is None:
+            current, needs = stack[-1]
+            missing = next((n for n in needs if n not in self.placed), None)
+            if missing is None:
                 stack.pop()
-                active.discard(current)
-                done.add(current)
+                waiting.discard(current)
+                self.placed.add(current)
                 yield current
             else:
-                assert ahead not in active, f"{ahead} and {current} need each other"
-                active.add(ahead)
-                stack.append((ahead, iter(needs(ahead))))
+                assert missing not in waiting, (
+                    f"{missing} and {current} need each other"
+                )
+                waiting.add(missing)
+                stack.append((missing, iter(self.needs(missing))))
 
-    feed = iter([*starts, (len(timing.run) + 1, None)])
-    issue, batch = next(feed)
-    for p, step in enumerate(timing.run):
-        while batch is not None and issue <= p:
-            yield from place(("start", batch.index))
-            issue, batch = next(feed)
-        yield from place(("run", step))
-    while batch is not None:
-        yield from place(("start", batch.index))
-        issue, batch = next(feed)
-    for i in range(len(flow.plan.steps)):
-        yield from place(provider(i))
+    def provider(self, step: int) -> Item:
+        """The item after which the result of a step is available."""
+        transfers = self.timing.flow.transfers.get(step)
+        if not transfers:
+            return "run", step
+        return "wait", self.timing.assignment.of[transfers[-1].key].index
+
+    def needs(self, item: Item) -> list[Item]:
+        """The items that must be placed before one."""
+        kind, i = item
+        if kind == "run":
+            return self.providers(i)
+        if kind == "wait":
+            return [("start", i)]
+        return self.needs_of_start(i)
+
+    def providers(self, step: int) -> list[Item]:
+        return [self.provider(source) for source in self.timing.flow.sources(step)]
+
+    def needs_of_start(self, index: int) -> list[Item]:
+        """What a batch needs: older batches, so that few bytes are in flight; the one before it
+        in a given plan; and the payload of each of its members.
+        """
+        assignment = self.timing.assignment
+        needs: list[Item] = [
+            ("wait", older) for older in self.timing.forced.get(index, ())
+        ]
+        if index in assignment.after:
+            needs.append(("start", assignment.after[index]))
+        for transfer in assignment.batches[index].members:
+            before = _before(self.timing, transfer.step, transfer.key)
+            needs += before or self.providers(transfer.step)
+        return needs
 
 
 def _before(timing: _Timing, step: int, key: object) -> list[Item]:

@@ -157,7 +157,7 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
 
 
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply a function to one row after the other; `vmap`, with the memory of one row.
+    """Apply `f` to each slice of dim 0, one at a time: `vmap(f)` with the memory of one slice.
 
     Args:
         f: of one row; returns a tensor or a tree of them.

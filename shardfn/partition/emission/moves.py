@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import torch
 
+from ...collectives import MOVES, implement
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
 from ...types import Collective
 from .. import layout
+from ..payload import nbytes
 from ..redistribute import Move
 from . import wire
 from .builder import Builder, Piece
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-HALO = torch.ops.shardfn.halo.default
-PERMUTE = torch.ops.shardfn.permute.default
 
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     """Emit one move."""
-    node = MOVES[move.kind](b, piece, move, implicit)
+    emit = cut if move.kind == "slice" else MOVES[move.kind].emit
+    assert emit is not None, f"{move.kind} cannot be emitted"
+    node = emit(b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
     local = b.local_shape(piece.shape, move.after)
     assert tuple(node.meta["val"].shape) == local, (
@@ -36,37 +38,40 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
 
 def _communicate(
     b: Builder,
-    target: object,
-    x: torch.fx.Node,
-    rest: tuple[object, ...],
-    record: Collective,
-) -> torch.fx.Node:
-    sent, back = wire.packed(b, x, reduces=record.op is not None)
-    if target is HALO:  # it counts elements, whatever their shape
-        rest = (
-            rest[0] * (sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)),
-            *rest[1:],
-        )
-        sent = _flat(b, sent)
-    started = b.call(target, sent, *rest)
-    started.meta["collective"] = record
-    return back(b.call(c10d.wait_tensor.default, started))
-
-
-def _record(
-    b: Builder,
-    kind: str,
+    piece: Piece,
     move: Move,
-    value: torch.Tensor,
-    times: int,
-    op: str | None,
     implicit: bool,
-) -> Collective:
+    x: torch.fx.Node,
+    *constants: object,
+) -> torch.fx.Node:
+    """What arrives when a collective is started for a move and waited for.
+
+    Args:
+        b: the graph that grows.
+        piece: the value that is redistributed.
+        move: says which collective, over which axis.
+        implicit: whether no placement of the user's asks for it.
+        x: what is sent, contiguous.
+        constants: arguments of the op between what is sent and the name of the group.
+    """
+    kind = MOVES[move.kind]
+    sent, back = wire.packed(b, x, reduces=kind.reduces)
+    if kind.name == "halo":  # it counts elements, whatever their shape
+        (count,) = constants
+        width = sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)
+        sent, constants = _flat(b, sent), (count * width,)
+    start = b.call(kind.overload, sent, *constants, b.group_names[move.axis])
+    start.meta["collective"] = _record(b, piece, move, implicit)
+    return back(b.call(c10d.wait_tensor.default, start))
+
+
+def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
+    kind, dtype = MOVES[move.kind], piece.node.meta["val"].dtype
     return Collective(
-        kind=kind,
+        kind=kind.name,
         axis=b.axes.names[move.axis],
-        nbytes=value.numel() * value.element_size() * times,
-        op=op,
+        nbytes=nbytes(piece.shape, dtype.itemsize, move, b.axes, b.coordinates),
+        op=str(move.before[move.axis]) if kind.reduces else None,
         name=str(b.about.get("origin", "")),
         source=b.about.get("source"),
         implicit=implicit,
@@ -136,14 +141,7 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
     shape = list(x.meta["val"].shape)
-    record = _record(b, "all_gather", move, x.meta["val"], n, None, implicit)
-    out = _communicate(
-        b,
-        c10d.all_gather_into_tensor.default,
-        _flat(b, x),
-        (n, b.group_names[move.axis]),
-        record,
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), n)
     out = b.call(aten.view.default, out, [n, *shape])
     return _first(b, _join_dim(b, out, dim), dim, size)
 
@@ -163,32 +161,20 @@ def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
     """All-reduce."""
     op = str(move.before[move.axis])
     x = b.contiguous(piece.node)
-    record = _record(b, "all_reduce", move, x.meta["val"], 1, op, implicit)
-    return _communicate(
-        b, c10d.all_reduce.default, x, (op, b.group_names[move.axis]), record
-    )
+    return _communicate(b, piece, move, implicit, x, op)
 
 
 def reduce_scatter(
     b: Builder, piece: Piece, move: Move, implicit: bool
 ) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
-    op, (dim, unit) = (
-        str(move.before[move.axis]),
-        layout.cut_of(move.after[move.axis]),
-    )
+    op = str(move.before[move.axis])
+    dim, unit = layout.cut_of(move.after[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     full = layout.full_chunk(size, unit, n)
     x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
     shape = list(x.meta["val"].shape[1:])
-    record = _record(b, "reduce_scatter", move, x.meta["val"], 1, op, implicit)
-    out = _communicate(
-        b,
-        c10d.reduce_scatter_tensor.default,
-        _flat(b, x),
-        (op, n, b.group_names[move.axis]),
-        record,
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), op, n)
     mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
     return _first(b, b.call(aten.view.default, out, shape), dim, mine)
 
@@ -197,35 +183,20 @@ def all_to_all(
     b: Builder, piece: Piece, move: Move, implicit: bool
 ) -> torch.fx.Node:
     """All-to-all from one dim to another."""
-    (src, src_unit), (dst, dst_unit) = (
-        layout.cut_of(move.before[move.axis]),
-        layout.cut_of(move.after[move.axis]),
-    )
+    src, src_unit = layout.cut_of(move.before[move.axis])
+    dst, dst_unit = layout.cut_of(move.after[move.axis])
     n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
     dst_size = piece.node.meta["val"].shape[dst]
     x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))
-    x = _split_dim(
-        b, _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n), dst, n
-    )
+    x = _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n)
+    x = _split_dim(b, x, dst, n)
     shape = list(x.meta["val"].shape)
-    record = _record(b, "all_to_all", move, x.meta["val"], 1, None, implicit)
     lengths = [x.meta["val"].numel() // n] * n
-    out = _communicate(
-        b,
-        c10d.all_to_all_single.default,
-        _flat(b, x),
-        (lengths, lengths, b.group_names[move.axis]),
-        record,
-    )
-    out = _first(
-        b, _join_dim(b, b.call(aten.view.default, out, shape), src), src, src_size
-    )
-    return _first(
-        b,
-        out,
-        dst,
-        layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1],
-    )
+    out = _communicate(b, piece, move, implicit, _flat(b, x), lengths, lengths)
+    out = b.call(aten.view.default, out, shape)
+    out = _first(b, _join_dim(b, out, src), src, src_size)
+    mine = layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1]
+    return _first(b, out, dst, mine)
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
@@ -233,36 +204,53 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     is followed by zeros.
     """
     mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
-    (dim, unit), (before, after) = layout.cut_of(mark), layout.halo(mark)
-    shape = list(x.meta["val"].shape)
+    dim, unit = layout.cut_of(mark)
     if n == 1:
-        return b.call(
-            aten.constant_pad_nd.default,
-            x,
-            [0, 0] * (len(shape) - 1 - dim) + [before, after],
-        )
-    full = layout.full_chunk(piece.shape[dim], unit, n)
-    whole = _padded(b, x, dim, full)
-    edges = [
-        _flat(b, b.call(aten.slice.Tensor, whole, dim, *ends))
-        for ends in ((0, after), (full - before, full))
-    ]
-    sent = b.call(aten.cat.default, edges)
-    record = _record(b, "halo", move, sent.meta["val"], 1, None, implicit)
-    count = edges[1].meta["val"].numel()
-    got = _communicate(b, HALO, sent, (count, b.group_names[move.axis]), record)
-    if not shape[dim]:
+        before, after = layout.halo(mark)
+        pads = [0, 0] * (len(piece.shape) - 1 - dim) + [before, after]
+        return b.call(aten.constant_pad_nd.default, x, pads)
+    size = layout.full_chunk(piece.shape[dim], unit, n)
+    first, last = _edges(b, _padded(b, x, dim, size), dim, layout.halo(mark))
+    sent = b.call(aten.cat.default, [first, last])
+    count = last.meta["val"].numel()
+    received = _communicate(b, piece, move, implicit, sent, count)
+    if not x.meta["val"].shape[dim]:
         return x
-    parts = []
-    for rows, (start, end) in (
-        (before, (0, count)),
-        (after, (count, sent.meta["val"].numel())),
-    ):
-        part = b.call(aten.slice.Tensor, got, 0, start, end)
-        parts.append(
-            b.call(aten.view.default, part, [*shape[:dim], rows, *shape[dim + 1 :]])
-        )
-    return b.call(aten.cat.default, [parts[0], x, parts[1]], dim)
+    return _between(b, x, received, dim, layout.halo(mark))
+
+
+def _edges(
+    b: Builder, x: torch.fx.Node, dim: int, halo: tuple[int, int]
+) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """The flat rows of a chunk that its neighbours read: the first ones for the previous rank,
+    as its halo after, the last ones for the next rank, as its halo before.
+    """
+    before, after = halo
+    size = x.meta["val"].shape[dim]
+    first = _flat(b, b.call(aten.slice.Tensor, x, dim, 0, after))
+    last = _flat(b, b.call(aten.slice.Tensor, x, dim, size - before, size))
+    return first, last
+
+
+def _between(
+    b: Builder,
+    x: torch.fx.Node,
+    received: torch.fx.Node,
+    dim: int,
+    halo: tuple[int, int],
+) -> torch.fx.Node:
+    """A chunk between the rows that its neighbours sent, which come flat: those before it, then
+    those after it.
+    """
+    shape, start = list(x.meta["val"].shape), 0
+    edges: list[torch.fx.Node] = []
+    for rows in halo:
+        edge_shape = [*shape[:dim], rows, *shape[dim + 1 :]]
+        end = start + math.prod(edge_shape)
+        edge = b.call(aten.slice.Tensor, received, 0, start, end)
+        edges.append(b.call(aten.view.default, edge, edge_shape))
+        start = end
+    return b.call(aten.cat.default, [edges[0], x, edges[1]], dim)
 
 
 def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
@@ -271,23 +259,14 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
     if b.axes.sizes[move.axis] == 1:
         return x if move.perm else b.call(aten.zeros_like.default, x)
     sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
-    record = _record(b, "ppermute", move, x.meta["val"], 1, None, implicit)
-    got = _communicate(
-        b,
-        PERMUTE,
-        _flat(b, x),
-        (sources, targets, b.group_names[move.axis]),
-        record,
-    )
-    return b.call(aten.view.default, got, list(x.meta["val"].shape))
+    flat = _flat(b, x)
+    received = _communicate(b, piece, move, implicit, flat, sources, targets)
+    return b.call(aten.view.default, received, list(x.meta["val"].shape))
 
 
-MOVES: dict[str, Callable[[Builder, Piece, Move, bool], torch.fx.Node]] = {
-    "gather": gather,
-    "slice": cut,
-    "reduce": reduce,
-    "reduce_scatter": reduce_scatter,
-    "all_to_all": all_to_all,
-    "halo": halo,
-    "ppermute": ppermute,
-}
+implement("all_gather", emit=gather)
+implement("all_reduce", emit=reduce)
+implement("reduce_scatter", emit=reduce_scatter)
+implement("all_to_all", emit=all_to_all)
+implement("halo", emit=halo)
+implement("ppermute", emit=ppermute)

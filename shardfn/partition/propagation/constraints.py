@@ -1,12 +1,114 @@
-"""The marks that `constrain` and a gradient's parameter ask for."""
+"""Placements that the program asks for: by `constrain`, and of a gradient by its parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import attrs
+import torch
+
+from ...buckets import Wish
+from ...errors import PlacementError, problem
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
-from .. import layout
+from .. import layout, plan
+from .values import Value, is_partial, settled
+
+ADD = torch.ops.aten.add.Tensor
+
+
+@attrs.frozen(eq=False)
+class Unaligned:
+    """A gradient before it is redistributed to the placement of its parameter."""
+
+    value: Value
+    like: torch.fx.Node  # the parameter
+    wish: str
+
+
+def constrain(walk: Any, node: torch.fx.Node) -> None:
+    """Redistribute a value to the placement that the user pins it to."""
+    value = walk.values[node.args[0]]
+    current = settled(value, walk.axes)
+    try:
+        marks = constrained(node.args[1], walk.axes, value.fake.shape, current)
+    except ValueError as error:
+        source = node.meta.get("source")
+        fix = "P with axes of the mesh, one part for each dim"
+        text = problem("constrain", str(error), fix=fix, source=source)
+        raise PlacementError(
+            text, placements=node.args[1], source=source, fix=fix
+        ) from None
+    slot = walk.redistribute(value, marks, node, implicit=False)
+    walk.place_as(node, value, slot)
+
+
+def align(walk: Any, node: torch.fx.Node) -> None:
+    """Redistribute a gradient to the placement of its parameter, unless it stays Partial until
+    its loop is over.
+    """
+    gradient, parameter, wish = node.args
+    value = walk.values[gradient]
+    slots = value.readable(node.meta["phase"])
+    if node in walk.later and slots and is_partial(slots[0].marks):
+        walk.place_as(node, value, slots[0])
+    else:
+        align_to(walk, node, value, parameter, wish)
+
+
+def align_to(
+    walk: Any,
+    node: torch.fx.Node,
+    value: Value,
+    parameter: torch.fx.Node,
+    wish: str,
+) -> None:
+    """Redistribute a gradient to the placement of its parameter.
+
+    Args:
+        walk: at work.
+        node: on whose behalf.
+        value: the gradient.
+        parameter: of the Program.
+        wish: what bucketed_grad wants for the gradient, as text; empty for nothing.
+    """
+    like = walk.values[parameter]
+    replicated = ("R",) * len(walk.axes.sizes)
+    wanted = next(iter(like.slots), replicated)
+    marks = aligned(value.fake.shape, like.fake.shape, wanted, walk.axes)
+    before = attrs.evolve(value, slots=dict(value.slots))
+    walk.unaligned[node] = Unaligned(before, parameter, wish)
+    slot = walk.redistribute(value, marks, node, implicit=False)
+    walk.place_as(node, value, slot)
+    if wish:
+        walk.gradients[node] = plan.Gradient(
+            node=node,
+            wish=Wish.of(wish),
+            region=node.meta.get("custom", {}).get("gradients", ""),
+            like=like.slots[wanted][0] if wanted in like.slots else None,
+            slot=slot,
+            unused=value.fill is not None and value.fill[1] == 0,
+        )
+
+
+def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
+    """Add two gradients of one parameter before they are reduced, where nothing else reads
+    them. Returns whether the op is such a sum.
+    """
+    terms = node.all_input_nodes
+    parts = [walk.unaligned.get(term) for term in terms]
+    is_sum = node.target is ADD and len(terms) == 2 and not node.kwargs
+    if not is_sum or any(len(term.users) > 1 for term in terms):
+        return False
+    if None in parts or parts[0].like is not parts[1].like:
+        return False
+    for term, part in zip(terms, parts, strict=True):
+        walk.values[term] = part.value
+        walk.gradients.pop(term, None)
+    walk.apply(node)
+    align_to(walk, node, walk.values[node], parts[0].like, parts[0].wish)
+    return True
 
 
 def constrained(

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import torch
 
-from ...types import PENDING, Marks
-from .. import plan
+from ...types import PENDING, Marks, MeshAxes
+from .. import layout, plan
 
 
 @attrs.define(eq=False)
@@ -46,3 +46,22 @@ class Value:
             for slot in self.like.readable(phase)
             if not any(m in PENDING for m in slot.marks)
         ]
+
+
+def is_partial(marks: Marks) -> bool:
+    """Whether a reduction is pending on some axis."""
+    return any(m in PENDING for m in marks)
+
+
+def settled(value: Value, axes: MeshAxes) -> Marks:
+    """The placement of a value that nothing asks for: as it is, Partial reduced, in plain
+    chunks.
+    """
+    if value.fill is not None and not value.slots:
+        return ("R",) * len(axes.sizes)
+    marks = next(iter(value.slots))
+    plain = tuple(
+        "R" if m in PENDING else layout.split(m)[0] if isinstance(m, tuple) else m
+        for m in marks
+    )
+    return layout.canonical(value.fake.shape, plain, axes.sizes)

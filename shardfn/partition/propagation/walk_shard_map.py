@@ -88,7 +88,7 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
     _make(
         walk,
         node,
-        walk.bring(value, marks, node, implicit=False),
+        walk.redistribute(value, marks, node, implicit=False),
         value.varies.union(axes),
         value.equal.union(axes),
     )
@@ -128,7 +128,7 @@ def _reduced(
     _make(walk, node, named, varies)
     walk.values[node].asked = True
     if not pending:
-        whole = walk.bring(
+        whole = walk.redistribute(
             walk.values[node],
             _with(walk, named.marks, dict.fromkeys(axes, "R")),
             node,
@@ -144,7 +144,9 @@ def all_gather(walk: Any, node: torch.fx.Node) -> None:
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim})
     )
     _make(walk, node, whole, value.varies - {axis})
-    gathered = walk.bring(walk.values[node], slot.marks, node, implicit=False)
+    gathered = walk.redistribute(
+        walk.values[node], slot.marks, node, implicit=False
+    )
     _make(walk, node, gathered, value.varies - {axis})
 
 
@@ -303,7 +305,7 @@ def _brought(
             marks.append(mark if mark == "R" or mark in pending else "R")
     plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {value.fake.shape}"
-    return value, walk.bring(value, plain, node, implicit=False)
+    return value, walk.redistribute(value, plain, node, implicit=False)
 
 
 PRIMS: dict[str, Callable[[Any, torch.fx.Node], None]] = {

@@ -4,7 +4,7 @@ result cuts, or leaves pending.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 import torch
@@ -57,41 +57,35 @@ class Factors:
         Raises:
             RuleError: the tensors do not have these dims, or a factor has two sizes.
         """
-        owners = [
-            *((self.ins, o, "input") for o in in_owners(call)),
-            *((self.outs, o, "result") for o in out_owners(call)),
+        owned = [
+            *((self.ins[owner], f"input {owner}") for owner in in_owners(call)),
+            *((self.outs[owner], f"result {owner}") for owner in out_owners(call)),
         ]
-        rows, wrong, sizes = [], [], {}
-        for (table, owner, kind), x in zip(
-            owners, (*call.ins, *call.outs), strict=True
-        ):
-            row = _spelled(table[owner], x.dim())
+        tensors = (*call.ins, *call.outs)
+        rows: list[Row] = []
+        wrong: list[str] = []
+        sizes: dict[str, dict[int, str]] = {}  # factor -> size -> where it has that
+        for (written, owner), x in zip(owned, tensors, strict=True):
+            row = _spelled(written, x.dim())
             if len(row) != x.dim():
-                said = " ".join(table[owner]) or "no dims"
-                wrong.append(
-                    f"{kind} {owner} has {x.dim()} dims, shape {tuple(x.shape)}; the "
-                    f"rule names {said!r}"
-                )
-            for f, n in zip(row, x.shape, strict=False):
-                sizes.setdefault(f, {}).setdefault(n, f"{kind} {owner}")
+                wrong.append(_other_dims(owner, written, x))
+            for factor, n in zip(row, x.shape, strict=False):
+                sizes.setdefault(factor, {}).setdefault(n, owner)
             rows.append(row)
         sizes.setdefault(ONE, {}).setdefault(1, "the rule")
-        wrong += [
-            f"factor {f} has two sizes: "
-            + ", ".join(f"{n} in {at}" for n, at in s.items())
-            for f, s in sizes.items()
-            if len(s) > 1
-        ]
+        wrong += _two_sizes(sizes)
         if wrong:
-            fix = (
-                "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; "
-                "or a function as the rule"
-            )
-            raise RuleError(
-                problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix),
-                fix=fix,
-            )
+            raise self._misfit(call, wrong)
         return rows[: len(call.ins)], rows[len(call.ins) :]
+
+    def _misfit(self, call: OpCall, wrong: list[str]) -> RuleError:
+        """The error for a call whose tensors are not those that the mapping names."""
+        fix = (
+            "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a "
+            "function as the rule"
+        )
+        text = problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
+        return RuleError(text, fix=fix)
 
     def strangers(self, op: torch.library.OpOverload) -> list[str]:
         """What of the mapping does not fit the schema of an op."""
@@ -190,6 +184,22 @@ def _spelled(row: Row, dims: int) -> Row:
     if row[:1] != (REST,):
         return row
     return (*(f"{REST}{k}" for k in range(dims - len(row) + 1, 0, -1)), *row[1:])
+
+
+def _other_dims(owner: str, row: Row, x: torch.Tensor) -> str:
+    """What is wrong with a tensor that has another number of dims than its row names."""
+    names = " ".join(row) or "no dims"
+    return f"{owner} has {x.dim()} dims, shape {tuple(x.shape)}; the rule names {names!r}"
+
+
+def _two_sizes(sizes: Mapping[str, Mapping[int, str]]) -> list[str]:
+    """What is wrong with factors that have several sizes."""
+    return [
+        f"factor {factor} has two sizes: "
+        + ", ".join(f"{n} in {owner}" for n, owner in owners.items())
+        for factor, owners in sizes.items()
+        if len(owners) > 1
+    ]
 
 
 def _family(factor: str) -> str:

@@ -138,26 +138,32 @@ def index_put(call: OpCall) -> list[Choice]:
     """The transpose of indexing: added values leave a pending sum."""
     x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
     values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
-    if (
-        run is None
-        or any(i.dtype == torch.bool for i in indices)
-        or values.dim() != x.dim() - run[1] + wide
-    ):
+    masked = any(i.dtype == torch.bool for i in indices)
+    if run is None or masked or values.dim() != x.dim() - run[1] + wide:
         return [replicated(call)]
     first, count = run
     whole = ("R",) * len(indices)
     choices = [replicated(call)]
     for d in range(x.dim()):
-        place = d if d < first else d - count + wide
-        if not first <= d < first + count and values.shape[place] == x.shape[d]:
+        is_indexed = first <= d < first + count
+        place = d if d < first else d - count + wide  # of the dim among the values'
+        if not is_indexed and values.shape[place] == x.shape[d]:
             choices.append(((d, *whole, place), (d,)))
     if call.arg(3, "accumulate", False):
-        choices.append((("sum", *whole, "sum"), ("sum",)))
-        full = [d for d in range(wide) if values.shape[first + d] != 1]
-        choices += [
-            (("sum", *_index_marks(indices, wide, d), first + d), ("sum",))
-            for d in full
-        ]
+        choices += _accumulated(values, indices, first, wide)
+    return choices
+
+
+def _accumulated(
+    values: torch.Tensor, indices: list[torch.Tensor], first: int, wide: int
+) -> list[Choice]:
+    """Values that are added up: any dim of the indices, and a term of them on each rank."""
+    whole = ("R",) * len(indices)
+    choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
+    for d in range(wide):
+        if values.shape[first + d] != 1:
+            marks = _index_marks(indices, wide, d)
+            choices.append((("sum", *marks, first + d), ("sum",)))
     return choices
 
 

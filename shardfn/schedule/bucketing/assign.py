@@ -233,7 +233,7 @@ class _Joiner:
             return None, 0
         if t.wish.rows is not None:
             row = self.wanted(t, t.wish)
-            return _Wanted(t.region, row[0]), row[6]
+            return _Wanted(t.region, row.bucket), row.cap
         key = (
             t.region,
             t.kind,
@@ -250,33 +250,39 @@ class _Joiner:
         """
         assert wish.rows is not None
         what = (t.kind, t.axis, t.phase)
-        rows = [row for row in wish.rows if row[1:4] == what]
+        rows = [row for row in wish.rows if row.what == what]
         turn = self.turns[t.region, wish.leaf, what]
         self.turns[t.region, wish.leaf, what] += 1
-        if turn >= len(rows):
+        if turn < len(rows):
+            row = rows[turn]
+            got = _contradicted(t, wish.leaf, row)
+            if got is None:
+                self.places[t.key] = row.place
+                return row
+        else:
             more = f"{len(rows)} of it" if rows else "no bucket for it"
             got = (
                 f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
                 f"has {more}"
             )
-        elif rows[turn][4:6] != (str(t.dtype).removeprefix("torch."), t.nbytes):
-            got = (
-                f"{wish.leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan "
-                f"{rows[turn][5]} of torch.{rows[turn][4]}"
-            )
-        elif rows[turn][9] != t.op:
-            got = f"the {t.kind} of {wish.leaf} is by {t.op}, in the plan by {rows[turn][9]}"
-        else:
-            self.places[t.key] = rows[turn][8]
-            return rows[turn]
-        raise TreeError(
-            problem(f"{self.name}, plan", got, fix=SAME_PROGRAM),
-            arg_path=wish.leaf,
-            fix=SAME_PROGRAM,
-        )
+        text = problem(f"{self.name}, plan", got, fix=SAME_PROGRAM)
+        raise TreeError(text, arg_path=wish.leaf, fix=SAME_PROGRAM)
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
+
+
+def _contradicted(t: Transfer, leaf: str, row: Row) -> str | None:
+    """How a transfer of a leaf differs from what a given plan says of it."""
+    dtype = str(t.dtype).removeprefix("torch.")
+    if (row.dtype, row.nbytes) != (dtype, t.nbytes):
+        return (
+            f"{leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan "
+            f"{row.nbytes} of torch.{row.dtype}"
+        )
+    if row.op != t.op:
+        return f"the {t.kind} of {leaf} is by {t.op}, in the plan by {row.op}"
+    return None
 
 
 def _alike(a: Transfer, b: Transfer) -> bool:

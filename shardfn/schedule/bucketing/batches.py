@@ -39,7 +39,7 @@ class Batch:
 
     @property
     def reduces(self) -> bool:
-        return self.members[0].kind in ("all_reduce", "reduce_scatter")
+        return self.members[0].reduces
 
 
 def reaches(

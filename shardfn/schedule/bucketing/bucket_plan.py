@@ -5,7 +5,7 @@ branches too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -57,41 +57,61 @@ def bucket_plan(
     levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
 ) -> BucketPlan:
     """What is sent for the gradients of a program, and what is not."""
-    found = {}
-    for level in levels:
-        for batch in level.assignment.batches:
-            if batch.bucketed:
-                number = numbers[level.plan, batch.index]
-                found[number] = _bucket(level, number, batch, regions)
-    alone = [
-        _unbucketed(level, t)
+    buckets = {
+        numbers[level.plan, batch.index]: _bucket(
+            level, numbers[level.plan, batch.index], batch, regions
+        )
         for level in levels
-        for t in _on_the_way(level)
+        for batch in level.assignment.batches
+        if batch.bucketed
+    }
+    unbucketed = [
+        _unbucketed(level, transfer)
+        for level in levels
         if level.times
+        for transfer in _on_the_way(level)
     ]
+    groups = _grouped(levels, unbucketed)
+    return BucketPlan(
+        name=name,
+        mesh=str(levels[0].plan.axes),
+        buckets=tuple(buckets[number] for number in range(len(buckets))),
+        ignored=groups.ignored,
+        unused=groups.unused,
+        local=groups.local,
+        unreduced=groups.unreduced,
+        unbucketed=tuple(unbucketed),
+    )
+
+
+class Groups(NamedTuple):
+    """The leaves for which nothing is sent in a bucket, by the reason."""
+
+    ignored: tuple[str, ...]
+    unused: tuple[str, ...]
+    local: tuple[str, ...]
+    unreduced: tuple[str, ...]
+
+
+def _grouped(levels: Sequence[Level], unbucketed: Sequence[Unbucketed]) -> Groups:
+    """Why leaves are in no bucket; local are those for which nothing is sent at all."""
     gradients = [g for level in levels for g in level.flow.plan.gradients]
-    transfers = [
-        t for level in levels for t in level.assignment.transfers if t.reduces
-    ]
-    reduced = {t.wish.leaf for t in transfers if t.wish is not None}
+    reduced = {
+        t.wish.leaf
+        for level in levels
+        for t in level.assignment.transfers
+        if t.reduces and t.wish is not None
+    }
+    leaving = {node for level in levels for _, node in level.plan.unreduced}
     ignored = [
         g.wish.leaf for g in gradients if g.wish.ignored and g.wish.leaf in reduced
     ]
     unused = [g.wish.leaf for g in gradients if g.unused]
-    leaving = {node for level in levels for _, node in level.plan.unreduced}
     unreduced = [g.wish.leaf for g in gradients if g.node in leaving]
-    told = {
-        *reduced,
-        *unused,
-        *unreduced,
-        *(leaf for u in alone for leaf in u.leaves),
-    }
-    local = [g.wish.leaf for g in gradients if g.wish.leaf not in told]
-    buckets = tuple(found[number] for number in range(len(found)))
-    others = [_once(leaves) for leaves in (ignored, unused, local, unreduced)]
-    return BucketPlan(
-        name, str(levels[0].plan.axes), buckets, *others, tuple(alone)
-    )
+    on_the_way = [leaf for sent in unbucketed for leaf in sent.leaves]
+    known = {*reduced, *unused, *unreduced, *on_the_way}
+    local = [g.wish.leaf for g in gradients if g.wish.leaf not in known]
+    return Groups(*map(_once, (ignored, unused, local, unreduced)))
 
 
 def _once(leaves: Iterable[str]) -> tuple[str, ...]:

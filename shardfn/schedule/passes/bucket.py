@@ -13,8 +13,8 @@ import attrs
 import torch
 
 from ...capture.copying import copied
+from ...collectives import COLLECTIVES, implement
 from ...ops.pack import pack as _pack_op  # noqa: F401
-from ...types import Collective
 from ..agenda import Agenda
 from ..order import ordered
 
@@ -74,68 +74,84 @@ def join(
     Returns:
         For the wait of each, what to read instead; empty if it stays as it is.
     """
-    dtype, number = agenda.dtypes.get(index), agenda.bucket_of.get(index)
+    number = agenda.bucket_of.get(index)
     for node in starts:
         node.meta["batch"] = index
         node.meta["collective"] = attrs.evolve(
             node.meta["collective"], bucket=number
         )
-    own = [node.args[0].meta["val"].dtype for node in starts]
-    if len(starts) == 1 and dtype in (None, own[0]):
+    first = starts[0]
+    own_dtype = first.args[0].meta["val"].dtype
+    dtype = agenda.dtypes.get(index, own_dtype)
+    if len(starts) == 1 and dtype == own_dtype:
         return {}
-    kind = starts[0].meta["collective"].kind
-    before = dict(starts[0].meta)
-    with graph.inserting_before(starts[0]):
-        pack = _Pack(
-            graph,
-            {
-                "source": None,
-                "phase": before["phase"],
-                "step": before["step"],
-                "origin": f"bucket {number}",
-            },
+    packing = COLLECTIVES[first.meta["collective"].kind].packing
+    with graph.inserting_before(first):
+        pack = _Pack.beside(first, f"bucket {number}")
+        parts = [pack.cast(packing.payload(node), dtype) for node in starts]
+        wait = _sent(pack, packing, first, parts)
+        wait.meta["batch"] = index
+        return _unpacked(pack, packing, wait, dict(zip(starts, parts, strict=True)))
+
+
+def _sent(
+    pack: _Pack,
+    packing: _Packing,
+    first: torch.fx.Node,
+    parts: list[torch.fx.Node],
+) -> torch.fx.Node:
+    """The wait for one collective that carries several payloads, with the record of the first
+    that it joins.
+    """
+    n = packing.ranks(first)
+    packed = packing.pack(pack, parts, n)
+    start = pack.call(first.target, packed, *first.args[1:])
+    wait = pack.call(WAIT, start)
+    record = attrs.evolve(
+        first.meta["collective"],
+        nbytes=packing.nbytes(packed, n),
+        name=pack.about["origin"],
+        source=None,
+    )
+    start.meta.update(
+        collective=record,
+        batch=first.meta["batch"],
+        transfer=first.meta["transfer"],
+    )
+    return wait
+
+
+def _unpacked(
+    pack: _Pack,
+    packing: _Packing,
+    wait: torch.fx.Node,
+    parts: dict[torch.fx.Node, torch.fx.Node],
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """What a bucket brings, as each of its leaves would have come alone.
+
+    Args:
+        pack: adds to the graph.
+        packing: of the bucket's kind of collective.
+        wait: for the bucket.
+        parts: the collectives that it joins, each with the payload that it adds.
+
+    Returns:
+        For the wait of each, what to read instead.
+    """
+    instead: dict[torch.fx.Node, torch.fx.Node] = {}
+    offset = 0
+    for start, part in parts.items():
+        (old,) = start.users
+        n = packing.ranks(start)
+        size = packing.received(part, n)
+        result = packing.unpack(pack, wait, offset, size, n)
+        result = pack.viewed(result, list(old.meta["val"].shape))
+        result = pack.cast(result, start.args[0].meta["val"].dtype)
+        result.meta.update(
+            {key: old.meta[key] for key in ("type", "moved") if key in old.meta}
         )
-        parts = [
-            pack.cast(
-                _unviewed(node.args[0]) if kind == "all_reduce" else node.args[0],
-                dtype or own[0],
-            )
-            for node in starts
-        ]
-        n = (
-            starts[0].args[2]
-            if kind == "reduce_scatter"
-            else starts[0].args[1]
-            if kind == "all_gather"
-            else 1
-        )
-        packed = PACK[kind](pack, parts, n)
-        start = pack.call(starts[0].target, packed, *starts[0].args[1:])
-        wait = pack.call(WAIT, start)
-        record = _record(start, kind, before["collective"], number, n)
-        start.meta.update(
-            collective=record, batch=index, transfer=before["transfer"]
-        )
-        wait.meta.update(batch=index)
-        offset, instead = 0, {}
-        for node, part, sent in zip(starts, parts, own, strict=True):
-            (old,) = node.users
-            size = part.meta["val"].numel() // (
-                n if kind == "reduce_scatter" else 1
-            )
-            cut = UNPACK[kind](pack, wait, offset, size, n)
-            shape = list(old.meta["val"].shape)
-            cut = pack.cast(
-                cut
-                if list(cut.meta["val"].shape) == shape
-                else pack.call(aten.view.default, cut, shape),
-                sent,
-            )
-            cut.meta.update(
-                {k: old.meta[k] for k in ("type", "moved") if k in old.meta}
-            )
-            instead[old] = cut
-            offset += size
+        instead[old] = result
+        offset += size
     return instead
 
 
@@ -150,24 +166,23 @@ def _unviewed(x: Any) -> torch.fx.Node:
     return x
 
 
-def _record(
-    start: torch.fx.Node, kind: str, first: Collective, number: int | None, n: int
-) -> Collective:
-    value = start.args[0].meta["val"]
-    nbytes = (
-        value.numel() * value.element_size() * (n if kind == "all_gather" else 1)
-    )
-    return attrs.evolve(
-        first, nbytes=nbytes, name=f"bucket {number}", source=None, bucket=number
-    )
-
-
 @attrs.frozen(eq=False)
 class _Pack:
     """Calls added to a graph, with what they are for."""
 
     graph: torch.fx.Graph
     about: dict[str, Any]
+
+    @classmethod
+    def beside(cls, node: torch.fx.Node, origin: str) -> _Pack:
+        """Calls for the same phase and step as a node."""
+        about = {
+            "source": None,
+            "phase": node.meta["phase"],
+            "step": node.meta["step"],
+            "origin": origin,
+        }
+        return cls(node.graph, about)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = self.graph.call_function(target, args, kwargs)
@@ -181,6 +196,11 @@ class _Pack:
             if x.meta["val"].dtype == dtype
             else self.call(aten._to_copy.default, x, dtype=dtype)
         )
+
+    def viewed(self, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
+        if list(x.meta["val"].shape) == shape:
+            return x
+        return self.call(aten.view.default, x, shape)
 
 
 def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
@@ -226,15 +246,43 @@ def _cut_columns(
     )
 
 
-PACK: dict[str, Callable[[_Pack, list[torch.fx.Node], int], torch.fx.Node]] = {
-    "all_reduce": _pack_flat,
-    "all_gather": _pack_flat,
-    "reduce_scatter": _pack_rows,
-}
-UNPACK: dict[
-    str, Callable[[_Pack, torch.fx.Node, int, int, int], torch.fx.Node]
-] = {
-    "all_reduce": _cut_flat,
-    "all_gather": _cut_columns,
-    "reduce_scatter": _cut_flat,
-}
+@attrs.frozen
+class _Packing:
+    """How one collective of a kind carries the payloads of several."""
+
+    pack: Callable[[_Pack, list[torch.fx.Node], int], torch.fx.Node]
+    unpack: Callable[[_Pack, torch.fx.Node, int, int, int], torch.fx.Node]
+    ranks_at: int | None = None  # which argument of the op is the number of ranks
+    gathers: bool = False  # whether a rank receives what all send
+    scatters: bool = False  # whether a rank receives one n-th of what it sends
+    any_shape: bool = False  # whether the shape of a payload does not matter
+
+    def ranks(self, start: torch.fx.Node) -> int:
+        """Of the group, where packing depends on it."""
+        return 1 if self.ranks_at is None else start.args[self.ranks_at]
+
+    def payload(self, start: torch.fx.Node) -> torch.fx.Node:
+        x = start.args[0]
+        return _unviewed(x) if self.any_shape else x
+
+    def received(self, part: torch.fx.Node, n: int) -> int:
+        """How many elements of a part each rank sends to each that receives it."""
+        size = part.meta["val"].numel()
+        return size // n if self.scatters else size
+
+    def nbytes(self, packed: torch.fx.Node, n: int) -> int:
+        """The whole payload."""
+        value = packed.meta["val"]
+        sent = value.numel() * value.element_size()
+        return sent * n if self.gathers else sent
+
+
+implement("all_reduce", packing=_Packing(_pack_flat, _cut_flat, any_shape=True))
+implement(
+    "all_gather",
+    packing=_Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True),
+)
+implement(
+    "reduce_scatter",
+    packing=_Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True),
+)

@@ -97,15 +97,14 @@ class CustomJvp(Custom):
 def custom_jvp(
     fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
 ) -> CustomJvp:
-    """A function whose derivative is a rule of yours, set with `.defjvp(rule)`; reverse mode
-    transposes it.
+    """Give a function your own derivative, set with `.defjvp(rule)`. Reverse mode transposes it.
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
         nondiff_argnums: positional arguments that are no tensors, given to the rule first.
 
     Returns:
-        The function, with `defjvp`.
+        The function, with a method `defjvp`.
 
     Raises:
         ShardError: when called without a rule.

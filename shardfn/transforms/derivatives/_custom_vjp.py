@@ -179,11 +179,11 @@ def is_zero(x: Any) -> bool:
 def custom_vjp(
     fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()
 ) -> CustomVjp:
-    """A function whose reverse-mode derivative is a rule of yours, set with `.defvjp(fwd, bwd)`.
+    """Give a function your own reverse-mode derivative, set with `.defvjp(fwd, bwd)`.
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments that are no tensors, given to the rule first.
+        nondiff_argnums: positional arguments other than tensors; the rule gets them first.
 
     Returns:
         The function, with `defvjp`. It runs as it is where nothing is differentiated.

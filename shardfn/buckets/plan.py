@@ -8,86 +8,13 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from ._compat import constant_in_graph
-from .byte_sizes import bytes_of, checked_caps, human_bytes
-from .errors import TreeError, problem
-
-__all__ = [
-    "Bucket",
-    "BucketPlan",
-    "Row",
-    "Unbucketed",
-    "Wish",
-    "bytes_of",
-    "checked_caps",
-    "human_bytes",
-    "table",
-]
-
-
-@attrs.frozen
-class Bucket:
-    """Gradients to reduce, or parameters to gather, that are sent as one collective.
-
-    `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
-    gathered, without the fused small reductions. A program that follows a plan takes from it
-    the buckets, their order, and the leaves of each with their order. `cap` is repeated as it
-    is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program and are
-    computed again.
-    """
-
-    index: int
-    kind: str  # all_reduce, reduce_scatter or all_gather
-    axis: str
-    op: str | None  # sum, max or min; None for a gather
-    dtype: str  # as it is sent
-    phase: str  # forward or backward
-    leaves: tuple[str, ...]
-    sizes: tuple[int, ...]  # bytes of each leaf
-    cap: int  # bytes at which it closed
-    ready: str  # the op that makes the last of it
-    first_use: str  # the op that reads it first
-    region: int = 0  # which bucketed_grad of the program
-    riding: int = 0  # bytes of results that travel along, such as the loss
-    inside: str = ""  # the loop or branch that sends it, with its line
-    times: int = 1  # how often one call of the program sends it
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.sizes)
-
-    @property
-    def extended(self) -> bool:
-        """Whether it holds more than its cap, since a leaf is never cut."""
-        return self.nbytes > self.cap
-
-
-@attrs.frozen
-class Unbucketed:
-    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside
-    of a loop or a branch.
-    """
-
-    kind: (
-        str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
-    )
-    axis: str
-    op: str | None  # sum, max or min of a reduction
-    dtype: str  # as it is sent
-    leaves: tuple[str, ...]
-    nbytes: int
-    ready: str  # the op that makes what is sent
-    inside: str = ""  # the loop or branch that sends it, with its line
-    times: int = 1  # how often one call of the program sends it
-
-
-# what a plan says of a leaf: bucket, kind, axis, phase, dtype, bytes, cap, region, place in the
-# bucket, op
-Row = tuple[int, str, str, str, str, int, int, int, int, str | None]
+from .._compat import constant_in_graph
+from ..byte_sizes import human_bytes
+from ..errors import TreeError, problem
+from .records import Bucket, Row, Unbucketed, record, tupled, uneven
 
 
 @attrs.frozen
@@ -235,13 +162,13 @@ class BucketPlan:
         """
         try:
             fields = json.loads(text)
-            buckets = tuple(_record(Bucket, b) for b in fields.pop("buckets"))
+            buckets = tuple(record(Bucket, b) for b in fields.pop("buckets"))
             unbucketed = tuple(
-                _record(Unbucketed, u) for u in fields.pop("unbucketed", ())
+                record(Unbucketed, u) for u in fields.pop("unbucketed", ())
             )
-            if uneven := _uneven(buckets):
-                raise ValueError(uneven)
-            others = {k: _tupled(v) for k, v in fields.items()}
+            if problems := uneven(buckets):
+                raise ValueError(problems)
+            others = {k: tupled(v) for k, v in fields.items()}
             return cls(buckets=buckets, unbucketed=unbucketed, **others)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
@@ -269,46 +196,50 @@ class BucketPlan:
         """
         self._refuse_contradictions(name)
         mine = [b for b in self.buckets if region is None or b.region == region]
+        self._refuse_other_leaves(name, leaves, mine)
+        numbers = dict.fromkeys(b.index for b in self.buckets)
+        order = {index: i for i, index in enumerate(numbers)}
+        places = dict.fromkeys(order, 0)  # how many leaves of each bucket were seen
+        rows: dict[str, list[Row]] = {leaf: [] for leaf in leaves}
+        for b in mine:
+            for leaf, size in zip(b.leaves, b.sizes, strict=True):
+                row = Row(
+                    bucket=order[b.index],
+                    kind=b.kind,
+                    axis=b.axis,
+                    phase=b.phase,
+                    dtype=b.dtype,
+                    nbytes=size,
+                    cap=b.cap,
+                    region=b.region,
+                    place=places[b.index],
+                    op=b.op,
+                )
+                places[b.index] += 1
+                if leaf in rows:
+                    rows[leaf].append(row)
+        return rows
+
+    def _refuse_other_leaves(
+        self, name: str, leaves: Sequence[str], mine: Sequence[Bucket]
+    ) -> None:
+        """Refuse a plan that lacks leaves of a function, or has others."""
         sent = (leaf for b in (*mine, *self.unbucketed) for leaf in b.leaves)
         known = {*sent, *self._others}
-        one = len({b.region for b in mine}) < 2
-        extra = (
-            [x for x in self.leaves if x in known and x not in leaves]
-            if one
-            else []
-        )
+        one_region = len({b.region for b in mine}) < 2
+        others = [x for x in self.leaves if x in known and x not in leaves]
+        extra = others if one_region else []
         missing = [x for x in leaves if x not in known]
         if extra or missing:
-            also = [f"the plan has also {x}" for x in extra]
-            lines = [*also, *(f"the plan lacks {x}" for x in missing)]
+            lines = [
+                *(f"the plan has also {x}" for x in extra),
+                *(f"the plan lacks {x}" for x in missing),
+            ]
             fix = "a plan of this very function: fn.lower(...).plan"
             text = problem(
                 f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix
             )
             raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
-        order = {
-            index: i
-            for i, index in enumerate(dict.fromkeys(b.index for b in self.buckets))
-        }
-        rows: dict[str, list[Row]] = {x: [] for x in leaves}
-        places = dict.fromkeys(order, 0)
-        for b in mine:
-            for leaf, size in zip(b.leaves, b.sizes, strict=True):
-                if leaf in rows:
-                    sending = (
-                        b.kind,
-                        b.axis,
-                        b.phase,
-                        b.dtype,
-                        size,
-                        b.cap,
-                        b.region,
-                    )
-                    rows[leaf].append(
-                        (order[b.index], *sending, places[b.index], b.op)
-                    )
-                places[b.index] += 1
-        return rows
 
     def _refuse_contradictions(self, name: str) -> None:
         """Refuse buckets that no program can have."""
@@ -317,9 +248,9 @@ class BucketPlan:
             fix = "plan.renumbered(buckets)"
             got = "buckets of two bucketed_grads have one number"
             raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
-        if uneven := _uneven(self.buckets):
+        if got := uneven(self.buckets):
             fix = "a size in bytes for each leaf, in the order of the leaves"
-            raise TreeError(problem(f"{name}, plan", uneven, fix=fix), fix=fix)
+            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
         if empty := [b.index for b in self.buckets if not b.leaves]:
             fix = "plan.renumbered(b for b in plan.buckets if b.leaves)"
             got = f"bucket {empty[0]} has no leaves"
@@ -338,23 +269,6 @@ class BucketPlan:
     def load(cls, path: str | os.PathLike[str]) -> BucketPlan:
         """The plan in a JSON file."""
         return cls.from_json(Path(path).read_text())
-
-
-def _tupled(x: Any) -> Any:
-    return tuple(x) if isinstance(x, list) else x
-
-
-def _record(kind: type, fields: dict[str, Any]) -> Any:
-    """A record of a plan from JSON."""
-    return kind(**{k: _tupled(v) for k, v in fields.items()})
-
-
-def _uneven(buckets: Sequence[Bucket]) -> str | None:
-    """What is wrong with the first bucket that has not one size for each leaf."""
-    wrong = next((b for b in buckets if len(b.leaves) != len(b.sizes)), None)
-    if wrong is None:
-        return None
-    return f"bucket {wrong.index} has {len(wrong.leaves)} leaves and {len(wrong.sizes)} sizes"
 
 
 def table(plan: BucketPlan) -> str:
@@ -431,31 +345,3 @@ def _some(leaves: Sequence[str], most: int = 3) -> str:
     return ", ".join(leaves[:most]) + (
         f", and {len(leaves) - most} more" if len(leaves) > most else ""
     )
-
-
-@attrs.frozen
-class Wish:
-    """What bucketed_grad wants for one gradient; it travels through capture as the text of a
-    prim.
-    """
-
-    leaf: str
-    cap: int
-    first_cap: int
-    ignored: bool = False
-    reduce_dtype: str | None = None
-    max_in_flight: int = 2**30
-    rows: tuple[Row, ...] | None = None  # of a given plan
-
-    @property
-    def text(self) -> str:
-        return json.dumps(attrs.astuple(self))
-
-    @classmethod
-    def of(cls, text: str) -> Wish:
-        """The wish that the text of a prim says."""
-        *fields, rows = json.loads(text)
-        return cls(
-            *fields,
-            rows=None if rows is None else tuple(tuple(row) for row in rows),
-        )

@@ -1,0 +1,21 @@
+"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved
+and is edited.
+"""
+
+from __future__ import annotations
+
+from ..byte_sizes import bytes_of, checked_caps, human_bytes
+from .plan import BucketPlan, table
+from .records import Bucket, Row, Unbucketed, Wish
+
+__all__ = [
+    "Bucket",
+    "BucketPlan",
+    "Row",
+    "Unbucketed",
+    "Wish",
+    "bytes_of",
+    "checked_caps",
+    "human_bytes",
+    "table",
+]

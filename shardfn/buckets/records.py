@@ -1,0 +1,131 @@
+"""The records of a bucket plan: its buckets, what is in no bucket, and what it says of a leaf."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import attrs
+
+
+@attrs.frozen
+class Bucket:
+    """Gradients to reduce, or parameters to gather, that are sent as one collective.
+
+    `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
+    gathered, without the fused small reductions. A program that follows a plan takes from it
+    the buckets, their order, and the leaves of each with their order. `cap` is repeated as it
+    is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program and are
+    computed again.
+    """
+
+    index: int
+    kind: str  # all_reduce, reduce_scatter or all_gather
+    axis: str
+    op: str | None  # sum, max or min; None for a gather
+    dtype: str  # as it is sent
+    phase: str  # forward or backward
+    leaves: tuple[str, ...]
+    sizes: tuple[int, ...]  # bytes of each leaf
+    cap: int  # bytes at which it closed
+    ready: str  # the op that makes the last of it
+    first_use: str  # the op that reads it first
+    region: int = 0  # which bucketed_grad of the program
+    riding: int = 0  # bytes of results that travel along, such as the loss
+    inside: str = ""  # the loop or branch that sends it, with its line
+    times: int = 1  # how often one call of the program sends it
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def extended(self) -> bool:
+        """Whether it holds more than its cap, since a leaf is never cut."""
+        return self.nbytes > self.cap
+
+
+@attrs.frozen
+class Unbucketed:
+    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside
+    of a loop or a branch.
+    """
+
+    kind: (
+        str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
+    )
+    axis: str
+    op: str | None  # sum, max or min of a reduction
+    dtype: str  # as it is sent
+    leaves: tuple[str, ...]
+    nbytes: int
+    ready: str  # the op that makes what is sent
+    inside: str = ""  # the loop or branch that sends it, with its line
+    times: int = 1  # how often one call of the program sends it
+
+
+class Row(NamedTuple):
+    """What a plan says of a leaf in one bucket."""
+
+    bucket: int
+    kind: str
+    axis: str
+    phase: str
+    dtype: str
+    nbytes: int
+    cap: int
+    region: int
+    place: int  # in the bucket
+    op: str | None
+
+    @property
+    def what(self) -> tuple[str, str, str]:
+        """Which of a leaf's collectives it is."""
+        return self.kind, self.axis, self.phase
+
+
+@attrs.frozen
+class Wish:
+    """What bucketed_grad wants for one gradient; it travels through capture as the text of a
+    prim.
+    """
+
+    leaf: str
+    cap: int
+    first_cap: int
+    ignored: bool = False
+    reduce_dtype: str | None = None
+    max_in_flight: int = 2**30
+    rows: tuple[Row, ...] | None = None  # of a given plan
+
+    @property
+    def text(self) -> str:
+        return json.dumps(attrs.astuple(self))
+
+    @classmethod
+    def of(cls, text: str) -> Wish:
+        """The wish that the text of a prim says."""
+        *fields, rows = json.loads(text)
+        return cls(
+            *fields,
+            rows=None if rows is None else tuple(Row(*row) for row in rows),
+        )
+
+
+def tupled(x: Any) -> Any:
+    """A value of JSON, which has lists where a record has tuples."""
+    return tuple(x) if isinstance(x, list) else x
+
+
+def record(kind: type, fields: dict[str, Any]) -> Any:
+    """A record of a plan from JSON."""
+    return kind(**{k: tupled(v) for k, v in fields.items()})
+
+
+def uneven(buckets: Sequence[Bucket]) -> str | None:
+    """What is wrong with the first bucket that has not one size for each leaf."""
+    wrong = next((b for b in buckets if len(b.leaves) != len(b.sizes)), None)
+    if wrong is None:
+        return None
+    return f"bucket {wrong.index} has {len(wrong.leaves)} leaves and {len(wrong.sizes)} sizes"

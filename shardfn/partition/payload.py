@@ -1,0 +1,103 @@
+"""What a collective sends: the one place where its bytes are counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from ..collectives import MOVES, implement
+from ..types import MeshAxes
+from . import layout
+from .redistribute import Move
+
+
+@attrs.frozen
+class Sender:
+    """A rank that takes part in one move of a value of a global shape."""
+
+    shape: tuple[int, ...]
+    move: Move
+    axes: MeshAxes
+    coordinates: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        """The ranks of the axis."""
+        return self.axes.sizes[self.move.axis]
+
+    def local(self) -> list[int]:
+        """The local shape before the move."""
+        return list(self._local_shape(self.move.before))
+
+    def full_chunk(self, dim: int, unit: int) -> int:
+        """A chunk of a dim that this axis shards, padded as the shorter ones are."""
+        marks = self.move.before
+        outer = [m if k < self.move.axis else "R" for k, m in enumerate(marks)]
+        return layout.full_chunk(self._local_shape(tuple(outer))[dim], unit, self.n)
+
+    def _local_shape(self, marks: tuple) -> tuple[int, ...]:
+        return layout.local_shape(
+            self.shape, marks, self.axes.sizes, self.coordinates
+        )
+
+
+def nbytes(
+    shape: Sequence[int],
+    itemsize: int,
+    move: Move,
+    axes: MeshAxes,
+    coordinates: Sequence[int] | None = None,
+) -> int:
+    """The bytes of a whole payload, padding included: of the value reduced, or gathered.
+
+    Args:
+        shape: global.
+        itemsize: bytes of an element.
+        move: that the collective carries out.
+        axes: of the mesh.
+        coordinates: of the rank; without them a rank with full shards.
+    """
+    at = (0,) * len(axes.sizes) if coordinates is None else tuple(coordinates)
+    payload = MOVES[move.kind].payload
+    assert payload is not None, f"{move.kind} has no payload"
+    return math.prod(payload(Sender(tuple(shape), move, axes, at))) * itemsize
+
+
+def _gathered(sender: Sender) -> list[int]:
+    dim, unit = layout.cut_of(sender.move.before[sender.move.axis])
+    local = sender.local()
+    local[dim] = sender.full_chunk(dim, unit) * sender.n
+    return local
+
+
+def _scattered(sender: Sender) -> list[int]:
+    dim, unit = layout.cut_of(sender.move.after[sender.move.axis])
+    local = sender.local()
+    local[dim] = sender.full_chunk(dim, unit) * sender.n
+    return local
+
+
+def _exchanged(sender: Sender) -> list[int]:
+    src, src_unit = layout.cut_of(sender.move.before[sender.move.axis])
+    dst, dst_unit = layout.cut_of(sender.move.after[sender.move.axis])
+    local = sender.local()
+    local[src] = sender.full_chunk(src, src_unit)
+    local[dst] = layout.full_chunk(local[dst], dst_unit, sender.n) * sender.n
+    return local
+
+
+def _edges(sender: Sender) -> list[int]:
+    mark = sender.move.after[sender.move.axis]
+    local = sender.local()
+    local[layout.cut_of(mark)[0]] = sum(layout.halo(mark))
+    return local
+
+
+implement("all_reduce", payload=Sender.local)
+implement("ppermute", payload=Sender.local)
+implement("all_gather", payload=_gathered)
+implement("reduce_scatter", payload=_scattered)
+implement("all_to_all", payload=_exchanged)
+implement("halo", payload=_edges)

@@ -1,0 +1,243 @@
+"""What costs least: the strategy of an op's sharding rule on each mesh axis, and the moves from
+one placement to another.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...types import PENDING, Mark, Marks, MeshAxes
+from .. import plan, rules
+from ..redistribute import Move, local_bytes, mark_price, route
+from ..rule_api.checked import answered, failed
+from ..rule_api.strategy import Choice, OpCall, replicated
+from .lookahead import Ahead
+from .units import extended, in_units
+from .values import Value
+
+# A gather of an input can start before anything is computed and hide behind it; other
+# collectives stand in the way.
+EARLY = 0.25
+INFINITE = float("inf")  # the price of a placement that cannot be had
+
+
+class Price(NamedTuple):
+    """The sort key of a strategy on one mesh axis: bytes first."""
+
+    nbytes: float  # moved, each weighted by how much it stands in the way
+    shared_partial: (
+        float  # 1 where a Partial stays unreduced that other ops read too
+    )
+    resharded: float  # outputs whose sharding appears or disappears
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Strategies that are equal in this are decided by the readers of the result."""
+        return self.nbytes, self.shared_partial
+
+
+class Placed(NamedTuple):
+    """The placements of an op's inputs and outputs, on the mesh axes decided so far."""
+
+    ins: list[Marks]
+    outs: list[Marks]
+
+
+Priced = tuple[Price, Placed]
+
+
+class Chooser:
+    """The choice of strategies, for the walk that it is a part of.
+
+    Args:
+        axes: of the mesh.
+        name: of the program, for errors.
+    """
+
+    def __init__(self, axes: MeshAxes, name: str) -> None:
+        self.axes, self.name = axes, name
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.ahead = Ahead(self)
+
+    def choose(
+        self, call: OpCall, values: list[Value], node: torch.fx.Node
+    ) -> Placed:
+        """Per axis, in mesh order, the strategy that moves the fewest bytes."""
+        strategies = answered(rules.find(call.target), call, self.name, node)
+        held = [v.held(node.meta["phase"]) for v in values]
+        varies = frozenset().union(*(v.varies for v in values))
+        placed = Placed([()] * len(call.ins), [()] * len(call.outs))
+        for axis, name in enumerate(self.axes.names):
+            # where values differ between ranks, each rank computes on its own
+            rows = [replicated(call)] if name in varies else strategies
+            fitting = [
+                fit
+                for row in rows
+                for strategy in in_units(row, held, axis)
+                if (fit := self.fit(call, strategy, placed)) is not None
+            ]
+            if not fitting:
+                raise failed(
+                    f"none of its choices fits on axis {name}",
+                    rules.find(call.target),
+                    call,
+                    self.name,
+                    node,
+                )
+            priced = [
+                (self.price(call, values, held, fit, axis), fit) for fit in fitting
+            ]
+            placed = self.best(node, priced, axis)
+        return placed
+
+    def fit(self, call: OpCall, strategy: Choice, placed: Placed) -> Placed | None:
+        """Extend the placements of the axes so far by one axis; None where a unit does not
+        fit.
+        """
+        sizes = self.axes.sizes
+        ins = [
+            extended(x.shape, marks, mark, sizes)
+            for x, marks, mark in zip(
+                call.ins, placed.ins, strategy[0], strict=True
+            )
+        ]
+        outs = [
+            extended(x.shape, marks, mark, sizes)
+            for x, marks, mark in zip(
+                call.outs, placed.outs, strategy[1], strict=True
+            )
+        ]
+        return None if None in ins or None in outs else Placed(ins, outs)
+
+    def best(self, node: torch.fx.Node, priced: list[Priced], axis: int) -> Placed:
+        """The cheapest of some strategies; of equals the one whose result its readers want,
+        then the first.
+        """
+        least = min(price.cost for price, _ in priced)
+        equals = [pair for pair in priced if pair[0].cost == least]
+        has_one_result = isinstance(node.meta.get("val"), torch.Tensor)
+        if len(equals) == 1 or not has_one_result:
+            return min(equals, key=lambda pair: pair[0])[1]
+
+        def with_readers(pair: Priced) -> tuple[float, Price]:
+            price, placed = pair
+            return self.ahead.price(node, placed.outs[0], axis), price
+
+        return min(equals, key=with_readers)[1]
+
+    def price(
+        self,
+        call: OpCall,
+        values: list[Value],
+        held: list[list[plan.Slot]],
+        placed: Placed,
+        axis: int,
+    ) -> Price:
+        """What a strategy costs on one axis; at equal cost, how much it changes the sharding
+        that came in.
+        """
+        nbytes = self.inputs_price(values, held, placed.ins, axis)
+        wanted = [marks[axis] for marks in placed.ins]
+        passes_partial = any(mark in PENDING for mark in wanted)
+        shared_partial = any(
+            mark in PENDING and value.users > 1
+            for mark, value in zip(wanted, values, strict=True)
+        )
+        was_sharded = any(
+            slot.marks[axis] != "R" for slots in held for slot in slots
+        )
+        resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
+        if passes_partial or nbytes > 0:
+            nbytes += sum(
+                self.reduce_price(x, marks, axis)
+                for x, marks in zip(call.outs, placed.outs, strict=True)
+                if marks[axis] in PENDING
+            )
+        return Price(nbytes, float(shared_partial), float(resharded))
+
+    def inputs_price(
+        self,
+        values: list[Value],
+        held: list[list[plan.Slot]],
+        ins: list[Marks],
+        axis: int,
+    ) -> float:
+        """What it costs to redistribute the inputs on one axis; two arguments that are one
+        value are redistributed once.
+        """
+        total = 0.0
+        counted: set[tuple[int, Mark]] = set()
+        for value, slots, marks in zip(values, held, ins, strict=True):
+            wanted = marks[axis]
+            if (id(value), wanted) not in counted:
+                counted.add((id(value), wanted))
+                price = self.input_price(value, slots, wanted, axis)
+                total += price * self.weight(value, slots, axis)
+        return total
+
+    def weight(self, value: Value, slots: list[plan.Slot], axis: int) -> float:
+        """What a byte of a value counts."""
+        is_partial = any(slot.marks[axis] in PENDING for slot in slots)
+        return EARLY if value.early and not is_partial else 1.0
+
+    def input_price(
+        self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
+    ) -> float:
+        """What it costs to have one input at a placement on one axis."""
+        if value.fill is not None:
+            return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
+        n = self.axes.sizes[axis]
+        if n == 1:
+            is_partial = any(slot.marks[axis] == wanted for slot in slots)
+            return 0.0 if wanted not in PENDING or is_partial else INFINITE
+        nbytes, shape = _nbytes(value.fake), value.fake.shape
+        sizes, cost = self.axes.sizes, self.axes.cost(axis)
+        return min(
+            mark_price(
+                slot.marks[axis],
+                wanted,
+                local_bytes(nbytes, slot.marks, sizes, axis),
+                n,
+                shape,
+                cost,
+            )
+            for slot in slots
+        )
+
+    def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
+        """What it costs to reduce a Partial output on one axis."""
+        sizes, cost = self.axes.sizes, self.axes.cost(axis)
+        nbytes = local_bytes(_nbytes(x), marks, sizes[: len(marks)], axis)
+        return mark_price(marks[axis], "R", nbytes, sizes[axis], x.shape, cost)
+
+    def cheapest(
+        self, value: Value, marks: Marks, phase: str
+    ) -> tuple[plan.Slot, tuple[Move, ...]]:
+        """The slot from which a placement costs least, and the moves from there."""
+        least, best = INFINITE, None
+        for slot in value.readable(phase):
+            found = self.route(value, slot, marks)
+            if found is not None and (best is None or found[0] < least):
+                least, best = found[0], (slot, found[1])
+        assert best is not None, f"no moves to {marks}"
+        return best
+
+    def reaches(self, value: Value, marks: Marks) -> bool:
+        """Whether a value can have a placement."""
+        if value.fill is not None:
+            return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
+        slots = value.readable("forward")
+        return any(self.route(value, slot, marks) for slot in slots)
+
+    def route(
+        self, value: Value, slot: plan.Slot, marks: Marks
+    ) -> tuple[float, tuple[Move, ...]] | None:
+        """The cheapest moves from a slot to a placement, with their price."""
+        shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
+        return route(shape, itemsize, slot.marks, marks, self.axes)
+
+
+def _nbytes(x: torch.Tensor) -> float:
+    return float(x.numel() * x.element_size())
