@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import attrs
+
+from ..ops.text_formats import parse_record, print_record
 
 
 @attrs.frozen
@@ -101,15 +102,14 @@ class Wish:
 
     @property
     def text(self) -> str:
-        return json.dumps(attrs.astuple(self))
+        return print_record(attrs.astuple(self))
 
     @classmethod
     def of(cls, text: str) -> Wish:
         """The wish that the text of a prim says."""
-        *fields, rows = json.loads(text)
+        *fields, rows = parse_record(text)
         return cls(
-            *fields,
-            rows=None if rows is None else tuple(Row(*row) for row in rows),
+            *fields, None if rows is None else tuple(Row(*row) for row in rows)
         )
 
 

@@ -17,7 +17,6 @@ import torch
 
 from .. import _compat
 from .shard_map_ops import (
-    parsed,
     prim_all_gather,
     prim_all_to_all,
     prim_axis_index,
@@ -29,16 +28,16 @@ from .shard_map_ops import (
     prim_to_local,
     prim_vary,
     uncaptured,
-    written,
 )
+from .text_formats import parse_pairs, parse_shards, print_pairs, print_shards
 
 
 def _deeper(text: str) -> str:
     """The same cuts of a value with one more dim in front."""
-    return written(
+    return print_shards(
         [
             (name, n, None if dim is None else dim + 1)
-            for name, n, dim in parsed(text)
+            for name, n, dim in parse_shards(text)
         ]
     )
 
@@ -58,9 +57,7 @@ class Linear:
 
 def _back(perm: str) -> str:
     """The way back."""
-    return ",".join(
-        ">".join(reversed(pair.split(">"))) for pair in perm.split(",") if pair
-    )
+    return print_pairs([(b, a) for a, b in parse_pairs(perm)])
 
 
 TABLE: dict[str, Linear] = {

@@ -4,29 +4,12 @@ that says how mesh axes cut a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..errors import CaptureError, problem
-
-Cut = tuple[str, int, int | None]  # mesh axis, its size, the dim that it cuts
-
-
-def parsed(text: str) -> list[Cut]:
-    """`dp:2=0,tp:4=` as [("dp", 2, 0), ("tp", 4, None)]."""
-    rows = [
-        entry.replace(":", "=").split("=") for entry in text.split(",") if entry
-    ]
-    return [(name, int(n), int(dim) if dim else None) for name, n, dim in rows]
-
-
-def written(cuts: Sequence[Cut]) -> str:
-    """The text of what `parsed` returns."""
-    return ",".join(
-        f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in cuts
-    )
+from .text_formats import parse_shards
 
 
 def uncaptured(*_: Any) -> torch.Tensor:
@@ -119,7 +102,7 @@ def prim_axis_index(axis: str, device: torch.device) -> torch.Tensor:
 
 def _local(x: torch.Tensor, text: str) -> torch.Tensor:
     sizes = dict(enumerate(x.shape))
-    for _, n, dim in parsed(text):
+    for _, n, dim in parse_shards(text):
         if dim is not None:
             sizes[dim] //= n
     return _sized(x, sizes)
@@ -127,7 +110,7 @@ def _local(x: torch.Tensor, text: str) -> torch.Tensor:
 
 def _whole(x: torch.Tensor, text: str) -> torch.Tensor:
     sizes = dict(enumerate(x.shape))
-    for _, n, dim in parsed(text):
+    for _, n, dim in parse_shards(text):
         if dim is not None:
             sizes[dim] *= n
     return _sized(x, sizes)

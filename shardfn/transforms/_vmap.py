@@ -13,6 +13,7 @@ from ..argnums import is_number
 from ..capture.shard_map import axis_names
 from ..errors import TreeError, problem
 from ..ops import placement
+from ..ops.text_formats import KEEP, print_spec
 from ..runtime import Request
 from ._flattened import Flattened
 from ._options import check_function
@@ -165,10 +166,10 @@ class _Naming:
 
 def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
     """The tensor with a dim cut over mesh axes, other dims as they are."""
-    said = axis if isinstance(axis, str) else ",".join(axis)
+    axes = (axis,) if isinstance(axis, str) else axis
     dim = dim + x.dim() if dim < 0 else dim
     return placement.redistribute(
-        x, ";".join([said if d == dim else "*" for d in range(x.dim())])
+        x, print_spec([axes if d == dim else (KEEP,) for d in range(x.dim())])
     )
 
 

@@ -17,6 +17,7 @@ import torch
 
 from ...errors import CaptureError, problem
 from ...ops import placement, shard_map
+from ...ops.text_formats import print_axes
 from .. import annotations as sources
 from . import varying_control_flow
 from .varying_nodes import (
@@ -250,7 +251,9 @@ class Kinds:
                     x.op,
                 )
             else:
-                made = self.after(x, shard_map.vary, (x, ",".join(sorted(missing))))
+                made = self.after(
+                    x, shard_map.vary, (x, print_axes(sorted(missing)))
+                )
             self.varied[x, missing] = made
             self.of[made] = self.of.get(x, NONE) | missing
         return self.varied[x, missing]
@@ -317,7 +320,7 @@ class Kinds:
         if missing := axes - born:
             readers = list(node.users)
             varied = self.after(
-                node, shard_map.vary, (node, ",".join(sorted(missing)))
+                node, shard_map.vary, (node, print_axes(sorted(missing)))
             )
             for reader in readers:
                 if getattr(reader.target, "__name__", "") != REQUIRES_GRAD:

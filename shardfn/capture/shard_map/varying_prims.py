@@ -11,6 +11,7 @@ import torch
 
 from ...errors import PlacementError, problem
 from ...ops import shard_map
+from ...ops.text_formats import parse_axes, parse_shards
 from .. import annotations as sources
 from .varying_nodes import args_of
 
@@ -27,13 +28,11 @@ class Arguments(Protocol):
 
 
 def _named(text: str) -> Axes:
-    return frozenset(text.split(",")) if text else NONE
+    return frozenset(parse_axes(text))
 
 
 def _cut_axes(text: str) -> Axes:
-    return frozenset(
-        name for name, _, dim in shard_map.parsed(text) if dim is not None
-    )
+    return frozenset(name for name, _, dim in parse_shards(text) if dim is not None)
 
 
 def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
@@ -41,7 +40,7 @@ def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
     do not cut it.
     """
     x, text, where = args_of(node)
-    every = frozenset(name for name, _, _ in shard_map.parsed(text))
+    every = frozenset(name for name, _, _ in parse_shards(text))
     cut = _cut_axes(text)
     wrong = sorted((every - cut) & kinds.flat(x))
     if wrong:

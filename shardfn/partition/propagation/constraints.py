@@ -10,6 +10,7 @@ import torch
 
 from ...buckets import Wish
 from ...errors import PlacementError, problem
+from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
@@ -117,12 +118,9 @@ def constrained(
     """The marks that a constraint's text asks for; dims that say `*` keep their cut."""
     if not axes.names:
         return ()
-    entries = text.split(";")
-    unknown = {name for entry in entries for name in entry.split(",")} - {
-        *axes.names,
-        "",
-        "*",
-    }
+    entries = parse_spec(text)
+    named = {name for entry in entries for name in entry} - {KEEP}
+    unknown = named - {*axes.names}
     if unknown:
         raise ValueError(
             f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}"
@@ -131,24 +129,17 @@ def constrained(
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )
-    check_axes(
-        P(
-            *[
-                tuple(name for name in entry.split(",") if name not in ("", "*"))
-                for entry in entries
-            ]
-        ),
-        axes.names,
-    )
+    parts = [() if entry == (KEEP,) else entry for entry in entries]
+    check_axes(P(*parts), axes.names)
     marks: list[Mark] = ["R"] * len(axes.names)
-    said = {name for entry in entries for name in entry.split(",")}
     for dim, entry in enumerate(entries):
         for k, name in enumerate(axes.names):
-            if name in entry.split(",") or (
-                entry == "*"
-                and name not in said
+            kept = (
+                entry == (KEEP,)
+                and name not in named
                 and layout.split(current[k]) == (dim, 1)
-            ):
+            )
+            if name in entry or kept:
                 marks[k] = dim
     return layout.canonical(shape, marks, axes.sizes)
 

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...ops.shard_map import parsed
+from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import PENDING, Mark, Marks
 from .. import layout, plan
 from ..redistribute import Move
@@ -31,7 +31,7 @@ def visit(walk: Any, node: torch.fx.Node, name: str) -> None:
 
 
 def to_local(walk: Any, node: torch.fx.Node) -> None:
-    cuts = parsed(_constants(node)[0])
+    cuts = parse_shards(_constants(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
     value, slot = _brought(
         walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
@@ -54,7 +54,7 @@ def to_local(walk: Any, node: torch.fx.Node) -> None:
 def from_local(walk: Any, node: torch.fx.Node) -> None:
     cuts = [
         (name, dim)
-        for name, _, dim in parsed(_constants(node)[0])
+        for name, _, dim in parse_shards(_constants(node)[0])
         if dim is not None
     ]
     value, slot = _brought(
@@ -71,7 +71,7 @@ def from_local(walk: Any, node: torch.fx.Node) -> None:
 
 
 def vary(walk: Any, node: torch.fx.Node) -> None:
-    axes = _constants(node)[0].split(",")
+    axes = parse_axes(_constants(node)[0])
     value = walk.values[node.args[0]]
     if value.fill is not None and not value.slots:
         varies, equal = value.varies.union(axes), value.equal.union(axes)
@@ -96,12 +96,12 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
 
 def psum(walk: Any, node: torch.fx.Node) -> None:
     axes, pending = _constants(node)
-    _reduced(walk, node, axes.split(","), "sum", pending)
+    _reduced(walk, node, parse_axes(axes), "sum", pending)
 
 
 def extremum(walk: Any, node: torch.fx.Node) -> None:
     axes, kind = _constants(node)
-    _reduced(walk, node, axes.split(","), kind, False)
+    _reduced(walk, node, parse_axes(axes), kind, False)
 
 
 def _reduced(
@@ -192,10 +192,7 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
 
 def ppermute(walk: Any, node: torch.fx.Node) -> None:
     axis, perm = _constants(node)
-    pairs = tuple(
-        (int(a), int(b))
-        for a, b in (pair.split(">") for pair in perm.split(",") if pair)
-    )
+    pairs = parse_pairs(perm)
     value, slot = _brought(walk, node, {axis: "R"}, (), ())
     moved = _moved(
         walk,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...ops import shard_map  # noqa: F401
+from ...ops.text_formats import parse_axes
 from ..emission.builder import Builder, Piece
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ def _equal_sum(
     """The sum of terms that are equal on all ranks."""
     sizes = dict(zip(b.axes.names, b.axes.sizes, strict=True))
     x, n = args[0], 1
-    for name in args[1].split(","):
+    for name in parse_axes(args[1]):
         n *= sizes[name]
     return [b.call(aten.mul.Tensor, x, n)]
 

@@ -10,6 +10,7 @@ import torch
 from ... import _tree
 from ...capture.shard_map import axis_names
 from ...ops import shard_map
+from ...ops.text_formats import print_axes
 
 AxisName = str | tuple[str, ...]
 Names = Sequence[tuple[str, int, int]]  # (name, size, level), the outermost first
@@ -22,7 +23,7 @@ def mapped(names: Names) -> list[tuple[str, int, int]]:
 
 def mesh_axes(names: Names) -> str:
     """Those that are mesh axes, as the prims write them."""
-    return ",".join([b[0] for b in names if b[2] == axis_names.MESH])
+    return print_axes([b[0] for b in names if b[2] == axis_names.MESH])
 
 
 def count(names: Names) -> int:

@@ -10,6 +10,7 @@ from ... import _compat, _tree
 from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError, problem
 from ...ops import placement
+from ...ops.text_formats import print_spec
 from ...placements import P
 
 
@@ -103,10 +104,6 @@ def _pin(x: Any, spec: P) -> Any:
 def text_of(spec: P, rank: int) -> str:
     """A spec as the prim's text: axis names for each dim."""
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
-    return (
-        ";".join(
-            "" if p is None else p if isinstance(p, str) else ",".join(p)
-            for p in parts
-        )
-        or ";"
+    return print_spec(
+        [() if p is None else (p,) if isinstance(p, str) else p for p in parts]
     )

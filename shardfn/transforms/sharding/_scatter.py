@@ -11,6 +11,7 @@ from ... import _compat
 from ...capture.shard_map import axis_names
 from ...errors import PlacementError, problem
 from ...ops import shard_map
+from ...ops.text_formats import print_pairs
 from ._axis_names import (
     AxisName,
     Names,
@@ -285,9 +286,7 @@ def _permuted(
     x: torch.Tensor, names: Names, pairs: tuple[tuple[int, int], ...]
 ) -> torch.Tensor:
     if len(names) == 1 and names[0][2] == axis_names.MESH:
-        return shard_map.ppermute(
-            x, names[0][0], ",".join([f"{a}>{b}" for a, b in pairs])
-        )
+        return shard_map.ppermute(x, names[0][0], print_pairs(pairs))
     n = count(names)
     source_of, comes = [0] * n, [False] * n
     for a, b in pairs:

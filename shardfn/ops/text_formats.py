@@ -1,0 +1,138 @@
+"""The text formats that ops carry: Dynamo takes constants only, so an op's mesh axes, shards,
+pairs of ranks, specs and records are texts. Each format has a printer and a parser.
+
+| format | text | value |
+|---|---|---|
+| axes | `dp,tp` | `("dp", "tp")` |
+| shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
+| pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
+| spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
+| record | `["w", 1024, null]` | the fields of a record, as JSON |
+
+Policies of `checkpoint` are texts too, in the syntax of Python: `capture/checkpoint/policies.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+KEEP = "*"  # of a spec: the dim keeps its placement
+
+Shard = tuple[str, int, int | None]  # mesh axis, its size, the dim that is sharded
+
+
+def print_axes(names: Iterable[str]) -> str:
+    """Mesh axes as text.
+
+    Example:
+        >>> print_axes(("dp", "tp"))
+        'dp,tp'
+    """
+    return ",".join(list(names))
+
+
+def parse_axes(text: str) -> tuple[str, ...]:
+    """The mesh axes of a text.
+
+    Example:
+        >>> parse_axes("dp,tp"), parse_axes("")
+        (('dp', 'tp'), ())
+    """
+    return tuple(text.split(",")) if text else ()
+
+
+def print_shards(shards: Iterable[Shard]) -> str:
+    """How mesh axes shard a tensor, as text.
+
+    Example:
+        >>> print_shards([("dp", 2, 0), ("tp", 4, None)])
+        'dp:2=0,tp:4='
+    """
+    return ",".join(
+        [
+            f"{name}:{size}={'' if dim is None else dim}"
+            for name, size, dim in shards
+        ]
+    )
+
+
+def parse_shards(text: str) -> list[Shard]:
+    """How mesh axes shard a tensor.
+
+    Example:
+        >>> parse_shards("dp:2=0,tp:4=")
+        [('dp', 2, 0), ('tp', 4, None)]
+    """
+    rows = [
+        entry.replace(":", "=").split("=") for entry in text.split(",") if entry
+    ]
+    return [
+        (name, int(size), int(dim) if dim else None) for name, size, dim in rows
+    ]
+
+
+def print_pairs(pairs: Iterable[Sequence[int]]) -> str:
+    """Pairs (source rank, destination rank) as text.
+
+    Example:
+        >>> print_pairs([(0, 1), (1, 2)])
+        '0>1,1>2'
+    """
+    return ",".join([f"{source}>{destination}" for source, destination in pairs])
+
+
+def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """The pairs (source rank, destination rank) of a text.
+
+    Example:
+        >>> parse_pairs("0>1,1>2")
+        ((0, 1), (1, 2))
+    """
+    rows = [pair.split(">") for pair in text.split(",") if pair]
+    return tuple((int(source), int(destination)) for source, destination in rows)
+
+
+def print_spec(dims: Iterable[Sequence[str]]) -> str:
+    """The mesh axes of each tensor dim, as text.
+
+    Example:
+        >>> print_spec([("*",), ("dp", "tp"), ()])
+        '*;dp,tp;'
+    """
+    return ";".join([",".join(axes) for axes in dims]) or ";"
+
+
+def parse_spec(text: str) -> tuple[tuple[str, ...], ...]:
+    """The mesh axes of each tensor dim.
+
+    Example:
+        >>> parse_spec("*;dp,tp;")
+        (('*',), ('dp', 'tp'), ())
+    """
+    return tuple(parse_axes(entry) for entry in text.split(";"))
+
+
+def print_record(fields: Sequence[Any]) -> str:
+    """The fields of a record as text: numbers, texts, None, and sequences of these.
+
+    Example:
+        >>> print_record(("w", 1024, None, ((0, 1),)))
+        '["w", 1024, null, [[0, 1]]]'
+    """
+    return json.dumps(fields)
+
+
+def parse_record(text: str) -> tuple[Any, ...]:
+    """The fields of a record; sequences are tuples.
+
+    Example:
+        >>> parse_record('["w", 1024, null, [[0, 1]]]')
+        ('w', 1024, None, ((0, 1),))
+    """
+    return _tupled(json.loads(text))
+
+
+def _tupled(x: Any) -> Any:
+    return tuple(_tupled(y) for y in x) if isinstance(x, list) else x

@@ -1,0 +1,55 @@
+"""Every text format that travels through Dynamo is read back as it was printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfn.ops import text_formats as texts
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
+AXES = st.lists(NAMES, unique=True, max_size=4).map(tuple)
+NUMBERS = st.integers(0, 99)
+SHARDS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS), max_size=4)
+PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
+SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
+PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
+RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tuple)
+FORMATS: dict[str, tuple[Any, Any, Any]] = {
+    "axes": (AXES, texts.print_axes, texts.parse_axes),
+    "shards": (SHARDS, texts.print_shards, texts.parse_shards),
+    "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
+    "spec": (SPECS, texts.print_spec, texts.parse_spec),
+    "record": (RECORDS, texts.print_record, texts.parse_record),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_printed_text_is_parsed_to_the_same_value(name: str) -> None:
+    values, printer, parser = FORMATS[name]
+
+    @given(values)
+    @examples(40)
+    def law(value: Any) -> None:
+        assert parser(printer(value)) == value
+
+    law()
+
+
+def test_the_page_lists_every_format() -> None:
+    listed = {
+        line.split("|")[1].strip()
+        for line in texts.__doc__.splitlines()
+        if "| `" in line
+    }
+    assert listed == set(FORMATS)
+    printers = {
+        name.removeprefix("print_")
+        for name in vars(texts)
+        if name.startswith("print_")
+    }
+    assert printers == set(FORMATS)
