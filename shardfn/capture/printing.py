@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import attrs
 import torch
 
+from ..buckets import human_bytes
+from ..ops.loops import Loop, Scan, While
 from ..types import REDUCTIONS, Marks, Program
+from .printed_names import Names, dotted_names, op_name, printed_names, tells
 
 DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
     torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
-LONG = (
-    60  # a body of more lines than this is shown by its collectives and prims alone
-)
+# A graph of more lines than this is shown by its collectives and prims alone.
+LONG = 60
+# How placements are written, and what that means.
+LEGEND = {
+    r"\d@": "n@axis: global size n, sharded over the axis",
+    r"\d@\w+:\d": "@axis:n: shards of a multiple of n",
+    r"\d@[\w:]+\+\d": "@axis+before+after: with a halo of so many rows",
+    r"\bsum@": "sum@axis: Partial sum over the axis",
+    r"\bmax@": "max@axis: Partial max over the axis",
+    r"\bmin@": "min@axis: Partial min over the axis",
+    r"\bavg@": "avg@axis: Partial mean over the axis",
+}
 
 
 def tensor_type(
@@ -26,8 +40,8 @@ def tensor_type(
     marks: Marks = (),
     names: tuple[str, ...] = (),
 ) -> str:
-    """`f32[8@dp, 64]`: global sizes with the axes that shard them; pending reductions follow a
-    semicolon.
+    """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them; after a semicolon
+    the axes on which it is Partial.
     """
     sizes = [str(n) for n in shape]
     for name, mark in zip(names, marks, strict=True):
@@ -38,41 +52,130 @@ def tensor_type(
                 + (f":{unit}" if unit > 1 else "")
                 + "".join(f"+{rows}" for rows in halo)
             )
-    pending = [
+    reductions = [
         f"{mark}@{name}"
         for name, mark in zip(names, marks, strict=True)
         if mark in REDUCTIONS
     ]
-    partial = f"; {' '.join(pending)}" if pending else ""
+    partial = f"; {' '.join(reductions)}" if reductions else ""
     return f"{DTYPES.get(dtype, str(dtype))}[{', '.join(sizes)}{partial}]"
 
 
-def node_line(
-    node: torch.fx.Node, type_of: Callable[[torch.fx.Node], str], note: str = ""
-) -> str:
-    """`%mm = mm(%x, %w): f32[8, 4]   # model.py:12`."""
-    source = node.meta.get("source")
-    where = f"# {os.path.basename(source)}" if source else ""
-    text = f"%{node.name} = {_call(node)}: {type_of(node)}"
-    return f"  {text:<76} {note:<10} {where}".rstrip()
+@attrs.frozen
+class Printer:
+    """How the nodes of one program are written.
+
+    Args:
+        names: of the nodes, those inside loops too.
+        type_of: what a node holds.
+        notable: whether a node is shown where a long graph is shortened.
+        full: whether nothing is left out.
+    """
+
+    names: Names
+    type_of: Callable[[torch.fx.Node], str]
+    notable: Callable[[torch.fx.Node], bool]
+    full: bool
+
+    def body(self, graph: torch.fx.Graph) -> list[str]:
+        """The nodes of a graph, a line each; of a long one only the notable, and how many lie
+        between.
+        """
+        nodes = [n for n in graph.nodes if n.op == "call_function"]
+        if self.full or len(nodes) <= LONG:
+            return [line for n in nodes for line in self.lines(n)]
+        lines, skipped = [], 0
+        for node in nodes:
+            if not self.notable(node):
+                skipped += 1
+                continue
+            lines += _left_out(skipped) + self.lines(node)
+            skipped = 0
+        return lines + _left_out(skipped)
+
+    def lines(self, node: torch.fx.Node) -> list[str]:
+        """`%mm = mm(%x, %w): f32[8, 4]   # model.py:12`; after a loop the graphs that it
+        runs.
+        """
+        record = node.meta.get("collective")
+        source = record.source if record else node.meta.get("source")
+        where = f"# {os.path.basename(source)}" if source else ""
+        size = human_bytes(record.nbytes) if record else ""
+        call = self._collective(node) if record else self._call(node)
+        text = f"%{self.names[node]} = {call}: {self.type_of(node)}"
+        first = f"  {text:<76} {size:<10} {where}".rstrip()
+        if not isinstance(node.target, Loop):
+            return [first]
+        return [first, *("  " + line for line in self._inside(node))]
+
+    def returned(self, graph: torch.fx.Graph, paths: Sequence[str]) -> list[str]:
+        """The results at the end of a program: which value each path of the result is."""
+        (output,) = graph.find_nodes(op="output")
+        results = [
+            f"{name} = %{self.names[node]}: {self.type_of(node)}{_path_note(name, path)}"
+            for name, path, node in zip(
+                dotted_names(paths), paths, output.args[0], strict=True
+            )
+        ]
+        if len(results) <= 1:
+            return [" ".join(["  return", *results])]
+        lines = [f"    {result}" for result in results]
+        return ["  return", *_shortened(lines, "results", self.full)]
+
+    def _inside(self, node: torch.fx.Node) -> list[str]:
+        """The graphs of a loop; in a short text their notable nodes."""
+        lines: list[str] = []
+        for title, graph in zip(
+            graph_titles(node.target), node.target.graphs, strict=True
+        ):
+            if self.full:
+                shown = [*self.body(graph), self._end(graph)]
+            else:
+                notable = [n for n in graph.nodes if self.notable(n)]
+                shown = [line for n in notable for line in self.lines(n)]
+            if shown:
+                lines.append(f"  {title}{self._loop_inputs(node.target, graph)}:")
+                lines += ["  " + line for line in shown]
+        return lines
+
+    def _loop_inputs(self, loop: Loop, graph: torch.fx.Graph) -> str:
+        """The inputs of a loop's graph that change from run to run."""
+        holders = graph.find_nodes(op="placeholder")[loop.consts :]
+        typed = [f"%{self.names[h]}: {self.type_of(h)}" for h in holders]
+        return f"({', '.join(typed)})" if typed else ""
+
+    def _end(self, graph: torch.fx.Graph) -> str:
+        (output,) = graph.find_nodes(op="output")
+        return "  return " + ", ".join(f"%{self.names[n]}" for n in output.args[0])
+
+    def _collective(self, node: torch.fx.Node) -> str:
+        record = node.meta["collective"]
+        op = f"{record.op}, " if record.op else ""
+        return f"{record.kind}[{op}{record.axis}]({self._argument(node.args[0])})"
+
+    def _call(self, node: torch.fx.Node) -> str:
+        args = [self._argument(a) for a in node.args] + [
+            f"{k}={self._argument(v)}" for k, v in node.kwargs.items()
+        ]
+        return f"{op_name(node)}({', '.join(args)})"
+
+    def _argument(self, a: Any) -> str:
+        if isinstance(a, torch.fx.Node):
+            return f"%{self.names[a]}"
+        if isinstance(a, (list, tuple)):
+            return "[" + ", ".join(self._argument(x) for x in a) + "]"
+        return str(a)
 
 
-def _call(node: torch.fx.Node) -> str:
-    name = getattr(node.target, "_opname", None) or getattr(
-        node.target, "__name__", str(node.target)
+def graph_titles(loop: Loop) -> tuple[str, ...]:
+    """What each graph of a loop is for."""
+    if isinstance(loop, Scan):
+        return (f"{loop.length} steps of body",)
+    return (
+        ("condition", "body")
+        if isinstance(loop, While)
+        else ("if true", "if false")
     )
-    args = [_argument(a) for a in node.args] + [
-        f"{k}={_argument(v)}" for k, v in node.kwargs.items()
-    ]
-    return f"{name}({', '.join(args)})"
-
-
-def _argument(a: Any) -> str:
-    if isinstance(a, torch.fx.Node):
-        return f"%{a.name}"
-    if isinstance(a, (list, tuple)):
-        return "[" + ", ".join(_argument(x) for x in a) + "]"
-    return str(a)
 
 
 def value_type(value: Any) -> str:
@@ -84,66 +187,65 @@ def value_type(value: Any) -> str:
     return type(value).__name__
 
 
-def body(
-    graph: torch.fx.Graph,
-    line: Callable[[torch.fx.Node], str],
-    notable: Callable[[torch.fx.Node], bool],
-    full: bool,
+def inputs(
+    names: Iterable[str], paths: Iterable[str], types: Iterable[str], full: bool
 ) -> list[str]:
-    """The nodes of a graph, a line each; of a long one only the notable, and how many lie
-    between.
-    """
-    nodes = [n for n in graph.nodes if n.op == "call_function"]
-    if full or len(nodes) <= LONG:
-        return [line(n) for n in nodes]
-    out, skipped = [], 0
-    for node in nodes:
-        if notable(node):
-            out += ([f"  ... {skipped} local ops"] if skipped else []) + [
-                line(node)
-            ]
-            skipped = 0
-        else:
-            skipped += 1
-    return out + ([f"  ... {skipped} local ops"] if skipped else [])
-
-
-def inputs(names: Iterable[str], types: Iterable[str], full: bool) -> list[str]:
     """The inputs, a line each; of many only the first and the last."""
     lines = [
-        f"  in   {path}: {kind}" for path, kind in zip(names, types, strict=True)
+        f"  in    %{name}: {kind}{_path_note(name, path)}"
+        for name, path, kind in zip(names, paths, types, strict=True)
     ]
-    return (
-        lines
-        if full or len(lines) <= 12
-        else [*lines[:6], f"  ...  {len(lines) - 8} more inputs", *lines[-2:]]
-    )
+    return _shortened(lines, "inputs", full)
 
 
-def outputs(paths: Iterable[str], types: Iterable[str], full: bool) -> list[str]:
-    """The results, a line each; of many only the first and the last."""
-    lines = [
-        f"  out  {path}: {kind}" for path, kind in zip(paths, types, strict=True)
-    ]
-    return (
-        lines
-        if full or len(lines) <= 12
-        else [*lines[:6], f"  ...  {len(lines) - 8} more results", *lines[-2:]]
-    )
+def legend(lines: Iterable[str]) -> list[str]:
+    """One line that says how placements are written, of those that occur; none if none do."""
+    written = "\n".join(line.split("  # ")[0] for line in lines)
+    said = [meaning for mark, meaning in LEGEND.items() if re.search(mark, written)]
+    return [f"  legend: {'; '.join(said)}"] if said else []
 
 
 def program_text(program: Program, full: bool = False) -> str:
     """A Program as text."""
     graph = program.graph.graph
-    holders, (output,) = (
-        graph.find_nodes(op="placeholder"),
-        graph.find_nodes(op="output"),
+    holders = graph.find_nodes(op="placeholder")
+    names = printed_names(
+        graph, dict(zip(holders, dotted_names(program.in_paths), strict=True))
     )
+    printer = Printer(names, _global_type, _is_prim, full)
     count = sum(n.op == "call_function" for n in graph.nodes)
-    type_of = lambda node: value_type(node.meta.get("val"))
-    is_prim = lambda node: "shardfn." in str(node.target)
-    lines = [f"{program.name}: {count} ops over global shapes"]
-    lines += inputs(program.in_paths, map(type_of, holders), full)
-    lines += body(graph, lambda n: node_line(n, type_of), is_prim, full)
-    lines += outputs(program.out_paths, map(type_of, output.args[0]), full)
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"{program.name}: {count} ops over global shapes",
+            *inputs(
+                [names[h] for h in holders],
+                program.in_paths,
+                map(_global_type, holders),
+                full,
+            ),
+            *printer.body(graph),
+            *printer.returned(graph, program.out_paths),
+        ]
+    )
+
+
+def _global_type(node: torch.fx.Node) -> str:
+    return value_type(node.meta.get("val"))
+
+
+def _is_prim(node: torch.fx.Node) -> bool:
+    return "shardfn." in str(node.target) or isinstance(node.target, Loop)
+
+
+def _left_out(count: int) -> list[str]:
+    return [f"  ... {count} local ops"] if count else []
+
+
+def _path_note(name: str, path: str) -> str:
+    return "" if tells(name, path) else f"   # {path}"
+
+
+def _shortened(lines: list[str], what: str, full: bool) -> list[str]:
+    if full or len(lines) <= 12:
+        return lines
+    return [*lines[:6], f"  ...   {len(lines) - 8} more {what}", *lines[-2:]]

@@ -16,7 +16,7 @@ from ..partition import layout, rules
 from ..partition import plan as steps
 from ..partition.payload import nbytes
 from ..partition.redistribute import Move
-from ..types import PENDING, Mark, Marks
+from ..types import PENDING, Mark, Marks, MeshAxes
 from .alternatives import Alternative, Considered
 
 SETTINGS = ("allow", "warn", "error")  # the later, the stricter
@@ -38,11 +38,11 @@ NO_RULE, NO_CHOICE, CHEAPEST = (
 
 @attrs.frozen
 class Transfer:
-    """One collective: a value brought from one placement to another over one mesh axis.
+    """One collective: a value redistributed over one mesh axis.
 
-    `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, placed
-    as they came. `native` are the marks with which the argument would send nothing, the others
-    being as they are.
+    `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, with
+    their placements before any redistribution. `native` are the placements with which the
+    argument would need no collective, while the other arguments stay as they are.
     """
 
     kind: str
@@ -175,44 +175,61 @@ def _transfer(
     setting: str,
     weighed: Considered,
 ) -> Transfer:
-    axes, value = plan.axes, step.source.value
-    reader, k = (
-        readers.get(step.target.number, (None, 0)) if step.implicit else (None, 0)
-    )
+    axes, source = plan.axes, step.source
+    reader, k = readers.get(step.target.number, (None, 0))
+    if reader is None or not step.implicit:
+        reader, k = None, 0
     node = reader.node if reader else step.node
-    alternatives = (
-        weighed.get((reader.outs[0].number, move.axis), ())
-        if reader and reader.outs
-        else ()
-    )
-    names = argument_names(node) if reader else ["it"]
-    came = [
-        step.source if slot is step.target else slot
-        for slot in (reader.ins if reader else (step.target,))
-    ]
-    placed = lambda slot: tensor_type(
-        slot.value.shape, slot.value.dtype, slot.marks, axes.names
-    )
+    alternatives = _weighed_for(reader, move, weighed)
     return Transfer(
         kind=MOVES[move.kind].name,
         axis=axes.names[move.axis],
-        nbytes=nbytes(value.shape, value.element_size(), move, axes),
+        nbytes=nbytes(source.value.shape, source.value.element_size(), move, axes),
         implicit=step.implicit,
         setting=strictest(step.node, setting),
-        op=ON_BEHALF.get(
-            getattr(node.target, "_opname", node.op), str(node.target)
-        ),
+        op=_op_of(node),
         source=node.meta.get("source"),
-        argument=names[k],
-        arguments=tuple(
-            f"{name} {placed(slot)}" for name, slot in zip(names, came, strict=True)
-        ),
-        value=placed(step.source),
-        wanted=placed(step.target),
+        argument=argument_names(node)[k] if reader else "it",
+        arguments=_arguments_before(step, reader, axes),
+        value=_placed(source, axes),
+        wanted=_placed(step.target, axes),
         whole=_why_whole(reader, k, move, alternatives) if reader else None,
         native=_native(alternatives, k, move.before[move.axis]),
         alternatives=alternatives,
     )
+
+
+def _weighed_for(
+    reader: steps.Apply | None, move: Move, weighed: Considered
+) -> tuple[Alternative, ...]:
+    """The ways to place the reader on the axis of a move."""
+    if reader is None or not reader.outs:
+        return ()
+    return weighed.get((reader.outs[0].number, move.axis), ())
+
+
+def _op_of(node: torch.fx.Node) -> str:
+    """The op that asks for a transfer, by its name or by what it stands for."""
+    name = getattr(node.target, "_opname", node.op)
+    return ON_BEHALF.get(name, str(node.target))
+
+
+def _arguments_before(
+    step: steps.Redistribute, reader: steps.Apply | None, axes: MeshAxes
+) -> tuple[str, ...]:
+    """The tensor arguments of the reader, as they are before the redistribution."""
+    names = argument_names(reader.node) if reader else ["it"]
+    slots = reader.ins if reader else (step.target,)
+    return tuple(
+        f"{name} {_placed(step.source if slot is step.target else slot, axes)}"
+        for name, slot in zip(names, slots, strict=True)
+    )
+
+
+def _placed(slot: steps.Slot, axes: MeshAxes) -> str:
+    """The type and placements of a value."""
+    value = slot.value
+    return tensor_type(value.shape, value.dtype, slot.marks, axes.names)
 
 
 def argument_names(node: torch.fx.Node) -> list[str]:

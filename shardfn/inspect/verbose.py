@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 from ..buckets import human_bytes
-from ..capture.printing import tensor_type
+from ..capture.printing import graph_titles, legend, tensor_type
 from ..collectives import MOVES
 from ..partition import layout
 from ..partition import plan as steps
@@ -18,8 +18,8 @@ from .transfers import argument_names
 
 
 def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str:
-    """One line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`, the second
-    shape being the rank's own.
+    """One line for each step: op, arguments and results as `f64[6@dp, 4] (3, 4)`; the second
+    shape is the local one.
 
     Args:
         plan: as `partition.propagate` made it.
@@ -29,10 +29,13 @@ def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str
     at = ", ".join(
         f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True)
     )
-    lines = [f"{name} on mesh {plan.axes}, rank at ({at}): {len(plan.steps)} steps"]
-    for step in plan.steps:
-        lines += SAID[type(step)](step, plan.axes, coordinates)
-    return "\n".join(lines)
+    header = f"{name} on mesh {plan.axes}, rank at ({at}): {len(plan.steps)} steps"
+    lines = [
+        line
+        for step in plan.steps
+        for line in LINES[type(step)](step, plan.axes, coordinates)
+    ]
+    return "\n".join([header, *legend(lines), *lines])
 
 
 def _placed(slot: steps.Slot, axes: MeshAxes, coordinates: Sequence[int]) -> str:
@@ -66,12 +69,13 @@ def _nested(
             f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step
         )
     ]
-    for number, plan in enumerate(step.plans):
-        lines.append(f"    graph {number} of {step.node.target}:")
+    titles = graph_titles(step.node.target)
+    for title, plan in zip(titles, step.plans, strict=True):
+        lines.append(f"    {title}:")
         lines += [
-            "  " + line
+            "    " + line
             for inner in plan.steps
-            for line in SAID[type(inner)](inner, axes, coordinates)
+            for line in LINES[type(inner)](inner, axes, coordinates)
         ]
     return lines
 
@@ -87,25 +91,21 @@ def _filled(
 def _moved(
     step: steps.Redistribute, axes: MeshAxes, coordinates: Sequence[int]
 ) -> list[str]:
-    lines, shape = [], tuple(step.source.value.shape)
+    lines = []
     for move in step.moves:
         before, after = (
             _placed(steps.Slot(0, step.source.value, marks), axes, coordinates)
             for marks in (move.before, move.after)
         )
         free = move.kind == "slice" or axes.sizes[move.axis] == 1
-        price = (
-            0
-            if free
-            else nbytes(shape, step.source.value.element_size(), move, axes)
-        )
+        itemsize = step.source.value.element_size()
+        price = 0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
         kind = "slice" if move.kind == "slice" else MOVES[move.kind].name
-        asked = "implicit" if step.implicit else "explicit"
-        said = (
-            f"{kind} over {axes.names[move.axis]}, "
-            f"{human_bytes(price)}, {asked}: {before} -> {after}"
+        origin = "implicit" if step.implicit else "explicit"
+        where = (
+            f"{kind} over {axes.names[move.axis]}, {human_bytes(price)}, {origin}"
         )
-        lines.append(_line(said, step))
+        lines.append(_line(f"{where}: {before} -> {after}", step))
     return lines
 
 
@@ -114,25 +114,21 @@ def _line(text: str, step: steps.Step) -> str:
     return f"  {text}" + (f"   # {os.path.basename(source)}" if source else "")
 
 
-def _relabelled(
-    step: steps.Relabel, axes: MeshAxes, coordinates: Sequence[int]
+def _renamed(
+    step: steps.Relabel | steps.Rescale, axes: MeshAxes, coordinates: Sequence[int]
 ) -> list[str]:
-    return [
-        _line(
-            (
-                f"{_placed(step.source, axes, coordinates)} is "
-                f"{_placed(step.target, axes, coordinates)}"
-            ),
-            step,
-        )
-    ]
+    verb = "rescale" if isinstance(step, steps.Rescale) else "relabel"
+    before, after = (
+        _placed(slot, axes, coordinates) for slot in (step.source, step.target)
+    )
+    return [_line(f"{verb} {before} -> {after}", step)]
 
 
-SAID = {
+LINES = {
     steps.Apply: _applied,
     steps.Nested: _nested,
     steps.Fill: _filled,
     steps.Redistribute: _moved,
-    steps.Relabel: _relabelled,
-    steps.Rescale: _relabelled,
+    steps.Relabel: _renamed,
+    steps.Rescale: _renamed,
 }

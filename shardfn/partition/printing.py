@@ -1,51 +1,43 @@
-"""Local programs as text: global sizes with the axes that cut them, collectives with their
+"""Local programs as text: global sizes with the axes that shard them, collectives with their
 bytes.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 
 import torch
 
 from ..buckets import human_bytes
-from ..capture.printing import (
-    body,
-    inputs,
-    node_line,
-    outputs,
-    tensor_type,
-    value_type,
-)
+from ..capture.printed_names import dotted_names, free, printed_names
+from ..capture.printing import Printer, inputs, legend, tensor_type, value_type
 from ..ops.loops import Loop, inner_nodes
 from ..types import LocalProgram
-
-WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def local_text(program: LocalProgram, full: bool = False) -> str:
     """A LocalProgram as text; the short form of a long one shows its collectives."""
-    graph, names = program.graph, program.axes.names
-    count = sum(n.op == "call_function" for n in graph.nodes)
-    lines = [
-        f"{program.name} on mesh {program.axes}: {count} ops of one rank; {summary(graph)}"
-    ]
-    if program.elided:
-        lines.append(
-            f"  {len(program.elided)} collectives over axes of size 1 were taken out"
-        )
-    holders = graph.find_nodes(op="placeholder")[len(names) :]
-    types = [_placed_type(n, n.meta["type"], names) for n in holders]
-    (output,) = graph.find_nodes(op="output")
-    lines += inputs(program.in_paths, types, full)
-    lines += body(graph, lambda n: _line(n, names), _is_notable, full)
-    results = zip(output.args[0], program.out_marks, strict=True)
-    lines += outputs(
-        program.out_paths,
-        [_result_type(n, marks, names) for n, marks in results],
+    graph, axes = program.graph, program.axes.names
+    holders = graph.find_nodes(op="placeholder")
+    coords, tensors = holders[: len(axes)], holders[len(axes) :]
+    called = _input_names(program, coords, tensors)
+    type_of = functools.partial(_type, axes=axes)
+    printer = Printer(printed_names(graph, called), type_of, _is_notable, full)
+    lines = inputs(
+        [called[h] for h in tensors],
+        program.in_paths,
+        [type_of(h) for h in tensors],
         full,
     )
-    return "\n".join(lines)
+    lines += [
+        f"  coord %{called[coord]}: this rank's index on {axis}"
+        for coord, axis in zip(coords, axes, strict=True)
+        if coord.users
+    ]
+    lines += printer.body(graph)
+    lines += printer.returned(graph, program.out_paths)
+    return "\n".join([*_header(program), *legend(lines), *lines])
 
 
 def summary(graph: torch.fx.Graph) -> str:
@@ -55,55 +47,45 @@ def summary(graph: torch.fx.Graph) -> str:
         if record := node.meta.get("collective"):
             count[record.kind, record.axis] += 1
             size[record.kind, record.axis] += record.nbytes
-    said = [
-        f"{count[k]} {k[0]} over {k[1]}, {human_bytes(size[k])}"
-        for k in sorted(count)
+    parts = [
+        f"{count[kind, axis]} {kind} over {axis}, {human_bytes(size[kind, axis])}"
+        for kind, axis in sorted(count)
     ]
-    return "; ".join(said) or "no communication"
+    return "; ".join(parts) or "no communication"
+
+
+def _header(program: LocalProgram) -> list[str]:
+    count = sum(n.op == "call_function" for n in program.graph.nodes)
+    where = f"{program.name} on mesh {program.axes}"
+    lines = [f"{where}: {count} ops of one rank; {summary(program.graph)}"]
+    if program.elided:
+        lines.append(
+            f"  {len(program.elided)} collectives over axes of size 1 were taken out"
+        )
+    return lines
+
+
+def _input_names(
+    program: LocalProgram,
+    coords: list[torch.fx.Node],
+    tensors: list[torch.fx.Node],
+) -> dict[torch.fx.Node, str]:
+    """Tensors are called by their paths; coordinates by their axes."""
+    names = dotted_names(program.in_paths)
+    taken = set(names)
+    called = dict(zip(tensors, names, strict=True))
+    for coord, axis in zip(coords, program.axes.names, strict=True):
+        called[coord] = free(f"coord_{axis}", taken)
+    return called
 
 
 def _is_notable(node: torch.fx.Node) -> bool:
     return "collective" in node.meta or isinstance(node.target, Loop)
 
 
-def _line(node: torch.fx.Node, names: tuple[str, ...]) -> str:
-    record = node.meta.get("collective")
-    if isinstance(node.target, Loop):
-        inside = [
-            _line(n, names)
-            for graph in node.target.graphs
-            for n in graph.nodes
-            if _is_notable(n)
-        ]
-        return "\n".join(
-            [
-                node_line(node, lambda n: _type(n, names)),
-                *("  " + line.replace("\n", "\n  ") for line in inside),
-            ]
-        )
-    if record is None:
-        return node_line(node, lambda n: _type(n, names))
-    op = f"{record.op}, " if record.op else ""
-    text = (
-        f"%{node.name} = {record.kind}[{op}{record.axis}](%{node.args[0].name}): "
-        f"{value_type(node.meta['val'])}"
-    )
-    where = f"# {record.source.rsplit('/', 1)[-1]}" if record.source else ""
-    return f"  {text:<76} {human_bytes(record.nbytes):<10} {where}".rstrip()
-
-
-def _type(node: torch.fx.Node, names: tuple[str, ...]) -> str:
-    placed = node.meta.get("type")
-    return (
-        value_type(node.meta["val"])
-        if placed is None
-        else _placed_type(node, placed, names)
-    )
-
-
-def _placed_type(node: torch.fx.Node, placed: tuple, names: tuple[str, ...]) -> str:
-    return tensor_type(placed[0], node.meta["val"].dtype, placed[1], names)
-
-
-def _result_type(node: torch.fx.Node, marks: tuple, names: tuple[str, ...]) -> str:
-    return _type(node, names)
+def _type(node: torch.fx.Node, axes: tuple[str, ...]) -> str:
+    value, placed = node.meta["val"], node.meta.get("type")
+    if placed is None:
+        return value_type(value)
+    shape, marks = placed
+    return tensor_type(shape, value.dtype, marks, axes)

@@ -8,6 +8,7 @@ import torch
 
 from .. import _compat
 from ..collectives import started_by
+from ..ops.graph_keys import LOCAL, check_keys
 from ..types import Collective, MeshAxes
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -23,7 +24,7 @@ def sends(target: torch.library.OpOverload) -> bool:
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
     """Check a local graph: values known, arguments before uses, one wait for each collective,
-    only known axes.
+    only known axes and only known keys of meta.
 
     Args:
         graph: the local graph.
@@ -33,6 +34,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
         AssertionError: a pass broke the graph; names the node.
     """
     graph.lint()
+    check_keys(graph.nodes, LOCAL)
     for node in graph.nodes:
         if node.op == "output":
             continue

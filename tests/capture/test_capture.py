@@ -555,8 +555,11 @@ def test_a_program_prints_short_and_whole() -> None:
     found = captured(lambda x: torch.relu(x @ W) + 1, X)
     text = str(found.program).splitlines()
     assert text[0] == "f: 3 ops over global shapes"
-    assert text[1:3] == ["  in   x: f64[5, 3]", "  in   <closed over 0>: f64[3, 2]"]
-    assert text[-1] == "  out  result: f64[5, 2]"
+    assert text[1:3] == [
+        "  in    %x: f64[5, 3]",
+        "  in    %closed_over_0: f64[3, 2]   # <closed over 0>",
+    ]
+    assert text[-1] == "  return result = %add: f64[5, 2]"
     assert all("# test_capture.py:" in line for line in text[3:-1])
 
     def long(x: torch.Tensor) -> torch.Tensor:

@@ -92,8 +92,9 @@ def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() ->
         )
         said = str(low)
         assert (
-            "in   x: f64[5, 7; avg@dp]" in said
-            and "out  result: f64[5, 7; avg@dp]" in said
+            "in    %x: f64[5, 7; avg@dp]" in said
+            and "return result = %mul: f64[5, 7; avg@dp]" in said
+            and "avg@axis: Partial mean over the axis" in said
             and "no communication" in said
         )
         verbose = (

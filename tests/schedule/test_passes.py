@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,12 +41,13 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
         elided=(),
         show=local_text,
     )
+    before, after = str(program).split("\n  return")
     ops = [
         line.split("  #")[0]
-        for line in str(program).splitlines()
+        for line in before.splitlines()
         if line.startswith("  %")
     ]
-    returned = ", ".join(f"%{n}" for n in output.args[0])
+    returned = ", ".join(re.findall(r"out\d+ = (%[\w.]+):", after))
     return "\n".join(
         [" ".join(line.split()) for line in ops] + [f"return {returned}"]
     )
@@ -135,18 +137,18 @@ def test_drop_dead_takes_local_ops_that_nobody_reads_and_keeps_collectives() -> 
     same_text(
         before,
         """
-        %all_reduce_default = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default = wait_tensor(%all_reduce_default): f64[6]
-        %mul_tensor = mul(%x0, 2): f64[6]
-        %neg_default = neg(%mul_tensor): f64[6]
+        %all_reduce = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6]
+        %mul = mul(%x0, 2): f64[6]
+        %neg = neg(%mul): f64[6]
         return %x0
         """,
     )
     same_text(
         after,
         """
-        %all_reduce_default = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default = wait_tensor(%all_reduce_default): f64[6]
+        %all_reduce = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6]
         return %x0
         """,
     )
@@ -160,19 +162,19 @@ def test_elide_size_one_takes_collectives_over_an_axis_of_one_rank() -> None:
     same_text(
         before,
         """
-        %all_reduce_default = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default = wait_tensor(%all_reduce_default): f64[6; sum@b]
-        %all_reduce_default_1 = all_reduce[sum, b](%wait_tensor_default): f64[6] 48 B
-        %wait_tensor_default_1 = wait_tensor(%all_reduce_default_1): f64[6]
-        return %wait_tensor_default_1
+        %all_reduce = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6; sum@b]
+        %all_reduce_1 = all_reduce[sum, b](%wait_tensor): f64[6] 48 B
+        %wait_tensor_1 = wait_tensor(%all_reduce_1): f64[6]
+        return %wait_tensor_1
         """,
     )
     same_text(
         after,
         """
-        %all_reduce_default_1 = all_reduce[sum, b](%x0): f64[6] 48 B
-        %wait_tensor_default_1 = wait_tensor(%all_reduce_default_1): f64[6]
-        return %wait_tensor_default_1
+        %all_reduce = all_reduce[sum, b](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6]
+        return %wait_tensor
         """,
     )
 
@@ -187,23 +189,23 @@ def test_merge_equal_shares_the_first_step_of_two_redistributions_of_one_value()
     same_text(
         before,
         """
-        %all_reduce_default = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default = wait_tensor(%all_reduce_default): f64[6; sum@b]
-        %all_reduce_default_1 = all_reduce[sum, b](%wait_tensor_default): f64[6] 48 B
-        %wait_tensor_default_1 = wait_tensor(%all_reduce_default_1): f64[6]
-        %all_reduce_default_2 = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default_2 = wait_tensor(%all_reduce_default_2): f64[6; sum@b]
-        return %wait_tensor_default_1, %wait_tensor_default_2
+        %all_reduce = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6; sum@b]
+        %all_reduce_1 = all_reduce[sum, b](%wait_tensor): f64[6] 48 B
+        %wait_tensor_1 = wait_tensor(%all_reduce_1): f64[6]
+        %all_reduce_2 = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor_2 = wait_tensor(%all_reduce_2): f64[6; sum@b]
+        return %wait_tensor_1, %wait_tensor_2
         """,
     )
     same_text(
         after,
         """
-        %all_reduce_default = all_reduce[sum, a](%x0): f64[6] 48 B
-        %wait_tensor_default = wait_tensor(%all_reduce_default): f64[6; sum@b]
-        %all_reduce_default_1 = all_reduce[sum, b](%wait_tensor_default): f64[6] 48 B
-        %wait_tensor_default_1 = wait_tensor(%all_reduce_default_1): f64[6]
-        return %wait_tensor_default_1, %wait_tensor_default
+        %all_reduce = all_reduce[sum, a](%x0): f64[6] 48 B
+        %wait_tensor = wait_tensor(%all_reduce): f64[6; sum@b]
+        %all_reduce_1 = all_reduce[sum, b](%wait_tensor): f64[6] 48 B
+        %wait_tensor_1 = wait_tensor(%all_reduce_1): f64[6]
+        return %wait_tensor_1, %wait_tensor
         """,
     )
 

@@ -1,0 +1,106 @@
+"""The names of a printed program: inputs by their paths, ops without overloads, each name
+once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from ..ops.loops import Loop, Scan
+
+Names = dict[torch.fx.Node, str]
+QUOTED_KEY = re.compile(r"""\[(['"])(.*?)\1\]""")
+INDEX = re.compile(r"\[(\w+)\]")
+PLAIN_PATH = re.compile(r"\w+(\.\w+|\[\d+\]|\['\w+'\])*")
+
+
+def dotted(path: str) -> str:
+    """A path as a name: `params['w1']` is `params.w1`, `args[0][2]` is `args.0.2`.
+
+    Example:
+        >>> dotted("params['layer 1'][0].w")
+        'params.layer_1.0.w'
+    """
+    name = QUOTED_KEY.sub(lambda m: "." + re.sub(r"\W", "_", m[2]), path)
+    name = INDEX.sub(r".\1", name)
+    name = re.sub(r"[^\w.]+", "_", name).strip("_.")
+    return name or "x"
+
+
+def tells(name: str, path: str) -> bool:
+    """Whether a reader of the name knows the path."""
+    return name == dotted(path) and PLAIN_PATH.fullmatch(path) is not None
+
+
+def free(name: str, taken: set[str]) -> str:
+    """The name, or the first of name_1, name_2, ... that is not taken; it is taken then."""
+    number, unique = 0, name
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    taken.add(unique)
+    return unique
+
+
+def dotted_names(paths: Iterable[str]) -> list[str]:
+    """A name for each path, no two alike."""
+    taken: set[str] = set()
+    return [free(dotted(path), taken) for path in paths]
+
+
+def printed_names(
+    graph: torch.fx.Graph, inputs: Mapping[torch.fx.Node, str]
+) -> Names:
+    """A name for each node of a graph and of the graphs of its loops.
+
+    Args:
+        graph: of a program.
+        inputs: the name of each placeholder; no two alike.
+    """
+    names = dict(inputs)
+    _add_ops(graph, names, set(names.values()))
+    return names
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """What a node calls: a collective by its kind, an op without its overload."""
+    if record := node.meta.get("collective"):
+        return record.kind
+    target = node.target
+    return getattr(target, "_opname", None) or getattr(
+        target, "__name__", str(target)
+    )
+
+
+def _add_ops(graph: torch.fx.Graph, names: Names, taken: set[str]) -> None:
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        names[node] = free(_wanted(node), taken)
+        if isinstance(node.target, Loop):
+            for inner in node.target.graphs:
+                _add_loop_inputs(node, inner, names, taken)
+                _add_ops(inner, names, taken)
+
+
+def _wanted(node: torch.fx.Node) -> str:
+    """The node's own name if that is its op, numbered or not; else the op."""
+    op = op_name(node)
+    numbered = re.fullmatch(re.escape(op) + r"(_\d+)?", node.name)
+    return node.name if numbered else op
+
+
+def _add_loop_inputs(
+    node: torch.fx.Node, inner: torch.fx.Graph, names: Names, taken: set[str]
+) -> None:
+    """The constants of a loop are called as outside; its other inputs by their part."""
+    holders = inner.find_nodes(op="placeholder")
+    consts = node.target.consts
+    for holder, operand in zip(holders[:consts], node.args, strict=False):
+        names[holder] = names[operand]
+    for number, holder in enumerate(holders[consts:]):
+        carried = not isinstance(node.target, Scan) or number < node.target.carries
+        names[holder] = free("carry" if carried else "step_input", taken)

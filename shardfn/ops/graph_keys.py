@@ -1,0 +1,163 @@
+"""Every key of `node.meta`: which stage writes it, which stages read it, what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import torch
+
+from ..types import Collective
+
+# The graphs that carry keys, in order: Dynamo's, which is replayed; the Program's, over global
+# shapes; a LocalProgram's, of one rank; the graph that Inductor is given.
+PYTHON, GLOBAL, LOCAL, LOWERED = "python", "global", "local", "lowered"
+TORCH = "torch"  # as an owner: torch writes the key
+
+
+@attrs.frozen
+class Key:
+    """One key of `node.meta` in one kind of graph.
+
+    Args:
+        name: the key.
+        graph: the kind of graph that carries it.
+        owner: the stage that writes it, a folder of shardfn, or torch.
+        readers: the stages that read it; none for a key that is only carried.
+        holds: what the value is, in words.
+        fits: whether a value is such a one.
+    """
+
+    name: str
+    graph: str
+    owner: str
+    readers: tuple[str, ...]
+    holds: str
+    fits: Callable[[Any], bool]
+
+
+def _is_a(*types: type) -> Callable[[Any], bool]:
+    """Whether a value is of one of the types; a bool is not taken for an int."""
+    return lambda value: (
+        isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    )
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_value, value))
+    return value is None or isinstance(value, (torch.Tensor, int, float, complex))
+
+
+def _is_type(value: Any) -> bool:
+    """A global shape, and a placement for each mesh axis."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    shape, marks = value
+    return (
+        all(isinstance(n, int) for n in shape)
+        and isinstance(marks, tuple)
+        and all(isinstance(mark, (str, int, tuple)) for mark in marks)
+    )
+
+
+def _is_notes(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+READ_BY_ALL = (
+    "capture",
+    "partition",
+    "schedule",
+    "inspect",
+    "compile",
+    "runtime",
+    "transforms",
+)
+LINE = _is_a(str, type(None))
+FAKE = "the fake tensor, or a list of them"
+SOURCE = "file:line of the user's code, or None"
+PHASE = "forward or backward"
+MOVE = "which redistribution, equal on all ranks"
+
+# fmt: off
+KEYS: tuple[Key, ...] = (
+    # torch writes these as Dynamo reads the Python and as make_fx traces.
+    Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
+    Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
+    Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
+    Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),
+    Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _anything),
+    Key("from_node", GLOBAL, TORCH, (), "provenance", _anything),
+    Key("nn_module_stack", GLOBAL, TORCH, (), "the modules around the op", _anything),
+    Key("original_aten", GLOBAL, TORCH, (), "the op before decomposition", _anything),
+    Key("source_fn_stack", GLOBAL, TORCH, (), "the functions around the op", _anything),
+    Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _anything),
+    Key("torch_fn", GLOBAL, TORCH, (), "the torch function", _anything),
+    Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _anything),
+    # capture: what was read, and where.
+    Key("custom", PYTHON, "capture", ("capture",), "annotations of an op", _is_notes),
+    Key("custom", GLOBAL, "capture", ("capture", "partition", "inspect"),
+        "annotations of an op", _is_notes),
+    Key("source", GLOBAL, "capture",
+        ("capture", "partition", "schedule", "inspect", "runtime", "transforms"), SOURCE, LINE),
+    Key("phase", GLOBAL, "capture", ("capture", "partition", "schedule", "inspect"),
+        PHASE, _is_a(str)),
+    Key("val", GLOBAL, "capture", ("_compat", "ops", *READ_BY_ALL), FAKE, _is_value),
+    # partition: one rank's ops and collectives.
+    Key("val", LOCAL, "partition", ("ops", *READ_BY_ALL), FAKE, _is_value),
+    Key("source", LOCAL, "partition", ("capture", "schedule", "inspect"), SOURCE, LINE),
+    Key("phase", LOCAL, "partition", ("schedule",), PHASE, _is_a(str)),
+    Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
+    Key("step", LOCAL, "partition", ("schedule",), "its number in the plan", _is_a(int)),
+    Key("type", LOCAL, "partition", ("partition",),
+        "global shape and placements", _is_type),
+    Key("collective", LOCAL, "partition",
+        ("capture", "partition", "schedule", "inspect", "compile", "runtime"),
+        "the record of what it sends", _is_a(Collective)),
+    Key("transfer", LOCAL, "partition", ("schedule",), MOVE, _is_a(tuple)),
+    Key("moved", LOCAL, "partition", ("schedule",), MOVE, _is_a(tuple)),
+    Key("plans", LOCAL, "partition", ("schedule",), "the plans of a loop's graphs", _is_a(tuple)),
+    # schedule: the order.
+    Key("batch", LOCAL, "schedule", ("schedule", "inspect"), "its batch of the agenda", _is_a(int)),
+    # compile: what Inductor needs.
+    Key("user_visible_output_idxs", LOWERED, "_compat", (), "the tensor results", _is_a(list)),
+)
+# fmt: on
+BY_GRAPH: dict[str, dict[str, Key]] = {
+    graph: {key.name: key for key in KEYS if key.graph == graph}
+    for graph in (PYTHON, GLOBAL, LOCAL, LOWERED)
+}
+
+
+def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
+    """What nodes carry that the list does not know, or that is not what the list says.
+
+    Args:
+        nodes: of a graph.
+        graph: which kind it is.
+    """
+    known, wrong = BY_GRAPH[graph], []
+    for node in nodes:
+        for name, value in node.meta.items():
+            key = known.get(name)
+            if key is None:
+                wrong.append(f"{node}: {name!r} is not a key of a {graph} graph")
+            elif not key.fits(value):
+                wrong.append(f"{node}: {name!r} must be {key.holds}; got {value!r}")
+    return wrong
+
+
+def check_keys(nodes: Iterable[torch.fx.Node], graph: str) -> None:
+    """Check that nodes carry only keys of the list, each with what it is to hold.
+
+    Raises:
+        AssertionError: a stage wrote a key that it does not own; names the nodes.
+    """
+    wrong = wrong_keys(nodes, graph)
+    assert not wrong, "node.meta: " + "; ".join(wrong[:5])
