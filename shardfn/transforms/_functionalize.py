@@ -194,11 +194,9 @@ def functionalize(
     name = f"functionalize({type(shadow).__name__})"
     originals = {id(stand_ins[id(x)]): x for _, x in tensors}
     params, buffers = _values(shadow, originals)
-    named = dict(shadow.named_parameters())
-    hooks = {}
-    for path in params:
-        if of_path := hooks_of(name, path, originals[id(named[path])]):
-            hooks[path] = of_path
+    by_path = {p: originals[id(x)] for p, x in shadow.named_parameters()}
+    every = {path: hooks_of(name, path, by_path[path]) for path in params}
+    hooks = {path: of_path for path, of_path in every.items() if of_path}
     pure = PureModule(name, shadow, hooks)
     names = (tuple(params), tuple(buffers))
     return Functional((shadow,), pure, names), params, buffers
