@@ -138,49 +138,39 @@ class Chooser:
         """What a strategy costs on one axis; at equal cost, how much it changes the sharding
         that came in.
         """
-        nbytes = self.inputs_price(values, held, placed.ins, axis)
-        wanted = [marks[axis] for marks in placed.ins]
-        passes_partial = any(mark in PENDING for mark in wanted)
-        shared_partial = any(
-            mark in PENDING and value.users > 1
-            for mark, value in zip(wanted, values, strict=True)
+        # one loop, since this runs for every strategy of every op
+        nbytes, passes_partial, shared_partial, was_sharded = (
+            0.0,
+            False,
+            False,
+            False,
         )
-        was_sharded = any(
-            slot.marks[axis] != "R" for slots in held for slot in slots
-        )
-        resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
-        if passes_partial or nbytes > 0:
-            nbytes += sum(
-                self.reduce_price(x, marks, axis)
-                for x, marks in zip(call.outs, placed.outs, strict=True)
-                if marks[axis] in PENDING
-            )
-        return Price(nbytes, float(shared_partial), float(resharded))
-
-    def inputs_price(
-        self,
-        values: list[Value],
-        held: list[list[plan.Slot]],
-        ins: list[Marks],
-        axis: int,
-    ) -> float:
-        """What it costs to redistribute the inputs on one axis; two arguments that are one
-        value are redistributed once.
-        """
-        total = 0.0
-        counted: set[tuple[int, Mark]] = set()
-        for value, slots, marks in zip(values, held, ins, strict=True):
+        counted: set[tuple[int, Mark]] = (
+            set()
+        )  # one value as two arguments moves once
+        for value, slots, marks in zip(values, held, placed.ins, strict=True):
             wanted = marks[axis]
+            if not was_sharded:
+                was_sharded = any(slot.marks[axis] != "R" for slot in slots)
+            if wanted in PENDING:
+                passes_partial = True
+                shared_partial = shared_partial or value.users > 1
             if (id(value), wanted) not in counted:
                 counted.add((id(value), wanted))
                 price = self.input_price(value, slots, wanted, axis)
-                total += price * self.weight(value, slots, axis)
-        return total
+                nbytes += price * self.weight(value, slots, axis)
+        resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
+        if passes_partial or nbytes > 0:
+            for x, marks in zip(call.outs, placed.outs, strict=True):
+                if marks[axis] in PENDING:
+                    nbytes += self.reduce_price(x, marks, axis)
+        return Price(nbytes, float(shared_partial), float(resharded))
 
     def weight(self, value: Value, slots: list[plan.Slot], axis: int) -> float:
         """What a byte of a value counts."""
-        is_partial = any(slot.marks[axis] in PENDING for slot in slots)
-        return EARLY if value.early and not is_partial else 1.0
+        if not value.early or any(slot.marks[axis] in PENDING for slot in slots):
+            return 1.0
+        return EARLY
 
     def input_price(
         self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
