@@ -40,6 +40,10 @@ class Captured:
     program: Program
     outside: closed_over.ClosedOver
     mesh: Any  # whose names and sizes the Program depends on; None for most
+    own_mesh: Any  # that a transform inside names, and that a call's must equal; None for most
+    brought_mesh: (
+        Any  # of them, that of a shard_map, which a call without a mesh takes over
+    )
     reads: Reads  # what the function has read that is not in its arguments
     strided: dict[int, bool] = attrs.field(
         factory=dict
@@ -130,9 +134,8 @@ def capture(
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     outside = outside.named({"": user_fn, **dict(zip(paths, leaves, strict=True))})
-    mesh = names.mesh if names.uses_mesh else None
     return _captured(
-        name, graph, tensor_paths, out, outside, mesh, _reads(fn, read, watched)
+        name, graph, tensor_paths, out, outside, names, _reads(fn, read, watched)
     )
 
 
@@ -142,7 +145,7 @@ def _captured(
     tensor_paths: list[str],
     out: Any,
     outside: closed_over.ClosedOver,
-    mesh: Any,
+    names: named.Scope,
     reads: Reads,
 ) -> Captured:
     """The record of a graph that has been read."""
@@ -153,9 +156,8 @@ def _captured(
     )
     memory = strides.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    return Captured(
-        _program(name, graph, in_paths, out), outside, mesh, reads, memory
-    )
+    program, meshes = _program(name, graph, in_paths, out), names.meshes
+    return Captured(program, outside, *meshes, reads, memory)
 
 
 def _reads(

@@ -27,7 +27,7 @@ from ..inspect.certificate import Certificate, certify
 from ..inspect.implicit import report_implicit
 from ..inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ..inspect.verbose import verbose_text
-from ..mesh import all_coordinates, axes_of, group_names
+from ..mesh import all_coordinates, axes_of, group_names, is_over
 from ..ops.loops import inner_nodes
 from ..partition import Plan, emit, local_sizes, propagate
 from ..partition.printing import local_text
@@ -91,9 +91,11 @@ def _traced(
         known.append(Made(signature, placed.world, placed.mesh, captured))
     captured.outside.refuse_lost(request.name)
     if (
-        placed.mesh is None and captured.mesh is not None
+        placed.mesh is None and captured.brought_mesh is not None
     ):  # a shard_map inside has brought it along
-        placed = look(attrs.evolve(request, mesh=captured.mesh), args, kwargs)
+        placed = look(
+            attrs.evolve(request, mesh=captured.brought_mesh), args, kwargs
+        )
     return Traced(request=request, placed=placed, captured=captured)
 
 
@@ -123,10 +125,13 @@ def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
     elsewhere = made.world is not placed.world or made.mesh is not placed.mesh
     if captured.reads.asks_world and elsewhere:
         return False
+    own = captured.own_mesh
+    if own is not None and (is_over(own) or own != (placed.mesh or own)):
+        return False
     if captured.mesh is None:
         return True
     if placed.mesh is None:
-        return made.world is placed.world
+        return captured.brought_mesh is not None
     return axes_of(captured.mesh) == placed.axes
 
 

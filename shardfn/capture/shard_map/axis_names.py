@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError, TreeError, problem
-from ...mesh import axes_of, known_mesh
+from ...mesh import axes_of, real_mesh, refuse_ended, refuse_other
 from ...placements import P, check_axes, marks_of, names_of
 from ...types import MEAN, MeshAxes
 
@@ -48,6 +48,8 @@ class Scope:
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
+    own: Any = None  # the first mesh that a transform inside names itself
+    brought: Any = None  # the first mesh that a shard_map inside names itself
     uses_mesh: bool = (
         False  # whether the Program depends on the mesh's names and sizes
     )
@@ -57,6 +59,11 @@ class Scope:
     def manual(self) -> tuple[str, ...]:
         """The mesh axes that are each rank's own here."""
         return tuple(b.name for b in self.names if b.level == MESH)
+
+    @property
+    def meshes(self) -> tuple[Any, Any, Any]:
+        """The mesh that the Program depends on, the one it names, and the one it brings along."""
+        return self.mesh if self.uses_mesh else None, self.own, self.brought
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
@@ -86,80 +93,103 @@ def begin() -> None:
 
 
 @_compat.constant_in_graph
-def enter_mesh(
-    where: str,
-    key: int | None,
-    names: tuple[str, ...],
-    sizes: tuple[int, ...],
-    wanted: tuple[str, ...] | None,
-) -> Any:
+def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     """Make mesh axes manual.
 
     Args:
         where: how errors call the shard_map.
-        key: the id of its mesh, if it has one that was made outside.
-        names: of the axes of its mesh; none if it takes the mesh of the call.
-        sizes: of them.
+        mesh: its mesh; None if it takes the mesh of the call.
         wanted: the axes to make manual; all that are not yet if None.
 
     Returns:
         ((name, size), ...) of the axes that are manual from here on.
 
     Raises:
-        PlacementError: no mesh, another mesh than the call's, an unknown axis, one that is
-            manual already.
+        PlacementError: no mesh, another mesh than the call's, a mesh of a world that has ended,
+            an unknown axis, one that is manual already.
     """
     here = _current()
-    own = known_mesh(key, MeshAxes(names, sizes)) if names else None
-    if here.mesh is None:
-        here.mesh = own
+    _settle_mesh(where, real_mesh(mesh), here)
+    axes, taken = axes_of(here.mesh), here.manual
+    _check_wanted(where, wanted or (), axes)
+    _refuse_manual(where, wanted or (), taken, axes)
+    manual = [
+        (name, size)
+        for name, size in zip(axes.names, axes.sizes, strict=True)
+        if name not in taken and (wanted is None or name in wanted)
+    ]
+    here.names += [Bound(name, size, MESH) for name, size in manual]
+    return tuple(manual)
+
+
+def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
+    """The mesh of a scope is the call's, or the first that a shard_map inside brings along."""
+    if mesh is not None:
+        _name_mesh(where, mesh, here)
+        here.brought = here.brought or mesh
+        here.mesh = here.mesh or mesh
     if here.mesh is None:
         fix = "shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`"
         raise PlacementError(problem(where, "there is no mesh", fix=fix), fix=fix)
-    axes = axes_of(here.mesh)
-    if names and MeshAxes(names, sizes) != axes:
-        fix = "one mesh for both, or no mesh for the inner one"
-        text = problem(
-            where,
-            f"its mesh is {MeshAxes(names, sizes)}, that of the call around it {axes}",
-            needed="one mesh",
-            fix=fix,
-        )
-        raise PlacementError(text, mesh=here.mesh, fix=fix)
     here.uses_mesh = True
-    taken = here.manual
-    for name in wanted or ():
+
+
+def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
+    """Note a mesh that a transform inside the function names.
+
+    Raises:
+        PlacementError: its world has ended, or it differs from the call's or from another that
+            the function names.
+    """
+    refuse_ended(where, mesh)
+    for other in (here.mesh, here.own):
+        if other is not None:
+            refuse_other(where, mesh, other)
+    here.own = here.own or mesh
+
+
+def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
+    """Check that the mesh has the axes that are to be manual.
+
+    Raises:
+        PlacementError: naming the first that it has not.
+    """
+    for name in wanted:
         if name not in axes.names:
-            got, fix = (
-                f"there is no axis {name!r}; the mesh has {axes}",
-                _near(name, axes.names),
-            )
-            raise PlacementError(
-                problem(f"{where}, axis_names", got, fix=fix), fix=fix
-            )
-    again = [n for n in wanted or () if n in taken]
-    if again or len(taken) == len(axes.names):
-        fix = (
-            "axis_names with the axes that are left"
-            if len(taken) < len(axes.names)
-            else "one shard_map over these axes"
-        )
-        said = ", ".join(again or taken)
-        raise PlacementError(
-            problem(
-                where,
-                f"{said} is manual already, in a shard_map around it",
-                fix=fix,
-            ),
-            fix=fix,
-        )
-    made = [
-        b
-        for b in zip(axes.names, axes.sizes, strict=True)
-        if b[0] not in taken and (wanted is None or b[0] in wanted)
-    ]
-    here.names += [Bound(name, size, MESH) for name, size in made]
-    return tuple(made)
+            got = f"there is no axis {name!r}; the mesh has {axes}"
+            fix = _near(name, axes.names)
+            text = problem(f"{where}, axis_names", got, fix=fix)
+            raise PlacementError(text, fix=fix)
+
+
+def _refuse_manual(
+    where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes
+) -> None:
+    """Refuse axes that are manual already, and a shard_map that no axis is left for.
+
+    Raises:
+        PlacementError: naming the axes.
+    """
+    again = [name for name in wanted if name in taken]
+    is_full = len(taken) == len(axes.names)
+    if not again and not is_full:
+        return
+    fix = "axis_names with the axes that are left"
+    if is_full:
+        fix = "one shard_map over these axes"
+    got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
+    raise PlacementError(problem(where, got, fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def name_mesh(where: str, mesh: Any) -> None:
+    """Note the mesh of a `shard` inside the function: its placements are constraints on that mesh.
+
+    Raises:
+        PlacementError: its world has ended, or it differs from the call's.
+    """
+    if mesh is not None:
+        _name_mesh(where, real_mesh(mesh), _current())
 
 
 @_compat.constant_in_graph

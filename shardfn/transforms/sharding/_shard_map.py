@@ -29,21 +29,16 @@ class ShardMap(Transformed):
 
     verb: ClassVar[str] = "shard_map"
     held: tuple[Callable[..., Any]]
-    key: int | None  # the id of its mesh, if it has one
-    names: tuple[str, ...]  # of the axes of its mesh
-    sizes: tuple[int, ...]
+    mesh: Any
     axis_names: tuple[str, ...] | None
     ins: Any
     outs: Any
-    mesh: Any
     backend: str
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
         check_given(where, len(args), self.ins is not None)
-        axes = named.enter_mesh(
-            where, self.key, self.names, self.sizes, self.axis_names
-        )
+        axes = named.enter_mesh(where, self.mesh, self.axis_names)
         roots = parameter_names(self.fn, len(args))
         roots = tuple(
             [roots[i] if i < len(roots) else f"args[{i}]" for i in range(len(args))]
@@ -71,7 +66,8 @@ class ShardMap(Transformed):
 
     def asked(self) -> Request:
         every = self.axis_names is None or (
-            self.mesh is not None and set(self.axis_names) >= set(self.names)
+            self.mesh is not None
+            and set(self.axis_names) >= set(axes_of(self.mesh).names)
         )
         placements = (
             {"in_placements": self.ins, "out_placements": self.outs}
@@ -92,8 +88,6 @@ class ShardMap(Transformed):
     def options(self) -> Any:
         return (
             self.mesh,
-            self.names,
-            self.sizes,
             self.axis_names,
             self.ins,
             self.outs,
@@ -297,31 +291,8 @@ def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     )
     wanted = None if wanted is None else tuple(wanted)
     check_axis_names(f"shard_map({name_of(fn)})", wanted)
-    if _compat.is_tracing():
-        names = () if mesh is None else tuple(mesh.mesh_dim_names)
-        return ShardMap(
-            (fn,),
-            None,
-            names,
-            () if mesh is None else tuple(mesh.shape),
-            wanted,
-            ins,
-            outs,
-            None,
-            backend,
-        )
-    check_mesh("shard_map", mesh, or_none=True)
-    axes = axes_of(mesh)
-    made = ShardMap(
-        (fn,),
-        None if mesh is None else id(mesh),
-        axes.names,
-        axes.sizes,
-        wanted,
-        ins,
-        outs,
-        mesh,
-        backend,
-    )
-    made.request  # noqa: B018
-    return made
+    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend)
+    if not _compat.is_tracing():
+        check_mesh("shard_map", mesh, or_none=True)
+        transformed.request  # noqa: B018
+    return transformed
