@@ -306,7 +306,8 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
     axes, outer = axes_of(mesh), axes_of(around)
     got = f"its mesh is {axes}, that of the call around it {outer}"
     if (axes.names, axes.sizes) == (outer.names, outer.sizes):
-        got = f"its mesh is {axes} of {_ranks(mesh)}, that of the call around it of {_ranks(around)}"
+        own, other = _ranks(mesh), _ranks(around)
+        got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
     fix = "one mesh for both, or no mesh for the inner one"
     text = problem(where, got, needed="one mesh", fix=fix)
     raise PlacementError(text, mesh=around, fix=fix)

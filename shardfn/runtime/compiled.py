@@ -27,6 +27,7 @@ from .layouts import Reader, closed_over, readers
 from .options import Request
 from .simulated_tensor import SimulatedTensor, UnreadTensor
 from .simulator import simulate
+from .store import Compared
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -56,9 +57,7 @@ class Compiled:
     wrap: Callable[[list[Any]], Any] = attrs.field(
         init=False
     )  # local results -> the result tree
-    compared: list[bool] = attrs.field(
-        factory=list, init=False
-    )  # whether ranks have compared arguments
+    compared: Compared = attrs.field(factory=Compared, init=False)
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -83,8 +82,8 @@ class Compiled:
         self.captured.outside.refuse_lost(f"compiled {self.request.name}")
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
-        if not self.compared or os.environ.get("SHARDFN_CHECK") == "1":
-            self.compared.append(True)
+        if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
+            self.compared.is_done = True
             compare_ranks(
                 self.request, self.placed, leaves, self.captured.closed_over
             )
