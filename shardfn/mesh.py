@@ -59,54 +59,70 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
-    if not all(
+    _check_tuples(shape, axis_names)
+    shape, names = tuple(shape), tuple(axis_names)
+    _check_shape(shape, names)
+    device_type = _checked_type(device_type or default_device_type())
+    join_world(device_type)
+    _check_size(shape)
+    known = _costs(names, links)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    _known_meshes[mesh] = MeshAxes(names, shape, known), current_world()
+    return mesh
+
+
+def _check_tuples(shape: Any, axis_names: Any) -> None:
+    """Check that a shape and axis names are sequences.
+
+    Raises:
+        PlacementError: one is none.
+    """
+    if all(
         isinstance(x, Sequence) and not isinstance(x, str)
         for x in (shape, axis_names)
     ):
-        fix = "make_mesh((2, 4), ('dp', 'tp'))"
-        got = f"shape {shape!r}, axis names {axis_names!r}"
-        raise PlacementError(
-            problem(
-                "make_mesh",
-                got,
-                needed="a tuple of sizes and one of names",
-                fix=fix,
-            ),
-            fix=fix,
-        )
-    shape, names = tuple(shape), tuple(axis_names)
+        return
+    fix = "make_mesh((2, 4), ('dp', 'tp'))"
+    got = f"shape {shape!r}, axis names {axis_names!r}"
+    needed = "a tuple of sizes and one of names"
+    text = problem("make_mesh", got, needed=needed, fix=fix)
+    raise PlacementError(text, fix=fix)
+
+
+def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
+    """Check that sizes are sizes, and that each axis has one name of its own.
+
+    Raises:
+        PlacementError: they do not.
+    """
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
         raise PlacementError(
             problem("make_mesh", f"shape {shape}", needed="positive ints")
         )
     if len(shape) != len(names) or len(set(names)) != len(names):
-        raise PlacementError(
-            problem(
-                "make_mesh",
-                f"shape {shape}, axis names {names}",
-                needed="one distinct name for each axis",
-            )
+        got, needed = (
+            f"shape {shape}, axis names {names}",
+            "one distinct name for each axis",
         )
-    bad = [
-        name
-        for name in names
-        if not (isinstance(name, str) and name.isidentifier())
-    ]
+        raise PlacementError(problem("make_mesh", got, needed=needed))
+    bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
     if bad:
-        raise PlacementError(
-            problem("make_mesh", f"axis names {bad}", needed="names like dp or tp")
-        )
-    device_type = _checked_type(device_type or default_device_type())
-    join_world(device_type)
-    size = current_world().size
-    if math.prod(shape) != size:
-        fix = f"a shape whose product is {size}, or fake_world({math.prod(shape)})"
-        got = f"shape {shape} needs {math.prod(shape)} ranks, the world has {size}"
-        raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
-    known = _costs(names, links)
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    _known_meshes[mesh] = MeshAxes(names, shape, known), current_world()
-    return mesh
+        got, needed = f"axis names {bad}", "names like dp or tp"
+        raise PlacementError(problem("make_mesh", got, needed=needed))
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    """Check that a shape has as many ranks as the world.
+
+    Raises:
+        PlacementError: it has more or fewer.
+    """
+    size, wanted = current_world().size, math.prod(shape)
+    if wanted == size:
+        return
+    fix = f"a shape whose product is {size}, or fake_world({wanted})"
+    got = f"shape {shape} needs {wanted} ranks, the world has {size}"
+    raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
 
 
 def _checked_type(device_type: str) -> str:

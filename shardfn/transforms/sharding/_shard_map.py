@@ -14,6 +14,7 @@ from torch.distributed.tensor import Placement
 
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names as named
+from ...capture.shard_map.placements import cuts
 from ...errors import PlacementError, TreeError, problem
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
@@ -151,7 +152,7 @@ def _texts(
     specs: Any,
 ) -> Any:
     """For each leaf, how the manual axes cut it, and over which it is pending: what
-    `named.cuts` returns.
+    `cuts` returns.
     """
     wrong: list[str] = []
     paths = tuple(
@@ -180,7 +181,7 @@ def _texts(
             for x in _tree.quick_leaves(tree)
         ]
     )
-    return named.cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
+    return cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
 
 
 def _said(tree: Any) -> str:
