@@ -11,7 +11,6 @@ import torch
 from .. import _compat, _tree
 from ..argnums import is_number
 from ..capture.shard_map import axis_names
-from ..capture.shard_map.placements import check_placed
 from ..errors import TreeError, problem
 from ..ops import placement
 from ..runtime import Request
@@ -55,7 +54,7 @@ class Vmap(Transformed):
         ]
         tensors, dims = [x for x, _ in pairs], [d for _, d in pairs]
         if self.spmd_axis is not None:
-            check_placed(
+            axis_names.check_placed(
                 f"vmap({name_of(self.fn)}), spmd_axis", "", (self.spmd_axis,)
             )
             tensors = [

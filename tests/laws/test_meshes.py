@@ -232,6 +232,17 @@ def test_programs_that_name_no_mesh_are_captured_once_for_all(
     assert cache.counts["captures"] == 1
 
 
+def test_an_object_that_is_no_mesh_is_refused_inside_as_outside(
+    meshes: Meshes,
+) -> None:
+    for fn in (
+        lambda x: mapped(4)(x),
+        lambda x: shard(lambda x: x + 1, 4)(x),
+    ):
+        with pytest.raises(sf.PlacementError, match="mesh: a int"):
+            jit(fn)(values())
+
+
 ENDED: dict[str, Callable[[Any, Any], Any]] = {
     "shard_map alone": lambda over, here: mapped(over)(values()),
     "shard_map written out inside jit": lambda over, here: jit(

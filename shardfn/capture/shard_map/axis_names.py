@@ -16,7 +16,8 @@ import attrs
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError, problem
-from ...mesh import axes_of, real_mesh, refuse_ended, refuse_other
+from ...mesh import axes_of, check_mesh, real_mesh, refuse_ended, refuse_other
+from ...placements import P, check_axes, names_of
 from ...types import MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
@@ -101,7 +102,7 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
             an unknown axis, one that is manual already.
     """
     here = current_scope()
-    _settle_mesh(where, real_mesh(mesh), here)
+    _settle_mesh(where, _checked(where, mesh), here)
     axes, taken = axes_of(here.mesh), here.manual
     _check_wanted(where, wanted or (), axes)
     _refuse_manual(where, wanted or (), taken, axes)
@@ -112,6 +113,17 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     ]
     here.names += [Bound(name, size, MESH) for name, size in manual]
     return tuple(manual)
+
+
+def _checked(where: str, mesh: Any) -> Any:
+    """A mesh that Dynamo hands on, or None.
+
+    Raises:
+        PlacementError: it is none.
+    """
+    mesh = real_mesh(mesh)
+    check_mesh(where, mesh, or_none=True)
+    return mesh
 
 
 def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
@@ -181,7 +193,7 @@ def name_mesh(where: str, mesh: Any) -> None:
         PlacementError: its world has ended, or it differs from the call's.
     """
     if mesh is not None:
-        _name_mesh(where, real_mesh(mesh), current_scope())
+        _name_mesh(where, _checked(where, mesh), current_scope())
 
 
 @_compat.constant_in_graph
@@ -294,3 +306,57 @@ def near(name: str, known: Iterable[str]) -> str:
 def device() -> str:
     """The kind of device that the program is for."""
     return current_scope().device
+
+
+@_compat.constant_in_graph
+def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
+    """Check the axes that a value is placed on inside a program: that they are axes, each once,
+    in mesh order, and not manual.
+
+    Raises:
+        PlacementError: naming the axes.
+    """
+    where, mesh = f"{what}, {path}" if path else what, current_scope().mesh
+    try:
+        every = [name for names in names_of(P(*parts)) for name in names]
+        check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
+    except ValueError as error:
+        fix = "each axis once, by its name; axes on one dim in mesh order"
+        raise PlacementError(
+            problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
+        ) from None
+    wrong = [name for name in every if name in current_scope().manual]
+    if wrong:
+        fix = "leave it to in_placements and out_placements, or to axis_names without it"
+        said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
+        raise PlacementError(problem(where, said, fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def check_dims(
+    what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
+) -> None:
+    """Check that a placement has no more parts than a tensor has dims, where partition will not
+    see it.
+
+    Raises:
+        PlacementError: it has.
+    """
+    is_seen = current_scope().mesh is not None and any(
+        part is not None for part in parts[len(shape) :]
+    )
+    if len(parts) > len(shape) and not is_seen:
+        where, fix = (
+            f"{what}, {path}" if path else what,
+            f"P with at most {len(shape)} entries",
+        )
+        got = (
+            f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
+            f"shape {shape}"
+        )
+        raise PlacementError(
+            problem(where, got, fix=fix),
+            placements=P(*parts),
+            dim=len(parts) - 1,
+            fix=fix,
+        )

@@ -1,5 +1,4 @@
-"""Placements inside a function that is read: over which axes they may be, and how the manual axes
-of a shard_map shard each value.
+"""The placements of a shard_map: how its manual axes shard each value, while a function is read.
 
 Dynamo runs these functions as they are, on constants, so that errors come out as they are.
 """
@@ -15,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from ... import _compat
 from ...errors import PlacementError, TreeError, problem
 from ...mesh import axes_of
-from ...placements import P, check_axes, marks_of, names_of
+from ...placements import P, marks_of, names_of
 from ...types import MEAN, MeshAxes
 from .axis_names import current_scope, near
 
@@ -25,60 +24,6 @@ PLACED = {
     "R": Replicate,
     "P": Partial,
 }  # how Dynamo hands placements on
-
-
-@_compat.constant_in_graph
-def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
-    """Check the axes that a value is placed on inside a program: that they are axes, each once,
-    in mesh order, and not manual.
-
-    Raises:
-        PlacementError: naming the axes.
-    """
-    where, mesh = f"{what}, {path}" if path else what, current_scope().mesh
-    try:
-        every = [name for names in names_of(P(*parts)) for name in names]
-        check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
-    except ValueError as error:
-        fix = "each axis once, by its name; axes on one dim in mesh order"
-        raise PlacementError(
-            problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
-        ) from None
-    wrong = [name for name in every if name in current_scope().manual]
-    if wrong:
-        fix = "leave it to in_placements and out_placements, or to axis_names without it"
-        said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
-        raise PlacementError(problem(where, said, fix=fix), fix=fix)
-
-
-@_compat.constant_in_graph
-def check_dims(
-    what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
-) -> None:
-    """Check that a placement has no more parts than a tensor has dims, where partition will not
-    see it.
-
-    Raises:
-        PlacementError: it has.
-    """
-    is_seen = current_scope().mesh is not None and any(
-        part is not None for part in parts[len(shape) :]
-    )
-    if len(parts) > len(shape) and not is_seen:
-        where, fix = (
-            f"{what}, {path}" if path else what,
-            f"P with at most {len(shape)} entries",
-        )
-        got = (
-            f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
-            f"shape {shape}"
-        )
-        raise PlacementError(
-            problem(where, got, fix=fix),
-            placements=P(*parts),
-            dim=len(parts) - 1,
-            fix=fix,
-        )
 
 
 @_compat.constant_in_graph
@@ -139,77 +84,103 @@ def _cut(
     what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
 ) -> tuple[str, str, int]:
     """One leaf, as `cuts` returns it; ValueError says what does not fit."""
-    marks, left = _marks(axes, shape, spec), list(shape)
-    for (name, n), mark in zip(axes, marks, strict=True):
-        if isinstance(mark, int) and what == "in_placements":
-            if left[mark] % n:
-                size = (
-                    f"size {left[mark]}"
-                    if left[mark] == shape[mark]
-                    else f"size {shape[mark]}, {left[mark]} of it on a rank"
-                )
-                more = (n - left[mark] % n) * (shape[mark] // left[mark])
-                raise ValueError(
-                    f"dim {mark} has {size}, which axis {name} cannot cut in {n} equal "
-                    f"pieces; pad it by {more}"
-                )
-            left[mark] //= n
-        elif (
-            isinstance(mark, str)
-            and mark != "R"
-            and (what == "in_placements" or mark not in SUMS)
-        ):
-            why = (
-                "only a result can be pending"
-                if mark in SUMS
-                else "only a sum or a mean can be pending"
-            )
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-    said = [
+    marks = _marks(axes, shape, spec)
+    _check_marks(what, axes, shape, marks)
+    rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
+    texts = [
         f"{name}:{n}={mark if isinstance(mark, int) else ''}"
-        for (name, n), mark in zip(axes, marks, strict=True)
+        for name, n, mark in rows
     ]
-    pending = [
-        name for (name, _), mark in zip(axes, marks, strict=True) if mark in SUMS
-    ]
-    means = [n for (_, n), mark in zip(axes, marks, strict=True) if mark == MEAN]
-    return ",".join(said), ",".join(pending), math.prod(means) if means else 0
+    partial = [name for name, _, mark in rows if mark in SUMS]
+    means = [n for _, n, mark in rows if mark == MEAN]
+    return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
+
+
+def _check_marks(
+    what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
+) -> None:
+    """Check that the axes divide the dims that they shard, and that only results are Partial.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    local_shape = list(shape)
+    is_argument = what == "in_placements"
+    for (name, n), mark in zip(axes, marks, strict=True):
+        if isinstance(mark, int) and is_argument:
+            _check_divides(name, n, mark, shape, local_shape)
+            local_shape[mark] //= n
+        elif mark in SUMS and is_argument:
+            why = "only a result can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+        elif isinstance(mark, str) and mark not in ("R", *SUMS):
+            why = "only a sum or a mean can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+
+
+def _check_divides(
+    name: str, n: int, dim: int, shape: Sequence[int], local_shape: Sequence[int]
+) -> None:
+    """Check that an axis of n ranks divides a dim, of which other axes may hold a part each.
+
+    Raises:
+        ValueError: it does not; says by how much the dim is to be padded.
+    """
+    local, size = local_shape[dim], shape[dim]
+    if not local % n:
+        return
+    text = (
+        f"size {local}"
+        if local == size
+        else f"size {size}, {local} of it on a rank"
+    )
+    more = (n - local % n) * (size // local)
+    raise ValueError(
+        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
+        f"pieces; pad it by {more}"
+    )
 
 
 def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
-    """A mark for each manual axis."""
+    """A mark for each manual axis; ValueError names an axis that is none of those."""
     manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
     if spec is None:
         return ["R"] * len(axes)
-    kind, said = spec
-    whole = axes_of(current_scope().mesh)
+    kind, parts = spec
     if kind == "names":
-        named = [n for names in names_of(P(*said)) for n in names]
-        other = [n for n in named if n in whole.names and n not in manual.names]
-        if other:
-            why = (
-                "is manual already, in a shard_map around it"
-                if other[0] in current_scope().manual
-                else "is none of its axis_names"
-            )
-            raise ValueError(f"{P(*said)} names axis {other[0]!r}, which {why}")
-        unknown = [n for n in named if n not in whole.names]
-        if unknown:
-            raise ValueError(
-                f"{P(*said)} names axis {unknown[0]!r}; the mesh has {whole}; "
-                f"{near(unknown[0], manual.names)}"
-            )
-        return marks_of(P(*said), shape, manual)
-    every = dict(
-        zip(
-            whole.names,
-            marks_of([PLACED[k](*rest) for k, *rest in said], shape, whole),
-            strict=True,
-        )
-    )
-    other = [n for n, m in every.items() if n not in manual.names and m != "R"]
-    if other:
+        _check_axis_names(P(*parts), manual)
+        return marks_of(P(*parts), shape, manual)
+    mesh_axes = axes_of(current_scope().mesh)
+    placements = [PLACED[k](*rest) for k, *rest in parts]
+    every = marks_of(placements, shape, mesh_axes)
+    marks = dict(zip(mesh_axes.names, every, strict=True))
+    others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
+    if others:
         raise ValueError(
-            f"it is placed on axis {other[0]!r}, which is none of its axis_names"
+            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
         )
-    return [every[n] for n in manual.names]
+    return [marks[n] for n in manual.names]
+
+
+def _check_axis_names(spec: P, manual: MeshAxes) -> None:
+    """Check that a placement names manual axes only.
+
+    Raises:
+        ValueError: naming the first other axis.
+    """
+    mesh_axes = axes_of(current_scope().mesh)
+    names = [n for part in names_of(spec) for n in part]
+    others = [n for n in names if n in mesh_axes.names and n not in manual.names]
+    if others:
+        why = (
+            "is manual already, in a shard_map around it"
+            if others[0] in current_scope().manual
+            else "is none of its axis_names"
+        )
+        raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
+    unknown = [n for n in names if n not in mesh_axes.names]
+    if unknown:
+        raise ValueError(
+            f"{spec} names axis {unknown[0]!r}; the mesh has {mesh_axes}; "
+            f"{near(unknown[0], manual.names)}"
+        )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...capture.shard_map.placements import check_dims, check_placed
+from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError, problem
 from ...ops import placement
 from ...placements import P
@@ -51,9 +51,9 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     ]
     for leaf, spec, path in rows:
         if spec is not None:
-            check_placed(what, path, spec.parts)
+            axis_names.check_placed(what, path, spec.parts)
             if isinstance(leaf, torch.Tensor):
-                check_dims(what, path, spec.parts, tuple(leaf.shape))
+                axis_names.check_dims(what, path, spec.parts, tuple(leaf.shape))
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
