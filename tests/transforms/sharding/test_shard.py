@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.runtime import cache, stages
+from shardfn.runtime import cache
+from shardfn.runtime.stages import traced as stages
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -348,11 +349,11 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     mesh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    place = stages.place
+    propagate = stages.propagate
     monkeypatch.setattr(
         stages,
-        "place",
-        lambda *args: (seen.append(gc.isenabled()), place(*args))[1],
+        "propagate",
+        lambda *args: (seen.append(gc.isenabled()), propagate(*args))[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
     traced = fn.trace(sf.ShapeDtype((8, 16)))
