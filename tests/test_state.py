@@ -17,6 +17,7 @@ from shardfn import state
 from shardfn.partition import redistribute
 from shardfn.partition.rule_api import registry
 from shardfn.runtime import cache
+from tests.support.sizes import ROOT
 from tests.support.source import Module, imports, modules, parse
 
 # Made to be written to, whether a write is seen or not.
@@ -251,6 +252,29 @@ def test_a_write_by_another_module_is_found() -> None:
 )
 def test_a_table_that_is_only_read_is_no_state(text: str) -> None:
     assert places([parse("shardfn.a", Path("a.py"), text)]) == set()
+
+
+def filled(found: list[Module]) -> list[str]:
+    """Fields of frozen records that start as an empty container, which only a write can fill."""
+    return [
+        f"{module.at(field)}: {node.name} is frozen, and {ast.unparse(field.target)} is filled"
+        for module in found
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        and "frozen" in {_last(decorator) for decorator in node.decorator_list}
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Call)
+        for option in field.value.keywords
+        if option.arg == "factory"
+        and _last(option.value) in {"list", "dict", "set"}
+    ]
+
+
+def test_no_frozen_record_is_made_to_be_filled() -> None:
+    assert not filled(modules())
+    text = "@attrs.frozen(eq=False)\nclass A:\n    x: list[int] = attrs.field(factory=list)"
+    (line,) = filled([parse("shardfn.a", ROOT / "a.py", text)])
+    assert line == "a.py:3: A is frozen, and x is filled"
 
 
 def test_clear_forgets_programs_and_prices_and_keeps_rules_worlds_and_links() -> (

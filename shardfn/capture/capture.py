@@ -45,9 +45,9 @@ class Captured:
         Any  # of them, that of a shard_map, which a call without a mesh takes over
     )
     reads: Reads  # what the function has read that is not in its arguments
-    strided: dict[int, bool] = attrs.field(
-        factory=dict
-    )  # the inputs whose memory as_strided reads: `strided.settle`
+    strided: dict[
+        int, bool
+    ]  # inputs whose memory as_strided reads: `strided.settle`
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
