@@ -7,12 +7,12 @@ import contextvars
 import hashlib
 import itertools
 import math
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
 from .errors import PlacementError, call_site, problem
@@ -20,12 +20,12 @@ from .hardware import Link, costs
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, join_world
 
+SHOWN = 16  # ranks of a mesh in an error
+
 _stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar(
     "shardfn_meshes", default=()
 )
-_axes: dict[
-    int, tuple[Any, MeshAxes, World]
-] = {}  # by id: the mesh, what it is, and its world
+_known_meshes = WeakIdKeyDictionary()  # live mesh -> its axes and its world
 
 
 def make_mesh(
@@ -59,58 +59,70 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
-    if not all(
+    _check_tuples(shape, axis_names)
+    shape, names = tuple(shape), tuple(axis_names)
+    _check_shape(shape, names)
+    device_type = _checked_type(device_type or default_device_type())
+    join_world(device_type)
+    _check_size(shape)
+    known = _costs(names, links)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    _known_meshes[mesh] = MeshAxes(names, shape, known), current_world()
+    return mesh
+
+
+def _check_tuples(shape: Any, axis_names: Any) -> None:
+    """Check that a shape and axis names are sequences.
+
+    Raises:
+        PlacementError: one is none.
+    """
+    if all(
         isinstance(x, Sequence) and not isinstance(x, str)
         for x in (shape, axis_names)
     ):
-        fix = "make_mesh((2, 4), ('dp', 'tp'))"
-        got = f"shape {shape!r}, axis names {axis_names!r}"
-        raise PlacementError(
-            problem(
-                "make_mesh",
-                got,
-                needed="a tuple of sizes and one of names",
-                fix=fix,
-            ),
-            fix=fix,
-        )
-    shape, names = tuple(shape), tuple(axis_names)
+        return
+    fix = "make_mesh((2, 4), ('dp', 'tp'))"
+    got = f"shape {shape!r}, axis names {axis_names!r}"
+    needed = "a tuple of sizes and one of names"
+    text = problem("make_mesh", got, needed=needed, fix=fix)
+    raise PlacementError(text, fix=fix)
+
+
+def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
+    """Check that sizes are sizes, and that each axis has one name of its own.
+
+    Raises:
+        PlacementError: they do not.
+    """
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
         raise PlacementError(
             problem("make_mesh", f"shape {shape}", needed="positive ints")
         )
     if len(shape) != len(names) or len(set(names)) != len(names):
-        raise PlacementError(
-            problem(
-                "make_mesh",
-                f"shape {shape}, axis names {names}",
-                needed="one distinct name for each axis",
-            )
+        got, needed = (
+            f"shape {shape}, axis names {names}",
+            "one distinct name for each axis",
         )
-    bad = [
-        name
-        for name in names
-        if not (isinstance(name, str) and name.isidentifier())
-    ]
+        raise PlacementError(problem("make_mesh", got, needed=needed))
+    bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
     if bad:
-        raise PlacementError(
-            problem("make_mesh", f"axis names {bad}", needed="names like dp or tp")
-        )
-    device_type = _checked_type(device_type or default_device_type())
-    join_world(device_type)
-    size = current_world().size
-    if math.prod(shape) != size:
-        fix = f"a shape whose product is {size}, or fake_world({math.prod(shape)})"
-        got = f"shape {shape} needs {math.prod(shape)} ranks, the world has {size}"
-        raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
-    known = _costs(names, links)
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
-    _axes[id(mesh)] = (
-        weakref.ref(mesh),
-        MeshAxes(names, shape, known),
-        current_world(),
-    )
-    return mesh
+        got, needed = f"axis names {bad}", "names like dp or tp"
+        raise PlacementError(problem("make_mesh", got, needed=needed))
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    """Check that a shape has as many ranks as the world.
+
+    Raises:
+        PlacementError: it has more or fewer.
+    """
+    size, wanted = current_world().size, math.prod(shape)
+    if wanted == size:
+        return
+    fix = f"a shape whose product is {size}, or fake_world({wanted})"
+    got = f"shape {shape} needs {wanted} ranks, the world has {size}"
+    raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
 
 
 def _checked_type(device_type: str) -> str:
@@ -235,30 +247,33 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
     """A mesh's axis names and sizes; no axes for no mesh."""
     if mesh is None:
         return MeshAxes((), ())
-    return _known(mesh)[1]
+    axes, _ = _known(mesh)
+    return axes
 
 
-def _known(mesh: DeviceMesh) -> tuple[Any, MeshAxes, World]:
-    """What is known of a mesh; one that is met for the first time is of its root's world, or of
-    this one.
+def world_of(mesh: DeviceMesh) -> World:
+    """The world whose ranks a mesh arranges."""
+    _, world = _known(mesh)
+    return world
+
+
+def _known(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
+    """The axes and the world of a mesh. A mesh that torch made belongs to its root's world, and
+    a root to the world in which it is first met.
     """
-    known = _axes.get(id(mesh))
-    if known is None or known[0]() is not mesh:
+    known = _known_meshes.get(mesh)
+    if known is None:
         names = mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(mesh.ndim))
         root = _compat.root_mesh(mesh)
-        world = current_world() if root is mesh else _known(root)[2]
-        known = (
-            weakref.ref(mesh),
-            MeshAxes(tuple(names), tuple(mesh.shape)),
-            world,
-        )
-        _axes[id(mesh)] = known
+        world = current_world() if root is mesh else world_of(root)
+        known = MeshAxes(tuple(names), tuple(mesh.shape)), world
+        _known_meshes[mesh] = known
     return known
 
 
 def is_over(mesh: DeviceMesh | None) -> bool:
     """Whether a mesh is of another world than the current one, which is one that has ended."""
-    return mesh is not None and _known(mesh)[2] is not current_world()
+    return mesh is not None and world_of(mesh) is not current_world()
 
 
 def refuse_ended(where: str, mesh: DeviceMesh) -> None:
@@ -281,19 +296,37 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
     raise PlacementError(text, mesh=mesh, source=source, fix=fix)
 
 
-def known_mesh(key: int | None, axes: MeshAxes) -> DeviceMesh | None:
-    """The mesh with this id, or else the last one seen with these axes; None if there is none
-    any more.
+def real_mesh(mesh: Any) -> Any:
+    """The mesh behind Dynamo's stand-in of it (torch 2.13); any other object is its own."""
+    return getattr(mesh, "real_obj", mesh)
+
+
+def _ranks(mesh: DeviceMesh) -> str:
+    """The ranks of a mesh as short text, also while a function is traced."""
+    with _compat.values():
+        ranks = mesh.mesh.flatten()[:SHOWN].tolist()
+    more = ", ..." if mesh.size() > SHOWN else ""
+    return f"ranks {', '.join(map(str, ranks))}{more}"
+
+
+def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
+    """Refuse a mesh that differs from the mesh of the call around it.
+
+    Equal names and sizes are not enough: two meshes may order the same ranks differently.
+
+    Raises:
+        PlacementError: naming both meshes.
     """
-    rows = list(_axes.items())  # of this moment: other threads may add to it
-    alive = [
-        (k, mesh)
-        for k, (ref, own, _) in rows
-        if own == axes and (mesh := ref()) is not None
-    ]
-    return next(
-        (mesh for k, mesh in alive if k == key), alive[-1][1] if alive else None
-    )
+    if mesh == around:
+        return
+    axes, outer = axes_of(mesh), axes_of(around)
+    got = f"its mesh is {axes}, that of the call around it {outer}"
+    if (axes.names, axes.sizes) == (outer.names, outer.sizes):
+        own, other = _ranks(mesh), _ranks(around)
+        got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
+    fix = "one mesh for both, or no mesh for the inner one"
+    text = problem(where, got, needed="one mesh", fix=fix)
+    raise PlacementError(text, mesh=around, fix=fix)
 
 
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from tests.support.source import (
 # may import
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
-    "errors": 0,
+    "errors": 0, "state": 0,
     "_compat": 1,
     "_tree": 2,
     "types": 3,

@@ -41,10 +41,14 @@ class Captured:
     program: Program
     outside: closed_over.ClosedOver
     mesh: Any  # whose names and sizes the Program depends on; None for most
+    own_mesh: Any  # that a transform inside names, and that a call's must equal; None for most
+    brought_mesh: (
+        Any  # of them, that of a shard_map, which a call without a mesh takes over
+    )
     reads: Reads  # what the function has read that is not in its arguments
-    strided: dict[int, bool] = attrs.field(
-        factory=dict
-    )  # the inputs whose memory as_strided reads: `strided.settle`
+    strided: dict[
+        int, bool
+    ]  # inputs whose memory as_strided reads: `strided.settle`
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
@@ -90,7 +94,7 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
-        graph, outside, out, mesh, reads = _read(
+        graph, outside, out, names, reads = _read(
             fn, inputs, mode, decompositions.table(whole), named.scope(mesh, device)
         )
     except ShardError:
@@ -101,7 +105,7 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     arguments = dict(zip(paths, inputs.leaves, strict=True))
     outside = outside.named({"": user_fn, **arguments})
-    return _captured(name, graph, inputs.tensor_paths, out, outside, mesh, reads)
+    return _captured(name, graph, inputs.tensor_paths, out, outside, names, reads)
 
 
 def _read(
@@ -110,12 +114,12 @@ def _read(
     mode: _compat.FakeTensorMode,
     table: Any,
     scope: Any,
-) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any, Any, Reads]:
+) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any, named.Scope, Reads]:
     """Have Dynamo read a function, and flatten what it has read.
 
     Returns:
         (the ATen graph, the tensors that the function closes over, the tree of results, the
-        mesh that the graph depends on or None, what else the function has read).
+        scope with the meshes that it names, what else the function has read).
     """
 
     def call(args: Any, kwargs: Any) -> Any:
@@ -137,8 +141,7 @@ def _read(
         tensor_classes.refuse_made(python, name)
         varying.settle(python, name)
         graph, outside, out = _flatten(python, inputs, mode)
-    mesh = names.mesh if names.uses_mesh else None
-    return graph, outside, out, mesh, _reads(fn, read, watched)
+    return graph, outside, out, names, _reads(fn, read, watched)
 
 
 def _captured(
@@ -147,7 +150,7 @@ def _captured(
     tensor_paths: list[str],
     out: Any,
     outside: closed_over.ClosedOver,
-    mesh: Any,
+    names: named.Scope,
     reads: Reads,
 ) -> Captured:
     """The record of a graph that has been read."""
@@ -158,9 +161,8 @@ def _captured(
     )
     memory = strides.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    return Captured(
-        _program(name, graph, in_paths, out), outside, mesh, reads, memory
-    )
+    program, meshes = _program(name, graph, in_paths, out), names.meshes
+    return Captured(program, outside, *meshes, reads, memory)
 
 
 def _reads(

@@ -25,9 +25,9 @@ from .refusals.effects import refuse_collectives, refuse_mutation
 from .rewrites import strides
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Recording:
-    """One capture."""
+    """The store of one capture."""
 
     name: str
     table: dict[Any, Any]

@@ -109,7 +109,8 @@ def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
         return
     if kind is types.FunctionType and old.__code__ is not new.__code__:
         return
-    count = request.changes[where] = request.changes.get(where, 0) + 1
+    changes = request.store.changes
+    count = changes[where] = changes.get(where, 0) + 1
     if count == OFTEN[kind]:
         warnings.warn(
             _text(request, where, path, old, new), stacklevel=_users_level()

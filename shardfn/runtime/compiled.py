@@ -5,7 +5,7 @@ how results are wrapped.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -27,6 +27,7 @@ from .layouts import Reader, closed_over, readers
 from .options import Request
 from .simulated_tensor import SimulatedTensor, UnreadTensor
 from .simulator import simulate
+from .store import Compared
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -56,9 +57,7 @@ class Compiled:
     wrap: Callable[[list[Any]], Any] = attrs.field(
         init=False
     )  # local results -> the result tree
-    compared: list[bool] = attrs.field(
-        factory=list, init=False
-    )  # whether ranks have compared arguments
+    compared: Compared = attrs.field(factory=Compared, init=False)
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
@@ -83,8 +82,8 @@ class Compiled:
         self.captured.outside.refuse_lost(f"compiled {self.request.name}")
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
-        if not self.compared or os.environ.get("SHARDFN_CHECK") == "1":
-            self.compared.append(True)
+        if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
+            self.compared.is_done = True
             compare_ranks(
                 self.request, self.placed, leaves, self.captured.closed_over
             )
@@ -131,50 +130,48 @@ class Compiled:
 def _refuse_other_signature(
     compiled: Compiled, leaves: list[Any], treedef: Any
 ) -> None:
-    placed, wrong = compiled.placed, []
+    """Refuse arguments and settings that the program was not made for.
+
+    Raises:
+        TreeError: naming all that differ.
+    """
+    placed = compiled.placed
     if treedef != placed.treedef:
         wrong = [
             f"the arguments are {treedef}, the program is for {placed.treedef}"
         ]
     else:
-        for i, marks, aval in zip(
-            placed.tensors, placed.marks, placed.avals, strict=True
-        ):
-            x = leaves[i]
-            if not isinstance(x, torch.Tensor) or (tuple(x.shape), x.dtype) != (
-                aval.shape,
-                aval.dtype,
-            ):
-                wrong.append(
-                    f"{placed.paths[i]}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
-                )
-            elif (
-                isinstance(x, DTensor)
-                and marks_of(list(x.placements), x.shape, placed.axes) != marks
-            ):
-                wrong.append(
-                    f"{placed.paths[i]}: placed {x.placements}, the program is for "
-                    f"{marks} on {placed.axes.names}"
-                )
-        for i, key, old in placed.constants:
-            if constant_key(leaves[i]) != key:
-                wrong.append(
-                    f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
-                )
+        wrong = [*_other_tensors(placed, leaves), *_other_constants(placed, leaves)]
     wrong += _other_settings(compiled)
-    if wrong:
-        fix, source = (
-            "call the transformed function itself, which stages each signature anew",
-            call_site(),
-        )
-        text = problem(
-            f"compiled {compiled.request.name}",
-            "other arguments",
-            *wrong,
-            fix=fix,
-            source=source,
-        )
-        raise TreeError(text, source=source, fix=fix)
+    if not wrong:
+        return
+    fix = "call the transformed function itself, which stages each signature anew"
+    name, source = f"compiled {compiled.request.name}", call_site()
+    text = problem(name, "other arguments", *wrong, fix=fix, source=source)
+    raise TreeError(text, source=source, fix=fix)
+
+
+def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
+    """The tensors of another shape, dtype or placement than the program's, as lines."""
+    rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
+    for i, marks, aval in rows:
+        x, path = leaves[i], placed.paths[i]
+        is_tensor = isinstance(x, torch.Tensor)
+        if not is_tensor or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
+            yield f"{path}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
+            continue
+        if not isinstance(x, DTensor):
+            continue
+        if marks_of(list(x.placements), x.shape, placed.axes) != marks:
+            wanted = f"the program is for {marks} on {placed.axes.names}"
+            yield f"{path}: placed {x.placements}, {wanted}"
+
+
+def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
+    """The constants that are not those of the program, as lines."""
+    for i, key, old in placed.constants:
+        if constant_key(leaves[i]) != key:
+            yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
 
 
 def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
@@ -221,7 +218,7 @@ def _said(x: Any) -> str:
 
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     placed = compiled.placed
-    if placed.mesh is not None and placed.world.kind == "simulated":
+    if placed.is_simulated:
         return _simulated(compiled)
     if placed.mesh is not None and placed.world.kind == "fake":
         return _unread(compiled)

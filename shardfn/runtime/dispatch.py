@@ -36,19 +36,13 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # of a tensor that has no strides
-        refuse_unstrided(
-            request.name,
-            leaves,
-            _tree.argument_paths(request.signature_of, args, kwargs),
-        )
+        paths = _tree.argument_paths(request.signature_of, args, kwargs)
+        refuse_unstrided(request.name, leaves, paths)
         raise
-    world, mesh, rules = (
-        current_world(),
-        request.mesh or current_mesh(),
-        registry.active(),
-    )
-    state = _compat.settings()
-    for entry in request.entries:
+    world, mesh = current_world(), request.mesh or current_mesh()
+    rules, state = registry.active(), _compat.settings()
+    store = request.store
+    for entry in store.entries:
         if entry.fits(key, treedef, world, mesh, rules, state):
             if torch.is_grad_enabled() and any(
                 map(REQUIRES_GRAD, entry.watched(leaves))
@@ -56,19 +50,26 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 break
             if _compat.in_dual_level():
                 break
-            entry.key[:] = (
-                key  # equal specs become the same ones, which compare at once the next time
-            )
-            if entry is not request.entries[0]:
-                request.entries[:] = [
-                    entry,
-                    *(e for e in request.entries if e is not entry),
-                ]
+            # equal specs become the same ones, which compare at once the next time
+            entry.key = key
+            if entry is not store.entries[0]:
+                store.put_first(entry)
             return entry.run(leaves)
+    signature = (key, treedef, world, mesh, rules, state)
+    return _first_call(request, args, kwargs, leaves, signature)
+
+
+def _first_call(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
+    signature: tuple[Any, ...],
+) -> Any:
+    """Stage a function for a new signature, and run it."""
+    key, _, _, mesh, *_ = signature
     with _compat.staging():
-        ready = _staged_meanwhile(
-            request, leaves, key, treedef, world, mesh, rules, state
-        )
+        ready = _staged_meanwhile(request, leaves, *signature)
         entry = ready or _stage(request, args, kwargs, key, mesh)
     out = entry.run(leaves)
     if ready is None and any(
@@ -86,7 +87,7 @@ def _staged_meanwhile(
     if _compat.in_dual_level():
         return None
     follows = torch.is_grad_enabled()
-    for entry in list(request.entries):
+    for entry in request.store.entries:
         if entry.fits(*signature):
             return (
                 None
@@ -113,7 +114,7 @@ def _stage(
     mesh: Any,
 ) -> Entry:
     traced = trace(request, args, kwargs)
-    placed, entries = traced.placed, request.entries
+    placed, entries = traced.placed, request.store.entries
     if entries:
         log.info(
             "%s: staged anew: %s",
@@ -139,16 +140,13 @@ def _stage(
         run=checked(compiled.run, request, placed),
     )
     alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
-    entries[:] = [
-        entry,
-        *alive[: KEPT_SIGNATURES - 1],
-    ]  # at once: other threads read it
+    request.store.entries = (entry, *alive[: KEPT_SIGNATURES - 1])
     return entry
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Entry:
-    """One signature, ready to be called."""
+    """One signature, ready to be called; only its key is ever replaced, by an equal one."""
 
     key: list[Any]
     treedef: Any

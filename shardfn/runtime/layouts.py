@@ -32,7 +32,7 @@ def readers(
         programs: one for each rank that is run here.
     """
     wanted, traced = _strides(programs), _values(captured.program.graph.graph)
-    simulated = placed.world.kind == "simulated" and placed.mesh is not None
+    simulated = placed.is_simulated
     out = []
     rows = zip(
         placed.tensors, placed.dtensors, placed.marks, placed.avals, strict=True

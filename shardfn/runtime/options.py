@@ -9,6 +9,7 @@ import attrs
 
 from ..compile import BACKENDS
 from ..errors import ShardError, problem
+from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
 
@@ -46,12 +47,4 @@ class Request:
     backend: str = attrs.field(
         default="aten", validator=_known("backend", tuple(BACKENDS))
     )
-    entries: list[Any] = attrs.field(
-        factory=list, init=False
-    )  # the ready calls, the last used first
-    programs: list[Any] = attrs.field(
-        factory=list, init=False
-    )  # captured from it, where its function cannot carry them
-    changes: dict[str, int] = attrs.field(
-        factory=dict, init=False
-    )  # of constants, by path
+    store: CallStore = attrs.field(factory=CallStore, init=False)

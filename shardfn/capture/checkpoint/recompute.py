@@ -212,7 +212,7 @@ def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
     return found
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Work:
     """What all checkpointed calls of a graph share."""
 

@@ -9,26 +9,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
-from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ... import _compat
-from ...errors import CaptureError, PlacementError, TreeError, problem
-from ...mesh import axes_of, known_mesh
-from ...placements import P, check_axes, marks_of, names_of
-from ...types import MEAN, MeshAxes
+from ...errors import CaptureError, PlacementError, problem
+from ...mesh import axes_of, check_mesh, real_mesh, refuse_ended, refuse_other
+from ...placements import P, check_axes, names_of
+from ...types import MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis
-SUMS = ("sum", MEAN)  # what a result may be a term of
-PLACED = {
-    "S": Shard,
-    "R": Replicate,
-    "P": Partial,
-}  # how Dynamo hands placements on
 
 
 @attrs.frozen
@@ -48,6 +40,8 @@ class Scope:
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
+    own: Any = None  # the first mesh that a transform inside names itself
+    brought: Any = None  # the first mesh that a shard_map inside names itself
     uses_mesh: bool = (
         False  # whether the Program depends on the mesh's names and sizes
     )
@@ -57,6 +51,11 @@ class Scope:
     def manual(self) -> tuple[str, ...]:
         """The mesh axes that are each rank's own here."""
         return tuple(b.name for b in self.names if b.level == MESH)
+
+    @property
+    def meshes(self) -> tuple[Any, Any, Any]:
+        """The mesh that the Program depends on, the one it names, and the one it brings along."""
+        return self.mesh if self.uses_mesh else None, self.own, self.brought
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
@@ -75,103 +74,138 @@ def scope(mesh: Any, device: str) -> Iterator[Scope]:
         _scope.reset(token)
 
 
-def _current() -> Scope:
+def current_scope() -> Scope:
+    """The scope of the capture at work; an empty one outside of any."""
     return _scope.get() or Scope(None, "cpu")
 
 
 @_compat.constant_in_graph
 def begin() -> None:
     """Forget what a first reading bound: Dynamo may start over."""
-    _current().names.clear()
+    current_scope().names.clear()
 
 
 @_compat.constant_in_graph
-def enter_mesh(
-    where: str,
-    key: int | None,
-    names: tuple[str, ...],
-    sizes: tuple[int, ...],
-    wanted: tuple[str, ...] | None,
-) -> Any:
+def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     """Make mesh axes manual.
 
     Args:
         where: how errors call the shard_map.
-        key: the id of its mesh, if it has one that was made outside.
-        names: of the axes of its mesh; none if it takes the mesh of the call.
-        sizes: of them.
+        mesh: its mesh; None if it takes the mesh of the call.
         wanted: the axes to make manual; all that are not yet if None.
 
     Returns:
         ((name, size), ...) of the axes that are manual from here on.
 
     Raises:
-        PlacementError: no mesh, another mesh than the call's, an unknown axis, one that is
-            manual already.
+        PlacementError: no mesh, another mesh than the call's, a mesh of a world that has ended,
+            an unknown axis, one that is manual already.
     """
-    here = _current()
-    own = known_mesh(key, MeshAxes(names, sizes)) if names else None
-    if here.mesh is None:
-        here.mesh = own
+    here = current_scope()
+    _settle_mesh(where, _checked(where, mesh), here)
+    axes, taken = axes_of(here.mesh), here.manual
+    _check_wanted(where, wanted or (), axes)
+    _refuse_manual(where, wanted or (), taken, axes)
+    manual = [
+        (name, size)
+        for name, size in zip(axes.names, axes.sizes, strict=True)
+        if name not in taken and (wanted is None or name in wanted)
+    ]
+    here.names += [Bound(name, size, MESH) for name, size in manual]
+    return tuple(manual)
+
+
+def _checked(where: str, mesh: Any) -> Any:
+    """A mesh that Dynamo hands on, or None.
+
+    Raises:
+        PlacementError: it is none.
+    """
+    mesh = real_mesh(mesh)
+    check_mesh(where, mesh, or_none=True)
+    return mesh
+
+
+def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
+    """The mesh of a scope is the call's, or the first that a shard_map inside brings along."""
+    if mesh is not None:
+        _name_mesh(where, mesh, here)
+        here.brought = here.brought or mesh
+        here.mesh = here.mesh or mesh
     if here.mesh is None:
         fix = "shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`"
         raise PlacementError(problem(where, "there is no mesh", fix=fix), fix=fix)
-    axes = axes_of(here.mesh)
-    if names and MeshAxes(names, sizes) != axes:
-        fix = "one mesh for both, or no mesh for the inner one"
-        text = problem(
-            where,
-            f"its mesh is {MeshAxes(names, sizes)}, that of the call around it {axes}",
-            needed="one mesh",
-            fix=fix,
-        )
-        raise PlacementError(text, mesh=here.mesh, fix=fix)
     here.uses_mesh = True
-    taken = here.manual
-    for name in wanted or ():
+
+
+def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
+    """Note a mesh that a transform inside the function names.
+
+    Raises:
+        PlacementError: its world has ended, or it differs from the call's or from another that
+            the function names.
+    """
+    refuse_ended(where, mesh)
+    for other in (here.mesh, here.own):
+        if other is not None:
+            refuse_other(where, mesh, other)
+    here.own = here.own or mesh
+
+
+def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
+    """Check that the mesh has the axes that are to be manual.
+
+    Raises:
+        PlacementError: naming the first that it has not.
+    """
+    for name in wanted:
         if name not in axes.names:
-            got, fix = (
-                f"there is no axis {name!r}; the mesh has {axes}",
-                _near(name, axes.names),
-            )
-            raise PlacementError(
-                problem(f"{where}, axis_names", got, fix=fix), fix=fix
-            )
-    again = [n for n in wanted or () if n in taken]
-    if again or len(taken) == len(axes.names):
-        fix = (
-            "axis_names with the axes that are left"
-            if len(taken) < len(axes.names)
-            else "one shard_map over these axes"
-        )
-        said = ", ".join(again or taken)
-        raise PlacementError(
-            problem(
-                where,
-                f"{said} is manual already, in a shard_map around it",
-                fix=fix,
-            ),
-            fix=fix,
-        )
-    made = [
-        b
-        for b in zip(axes.names, axes.sizes, strict=True)
-        if b[0] not in taken and (wanted is None or b[0] in wanted)
-    ]
-    here.names += [Bound(name, size, MESH) for name, size in made]
-    return tuple(made)
+            got = f"there is no axis {name!r}; the mesh has {axes}"
+            fix = near(name, axes.names)
+            text = problem(f"{where}, axis_names", got, fix=fix)
+            raise PlacementError(text, fix=fix)
+
+
+def _refuse_manual(
+    where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes
+) -> None:
+    """Refuse axes that are manual already, and a shard_map that no axis is left for.
+
+    Raises:
+        PlacementError: naming the axes.
+    """
+    again = [name for name in wanted if name in taken]
+    is_full = len(taken) == len(axes.names)
+    if not again and not is_full:
+        return
+    fix = "axis_names with the axes that are left"
+    if is_full:
+        fix = "one shard_map over these axes"
+    got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
+    raise PlacementError(problem(where, got, fix=fix), fix=fix)
+
+
+@_compat.constant_in_graph
+def name_mesh(where: str, mesh: Any) -> None:
+    """Note the mesh of a `shard` inside the function: its placements are constraints on that mesh.
+
+    Raises:
+        PlacementError: its world has ended, or it differs from the call's.
+    """
+    if mesh is not None:
+        _name_mesh(where, _checked(where, mesh), current_scope())
 
 
 @_compat.constant_in_graph
 def enter_mapped(name: str, size: int) -> None:
     """Bind a name to the mapped axis of the innermost vmap."""
-    _current().names.append(Bound(name, size, _compat.innermost_level()))
+    current_scope().names.append(Bound(name, size, _compat.innermost_level()))
 
 
 @_compat.constant_in_graph
 def leave(count: int) -> None:
     """Unbind the last names."""
-    here = _current()
+    here = current_scope()
     del here.names[len(here.names) - count :]
 
 
@@ -189,7 +223,7 @@ def bound(what: str, axis_name: Any) -> Any:
     Raises:
         CaptureError: a name that is not bound; lists those that are.
     """
-    here = _current()
+    here = current_scope()
     known = {b.name: b for b in here.names}
     wanted = (
         (axis_name,)
@@ -248,7 +282,7 @@ def _unbound(
             ),
             fix=fix,
         )
-    fix = _near(name, [b.name for b in known])
+    fix = near(name, [b.name for b in known])
     return CaptureError(
         problem(
             what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
@@ -257,7 +291,8 @@ def _unbound(
     )
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like another, or all of them, as a suggestion."""
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)
     return (
@@ -270,7 +305,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 @_compat.constant_in_graph
 def device() -> str:
     """The kind of device that the program is for."""
-    return _current().device
+    return current_scope().device
 
 
 @_compat.constant_in_graph
@@ -281,7 +316,7 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
     Raises:
         PlacementError: naming the axes.
     """
-    where, mesh = f"{what}, {path}" if path else what, _current().mesh
+    where, mesh = f"{what}, {path}" if path else what, current_scope().mesh
     try:
         every = [name for names in names_of(P(*parts)) for name in names]
         check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
@@ -290,7 +325,7 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
         raise PlacementError(
             problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
         ) from None
-    wrong = [name for name in every if name in _current().manual]
+    wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
@@ -307,7 +342,7 @@ def check_dims(
     Raises:
         PlacementError: it has.
     """
-    is_seen = _current().mesh is not None and any(
+    is_seen = current_scope().mesh is not None and any(
         part is not None for part in parts[len(shape) :]
     )
     if len(parts) > len(shape) and not is_seen:
@@ -324,164 +359,4 @@ def check_dims(
             placements=P(*parts),
             dim=len(parts) - 1,
             fix=fix,
-        )
-
-
-@_compat.constant_in_graph
-def cuts(
-    where: str,
-    what: str,
-    axes: tuple[Any, ...],
-    paths: tuple[str, ...],
-    shapes: tuple[Any, ...],
-    specs: tuple[Any, ...],
-    wrong: tuple[str, ...],
-) -> Any:
-    """How the manual axes cut each value, in words for the prims.
-
-    Args:
-        where: how errors call the shard_map.
-        what: in_placements or out_placements.
-        axes: ((name, size), ...), the manual ones.
-        paths: of the leaves.
-        shapes: of the leaves; None for what is no tensor.
-        specs: of each leaf: None, ("names", parts) or ("placements", ...).
-        wrong: what does not fit already.
-
-    Returns:
-        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean
-        over, or 0): "dp:2=0,tp:4=" says that dp, of 2 ranks, cuts dim 0.
-
-    Raises:
-        TreeError: placements that are no prefix.
-        PlacementError: every leaf that does not fit.
-    """
-    if wrong:
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(
-            problem(
-                f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix
-            ),
-            fix=fix,
-        )
-    found, lines = [], []
-    for path, shape, spec in zip(paths, shapes, specs, strict=True):
-        try:
-            found.append(
-                ("", "", 0) if shape is None else _cut(what, axes, shape, spec)
-            )
-        except ValueError as error:
-            lines.append(f"{path}: {error}")
-    if lines:
-        fix = "sizes that the ranks divide, and placements that fit each tensor"
-        text = problem(
-            f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix
-        )
-        raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
-    return tuple(found)
-
-
-def _cut(
-    what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
-) -> tuple[str, str, int]:
-    """One leaf, as `cuts` returns it; ValueError says what does not fit."""
-    marks = _marks(axes, shape, spec)
-    _check_marks(what, axes, shape, marks)
-    rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
-    texts = [
-        f"{name}:{n}={mark if isinstance(mark, int) else ''}"
-        for name, n, mark in rows
-    ]
-    partial = [name for name, _, mark in rows if mark in SUMS]
-    means = [n for _, n, mark in rows if mark == MEAN]
-    return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
-
-
-def _check_marks(
-    what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
-) -> None:
-    """Check that the axes divide the dims that they shard, and that only results are Partial.
-
-    Raises:
-        ValueError: what does not fit.
-    """
-    local_shape = list(shape)
-    is_argument = what == "in_placements"
-    for (name, n), mark in zip(axes, marks, strict=True):
-        if isinstance(mark, int) and is_argument:
-            _check_divides(name, n, mark, shape, local_shape)
-            local_shape[mark] //= n
-        elif mark in SUMS and is_argument:
-            why = "only a result can be pending"
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-        elif isinstance(mark, str) and mark not in ("R", *SUMS):
-            why = "only a sum or a mean can be pending"
-            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
-
-
-def _check_divides(
-    name: str, n: int, dim: int, shape: Sequence[int], local_shape: Sequence[int]
-) -> None:
-    """Check that an axis of n ranks divides a dim, of which other axes may hold a part each.
-
-    Raises:
-        ValueError: it does not; says by how much the dim is to be padded.
-    """
-    local, size = local_shape[dim], shape[dim]
-    if not local % n:
-        return
-    text = (
-        f"size {local}"
-        if local == size
-        else f"size {size}, {local} of it on a rank"
-    )
-    more = (n - local % n) * (size // local)
-    raise ValueError(
-        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
-        f"pieces; pad it by {more}"
-    )
-
-
-def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
-    """A mark for each manual axis; ValueError names an axis that is none of those."""
-    manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
-    if spec is None:
-        return ["R"] * len(axes)
-    kind, parts = spec
-    if kind == "names":
-        _check_axis_names(P(*parts), manual)
-        return marks_of(P(*parts), shape, manual)
-    mesh_axes = axes_of(_current().mesh)
-    placements = [PLACED[k](*rest) for k, *rest in parts]
-    every = marks_of(placements, shape, mesh_axes)
-    marks = dict(zip(mesh_axes.names, every, strict=True))
-    others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
-    if others:
-        raise ValueError(
-            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
-        )
-    return [marks[n] for n in manual.names]
-
-
-def _check_axis_names(spec: P, manual: MeshAxes) -> None:
-    """Check that a placement names manual axes only.
-
-    Raises:
-        ValueError: naming the first other axis.
-    """
-    mesh_axes = axes_of(_current().mesh)
-    names = [n for part in names_of(spec) for n in part]
-    others = [n for n in names if n in mesh_axes.names and n not in manual.names]
-    if others:
-        why = (
-            "is manual already, in a shard_map around it"
-            if others[0] in _current().manual
-            else "is none of its axis_names"
-        )
-        raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
-    unknown = [n for n in names if n not in mesh_axes.names]
-    if unknown:
-        raise ValueError(
-            f"{spec} names axis {unknown[0]!r}; the mesh has {mesh_axes}; "
-            f"{_near(unknown[0], manual.names)}"
         )

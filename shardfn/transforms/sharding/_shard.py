@@ -12,6 +12,7 @@ import attrs
 
 from ... import _compat, argnums
 from ...capture import annotations as sources
+from ...capture.shard_map import axis_names
 from ...mesh import check_mesh
 from ...placements import is_spec
 from ...runtime import Request
@@ -32,6 +33,7 @@ class Shard(Transformed):
         """Inside another transform the placements are constraints, and implicit_comm holds for
         what is inside.
         """
+        axis_names.name_mesh(f"shard({name_of(self.fn)})", self.arguments["mesh"])
         with self.asking():
             return self.leaving(self.fn(*self.entering(args), **kwargs))
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Placement
 
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names as named
+from ...capture.shard_map.placements import cuts
 from ...errors import PlacementError, TreeError, problem
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
@@ -29,21 +30,16 @@ class ShardMap(Transformed):
 
     verb: ClassVar[str] = "shard_map"
     held: tuple[Callable[..., Any]]
-    key: int | None  # the id of its mesh, if it has one
-    names: tuple[str, ...]  # of the axes of its mesh
-    sizes: tuple[int, ...]
+    mesh: Any
     axis_names: tuple[str, ...] | None
     ins: Any
     outs: Any
-    mesh: Any
     backend: str
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
         check_given(where, len(args), self.ins is not None)
-        axes = named.enter_mesh(
-            where, self.key, self.names, self.sizes, self.axis_names
-        )
+        axes = named.enter_mesh(where, self.mesh, self.axis_names)
         roots = _roots(self.fn, len(args))
         texts = _texts(where, "in_placements", axes, roots, args, self.ins)
         local_args = _to_local(args, texts)
@@ -56,7 +52,8 @@ class ShardMap(Transformed):
 
     def asked(self) -> Request:
         every = self.axis_names is None or (
-            self.mesh is not None and set(self.axis_names) >= set(self.names)
+            self.mesh is not None
+            and set(self.axis_names) >= set(axes_of(self.mesh).names)
         )
         placements = (
             {"in_placements": self.ins, "out_placements": self.outs}
@@ -77,8 +74,6 @@ class ShardMap(Transformed):
     def options(self) -> Any:
         return (
             self.mesh,
-            self.names,
-            self.sizes,
             self.axis_names,
             self.ins,
             self.outs,
@@ -172,7 +167,7 @@ def _texts(
     specs: Any,
 ) -> Any:
     """For each leaf, how the manual axes cut it, and over which it is pending: what
-    `named.cuts` returns.
+    `cuts` returns.
     """
     wrong: list[str] = []
     paths = tuple(
@@ -201,7 +196,7 @@ def _texts(
             for x in _tree.quick_leaves(tree)
         ]
     )
-    return named.cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
+    return cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
 
 
 def _said(tree: Any) -> str:
@@ -311,31 +306,8 @@ def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     )
     wanted = None if wanted is None else tuple(wanted)
     check_axis_names(f"shard_map({name_of(fn)})", wanted)
-    if _compat.is_tracing():
-        names = () if mesh is None else tuple(mesh.mesh_dim_names)
-        return ShardMap(
-            (fn,),
-            None,
-            names,
-            () if mesh is None else tuple(mesh.shape),
-            wanted,
-            ins,
-            outs,
-            None,
-            backend,
-        )
-    check_mesh("shard_map", mesh, or_none=True)
-    axes = axes_of(mesh)
-    made = ShardMap(
-        (fn,),
-        None if mesh is None else id(mesh),
-        axes.names,
-        axes.sizes,
-        wanted,
-        ins,
-        outs,
-        mesh,
-        backend,
-    )
-    made.request  # noqa: B018
-    return made
+    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend)
+    if not _compat.is_tracing():
+        check_mesh("shard_map", mesh, or_none=True)
+        transformed.request  # noqa: B018
+    return transformed

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.runtime import cache, stages
+from shardfn.runtime import cache
+from shardfn.runtime.stages import traced as stages
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

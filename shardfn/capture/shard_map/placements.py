@@ -1,0 +1,186 @@
+"""The placements of a shard_map: how its manual axes shard each value, while a function is read.
+
+Dynamo runs these functions as they are, on constants, so that errors come out as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from ... import _compat
+from ...errors import PlacementError, TreeError, problem
+from ...mesh import axes_of
+from ...placements import P, marks_of, names_of
+from ...types import MEAN, MeshAxes
+from .axis_names import current_scope, near
+
+SUMS = ("sum", MEAN)  # what a result may be a term of
+PLACED = {
+    "S": Shard,
+    "R": Replicate,
+    "P": Partial,
+}  # how Dynamo hands placements on
+
+
+@_compat.constant_in_graph
+def cuts(
+    where: str,
+    what: str,
+    axes: tuple[Any, ...],
+    paths: tuple[str, ...],
+    shapes: tuple[Any, ...],
+    specs: tuple[Any, ...],
+    wrong: tuple[str, ...],
+) -> Any:
+    """How the manual axes cut each value, in words for the prims.
+
+    Args:
+        where: how errors call the shard_map.
+        what: in_placements or out_placements.
+        axes: ((name, size), ...), the manual ones.
+        paths: of the leaves.
+        shapes: of the leaves; None for what is no tensor.
+        specs: of each leaf: None, ("names", parts) or ("placements", ...).
+        wrong: what does not fit already.
+
+    Returns:
+        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean
+        over, or 0): "dp:2=0,tp:4=" says that dp, of 2 ranks, cuts dim 0.
+
+    Raises:
+        TreeError: placements that are no prefix.
+        PlacementError: every leaf that does not fit.
+    """
+    if wrong:
+        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        raise TreeError(
+            problem(
+                f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix
+            ),
+            fix=fix,
+        )
+    found, lines = [], []
+    for path, shape, spec in zip(paths, shapes, specs, strict=True):
+        try:
+            found.append(
+                ("", "", 0) if shape is None else _cut(what, axes, shape, spec)
+            )
+        except ValueError as error:
+            lines.append(f"{path}: {error}")
+    if lines:
+        fix = "sizes that the ranks divide, and placements that fit each tensor"
+        text = problem(
+            f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix
+        )
+        raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
+    return tuple(found)
+
+
+def _cut(
+    what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
+) -> tuple[str, str, int]:
+    """One leaf, as `cuts` returns it; ValueError says what does not fit."""
+    marks = _marks(axes, shape, spec)
+    _check_marks(what, axes, shape, marks)
+    rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
+    texts = [
+        f"{name}:{n}={mark if isinstance(mark, int) else ''}"
+        for name, n, mark in rows
+    ]
+    partial = [name for name, _, mark in rows if mark in SUMS]
+    means = [n for _, n, mark in rows if mark == MEAN]
+    return ",".join(texts), ",".join(partial), math.prod(means) if means else 0
+
+
+def _check_marks(
+    what: str, axes: Sequence[Any], shape: Sequence[int], marks: Sequence[Any]
+) -> None:
+    """Check that the axes divide the dims that they shard, and that only results are Partial.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    local_shape = list(shape)
+    is_argument = what == "in_placements"
+    for (name, n), mark in zip(axes, marks, strict=True):
+        if isinstance(mark, int) and is_argument:
+            _check_divides(name, n, mark, shape, local_shape)
+            local_shape[mark] //= n
+        elif mark in SUMS and is_argument:
+            why = "only a result can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+        elif isinstance(mark, str) and mark not in ("R", *SUMS):
+            why = "only a sum or a mean can be pending"
+            raise ValueError(f"Partial({mark!r}) over {name}; {why}")
+
+
+def _check_divides(
+    name: str, n: int, dim: int, shape: Sequence[int], local_shape: Sequence[int]
+) -> None:
+    """Check that an axis of n ranks divides a dim, of which other axes may hold a part each.
+
+    Raises:
+        ValueError: it does not; says by how much the dim is to be padded.
+    """
+    local, size = local_shape[dim], shape[dim]
+    if not local % n:
+        return
+    text = (
+        f"size {local}"
+        if local == size
+        else f"size {size}, {local} of it on a rank"
+    )
+    more = (n - local % n) * (size // local)
+    raise ValueError(
+        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
+        f"pieces; pad it by {more}"
+    )
+
+
+def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
+    """A mark for each manual axis; ValueError names an axis that is none of those."""
+    manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
+    if spec is None:
+        return ["R"] * len(axes)
+    kind, parts = spec
+    if kind == "names":
+        _check_axis_names(P(*parts), manual)
+        return marks_of(P(*parts), shape, manual)
+    mesh_axes = axes_of(current_scope().mesh)
+    placements = [PLACED[k](*rest) for k, *rest in parts]
+    every = marks_of(placements, shape, mesh_axes)
+    marks = dict(zip(mesh_axes.names, every, strict=True))
+    others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
+    if others:
+        raise ValueError(
+            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
+        )
+    return [marks[n] for n in manual.names]
+
+
+def _check_axis_names(spec: P, manual: MeshAxes) -> None:
+    """Check that a placement names manual axes only.
+
+    Raises:
+        ValueError: naming the first other axis.
+    """
+    mesh_axes = axes_of(current_scope().mesh)
+    names = [n for part in names_of(spec) for n in part]
+    others = [n for n in names if n in mesh_axes.names and n not in manual.names]
+    if others:
+        why = (
+            "is manual already, in a shard_map around it"
+            if others[0] in current_scope().manual
+            else "is none of its axis_names"
+        )
+        raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
+    unknown = [n for n in names if n not in mesh_axes.names]
+    if unknown:
+        raise ValueError(
+            f"{spec} names axis {unknown[0]!r}; the mesh has {mesh_axes}; "
+            f"{near(unknown[0], manual.names)}"
+        )

@@ -1,0 +1,18 @@
+"""Arguments: checked, placed, and read as the local tensors of each rank."""
+
+from .checks import refuse_lost_gradient
+from .local_tensors import cut, join, local_of, reader, spec_of
+from .look import look
+from .placed import Placed, aval_of
+
+__all__ = [
+    "Placed",
+    "aval_of",
+    "cut",
+    "join",
+    "local_of",
+    "look",
+    "reader",
+    "refuse_lost_gradient",
+    "spec_of",
+]

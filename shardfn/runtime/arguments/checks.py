@@ -1,0 +1,235 @@
+"""Arguments that a call refuses: of a wrong number, of classes that nobody knows, tensors whose
+gradient would be lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree, argnums
+from ...capture.closure.closed_over import lost_tangent
+from ...capture.refusals.leaks import LeakedTensor, leaked
+from ...errors import ShardError, TreeError, call_site, problem
+from ...types import CONSTANTS, ShapeDtype
+from ..options import Request
+from ..simulated_tensor import DonatedTensor, used_after_donation
+
+
+def check_call(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[int], list[int]]:
+    """Missing, unknown or too many arguments, as Python would say it; which arguments are
+    static, and which donated.
+    """
+    signature = argnums.signature_of(request.signature_of)
+    try:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+    except TypeError as error:
+        source, fix = call_site(), f"the arguments of {signature}"
+        raise TreeError(
+            problem(request.name, str(error), fix=fix, source=source),
+            source=source,
+            fix=fix,
+        ) from None
+    static = argnums.of_call(
+        request.name,
+        "static_argnums",
+        request.static_argnums,
+        args,
+        kwargs,
+        signature,
+    )
+    donated = argnums.of_call(
+        request.name,
+        "donate_argnums",
+        request.donate_argnums,
+        args,
+        kwargs,
+        signature,
+    )
+    argnums.refuse_static(request.name, static, donated, args)
+    return static, donated
+
+
+def check_module(request: Request) -> None:
+    """Refuse a module with parameters to train: functionalize makes them inputs of the program."""
+    fn, method = request.signature_of, ""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, types.MethodType):
+        fn, method = fn.__self__, f".{fn.__name__}"
+    if not isinstance(fn, torch.nn.Module):
+        return
+    held = [name for name, x in fn.named_parameters() if x.requires_grad]
+    if held:
+        kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
+        got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
+        needed = (
+            "parameters as arguments; held by a module they get no gradient, and every rank "
+            "holds them whole"
+        )
+        fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
+        source = call_site()
+        text = problem(request.name, got, needed=needed, fix=fix, source=source)
+        raise TreeError(text, source=source, fix=fix)
+
+
+def refuse_classes(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: Sequence[int],
+) -> None:
+    """Containers of the user's own: registered for trees, and unknown to who reads the function.
+
+    Raises:
+        TreeError: naming each.
+    """
+    roots = _tree.argument_paths(
+        request.signature_of, (0,) * len(args), dict.fromkeys(kwargs, 0)
+    )
+    rows = enumerate(zip(roots, (*args, *kwargs.values()), strict=True))
+    given = [(root, x) for i, (root, x) in rows if i not in static]
+    wrong = [
+        (path, kind) for root, x in given for path, kind in _tree.classes(x, root)
+    ]
+    if wrong:
+        source, fix = (
+            call_site(),
+            "a dict, list, tuple or NamedTuple of its tensors",
+        )
+        lines = [f"{path} is a {kind}" for path, kind in wrong]
+        needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
+        text = problem(request.name, *lines, needed=needed, fix=fix, source=source)
+        raise TreeError(text, arg_path=wrong[0][0], source=source, fix=fix)
+
+
+def check_leaves(
+    request: Request, leaves: list[Any], paths: list[str], static: set[int]
+) -> None:
+    for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
+        where = f"{request.name}, argument {path}"
+        if isinstance(x, DonatedTensor) or (
+            isinstance(x, DTensor) and isinstance(x._local_tensor, DonatedTensor)
+        ):
+            raise used_after_donation(
+                getattr(x, "call", None) or x._local_tensor.call
+            )
+        if isinstance(x, torch.Tensor):
+            if isinstance(x, LeakedTensor) or _compat.is_fake(x):
+                raise leaked(where)
+            _refuse_foreign(where, path, x)
+            refuse_lost_gradient(where, path, x)
+        elif (
+            not isinstance(x, (*CONSTANTS, ShapeDtype))
+            and not _is_function(x)
+            and i not in static
+        ) or _is_numpys(x):
+            fix, source = _instead(x, path), call_site()
+            module = "numpy." if type(x).__module__ == "numpy" else ""
+            got, needed = f"a {module}{type(x).__name__}", "a tensor or a constant"
+            text = problem(where, got, needed=needed, fix=fix, source=source)
+            raise TreeError(text, arg_path=path, source=source, fix=fix)
+
+
+def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
+    """Refuse an argument whose gradient or tangent the call would lose.
+
+    Raises:
+        ShardError: saying how to differentiate.
+    """
+    if x.requires_grad and torch.is_grad_enabled():
+        fix = (
+            "differentiate inside with shardfn's grad, and pass x.detach(), or call it under "
+            "torch.no_grad()"
+        )
+        got, source = (
+            "it requires grad, and autograd would not see through the call",
+            call_site(),
+        )
+        raise ShardError(
+            problem(where, got, fix=fix, source=source),
+            arg_path=path,
+            source=source,
+            fix=fix,
+        )
+    if _compat.in_dual_level() and _compat.has_tangent(x):
+        raise lost_tangent(where)
+
+
+def _is_numpys(x: Any) -> bool:
+    """Whether x is a text or bytes of numpy's, which whoever reads the function takes for
+    arrays.
+    """
+    return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
+
+
+def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
+    """Refuse a tensor of a class of its own, which would come out as a plain one."""
+    if (
+        not _compat.is_foreign(x)
+        or isinstance(x, DTensor)
+        or _compat.is_arriving(x)
+    ):
+        return
+    held = "the plain tensors that it holds, in a dict or a NamedTuple"
+    fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
+    source = call_site()
+    got = f"a {type(x).__name__}, a subclass of torch.Tensor"
+    text = problem(
+        where, got, needed="a plain tensor or a DTensor", fix=fix, source=source
+    )
+    raise TreeError(text, arg_path=path, source=source, fix=fix)
+
+
+def _is_function(x: Any) -> bool:
+    """Whether x is code, and no object of a class with `__call__`, which may change between
+    calls.
+    """
+    known = isinstance(
+        x,
+        (
+            types.FunctionType,
+            types.BuiltinFunctionType,
+            types.MethodType,
+            functools.partial,
+            type,
+        ),
+    )
+    return known or (
+        callable(x)
+        and (
+            hasattr(x, "__wrapped__")
+            or (type(x).__module__ or "").startswith("torch._ops")
+        )
+    )
+
+
+def _instead(x: Any, path: str) -> str:
+    """What to pass instead of an object."""
+    kind = type(x).__name__
+    if isinstance(x, torch.nn.Module):
+        return (
+            "fn, params, buffers = sf.functionalize(module), and its params and buffers as "
+            "arguments"
+        )
+    if path == "self":
+        bound = (
+            "the transform of the bound method, which is read when it is captured"
+        )
+        return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
+    if isinstance(x, (slice, range, set, frozenset, type(...))):
+        return f"static_argnums of jit or shard; or close over the {kind}"
+    if type(x).__module__ == "numpy":
+        return "torch.as_tensor(x); or x.item() for a constant"
+    return (
+        "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that "
+        "holds tensors"
+    )

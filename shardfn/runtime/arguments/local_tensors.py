@@ -1,0 +1,121 @@
+"""Local tensors: how an argument is sharded, how results are put together, and the spec of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _compat
+from ...mesh import all_coordinates
+from ...partition import layout
+from ...placements import torch_placements
+from ...types import MEAN, Marks, MeshAxes
+from ..simulated_tensor import SimulatedTensor
+from .placed import Placed
+
+
+def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
+    """How to get an argument's local tensor: of this rank, or a list of all ranks' in a
+    simulated world.
+    """
+    simulated = placed.is_simulated
+    if is_dtensor:
+        return (
+            _all_shards(len(all_coordinates(placed.axes)))
+            if simulated
+            else local_of
+        )
+    if simulated:
+        everyone = all_coordinates(placed.axes)
+        if all(m == "R" for m in marks):
+            return lambda x: [x] * len(everyone)
+        return lambda x: [cut(x, marks, placed.axes, c) for c in everyone]
+    if all(m == "R" for m in marks):
+        return _itself
+    coordinate = placed.coordinate
+    return lambda x: cut(x, marks, placed.axes, coordinate)
+
+
+def local_of(x: Any) -> torch.Tensor:
+    """The local tensor of a DTensor."""
+    return x._local_tensor
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
+    def read(x: Any) -> list[torch.Tensor]:
+        local = x._local_tensor
+        return local.shards if isinstance(local, SimulatedTensor) else [local] * n
+
+    return read
+
+
+def cut(
+    x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
+) -> torch.Tensor:
+    """One rank's piece of a whole tensor, in memory of its own, in the whole's order of dims."""
+    out = x
+    for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
+        found = layout.split(mark)
+        if found and n > 1:
+            start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
+            out = out.narrow(found[0], start, size)
+    if out is x:
+        return x
+    order = layout.stride_order(x.shape, x.stride())
+    fresh = torch.empty_strided(
+        out.shape,
+        layout.dense_strides(out.shape, order),
+        dtype=x.dtype,
+        device=x.device,
+    )
+    return fresh.copy_(out)
+
+
+def join(
+    shards: Sequence[torch.Tensor],
+    shape: Sequence[int],
+    marks: Marks,
+    axes: MeshAxes,
+) -> torch.Tensor:
+    """The whole tensor from all ranks' pieces."""
+    values = dict(zip(all_coordinates(axes), shards, strict=True))
+    for k in reversed(range(len(marks))):
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for c, value in sorted(values.items()):
+            groups.setdefault(c[:k], []).append(value)
+        values = {c: _joined(group, marks[k]) for c, group in groups.items()}
+    (whole,) = values.values()
+    return whole
+
+
+def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
+    found = layout.split(mark)
+    if found:
+        return torch.cat(group, found[0])
+    if mark == "R":
+        return group[0]
+    reduce = {
+        "sum": torch.sum,
+        MEAN: torch.mean,
+        "max": torch.amax,
+        "min": torch.amin,
+    }[mark]
+    return reduce(torch.stack(group), 0).to(
+        group[0].dtype
+    )  # a sum of integers is one of 64 bits
+
+
+def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:
+    """The DTensor spec of a result."""
+    stride = value.stride()
+    if not layout.is_dense(value.shape, stride):
+        stride = layout.dense_strides(value.shape, range(value.dim()))
+    return _compat.dtensor_spec(
+        mesh, torch_placements(marks), value.shape, stride, value.dtype
+    )

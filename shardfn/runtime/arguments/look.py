@@ -1,0 +1,105 @@
+"""One call's arguments, looked at once: checked, and each placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree
+from ...capture import constant_key
+from ...capture.rewrites.strides import refuse_unstrided
+from ...errors import PlacementError, call_site, problem
+from ...mesh import axes_of, current_mesh, refuse_ended
+from ...types import ShapeDtype
+from ...world import current_world
+from ..options import Request
+from .checks import check_call, check_leaves, check_module, refuse_classes
+from .placed import Placed, aval_of
+from .placements import marks_of_arguments
+
+
+def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
+    """Check the arguments of a call and settle how each is placed.
+
+    Raises:
+        TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a
+            tensor nor a constant.
+        PlacementError: a placement that does not fit; all of them at once.
+    """
+    check_module(request)
+    static, donated = check_call(request, args, kwargs)
+    leaves, treedef = _tree.flatten((args, kwargs))
+    paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    refuse_unstrided(request.name, leaves, paths)
+    world, mesh = current_world(), _mesh(request, leaves)
+    refuse_classes(request, args, kwargs, static)
+    static_leaves = _leaves_of(static, treedef)
+    check_leaves(request, leaves, paths, static_leaves)
+    tensors = [
+        i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))
+    ]
+    marks = marks_of_arguments(request, args, kwargs, tensors, paths, mesh)
+    values = [leaves[i] for i in tensors]
+    return Placed(
+        world=world,
+        mesh=mesh,
+        axes=axes_of(mesh),
+        treedef=treedef,
+        paths=tuple(paths),
+        tensors=tuple(tensors),
+        dtensors=tuple(isinstance(x, DTensor) for x in values),
+        avals=tuple(aval_of(x, mesh) for x in values),
+        marks=marks,
+        unreduced=_unreduced(values),
+        static=frozenset(static_leaves),
+        donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
+        constants=_constants(leaves, set(tensors)),
+        state=_compat.settings(),
+    )
+
+
+def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:
+    """Which of the tensors are gradients that nobody has reduced yet."""
+    return tuple(
+        i
+        for i, x in enumerate(values)
+        if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)
+    )
+
+
+def _constants(
+    leaves: list[Any], tensors: set[int]
+) -> tuple[tuple[int, Any, Any], ...]:
+    return tuple(
+        (i, constant_key(x), x) for i, x in enumerate(leaves) if i not in tensors
+    )
+
+
+def _mesh(request: Request, leaves: list[Any]) -> Any:
+    mesh = (
+        request.mesh
+        or current_mesh()
+        or next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
+    )
+    if mesh is None and request.needs_mesh:
+        fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+        source = call_site()
+        raise PlacementError(
+            problem(request.name, "there is no mesh", fix=fix, source=source),
+            source=source,
+            fix=fix,
+        )
+    if mesh is not None:
+        refuse_ended(request.name, mesh)
+    return mesh
+
+
+def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
+    """The leaves of some positional arguments."""
+    counts = [child.num_leaves for child in treedef.children()[0].children()]
+    return {
+        i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))
+    }

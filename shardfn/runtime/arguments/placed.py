@@ -1,0 +1,58 @@
+"""The record of one call's arguments, and what capture needs to know of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from ...partition import layout
+from ...types import Aval, Marks, MeshAxes, ShapeDtype
+from ...world import World
+
+
+@attrs.frozen(eq=False, repr=False)
+class Placed:
+    """The arguments of one call, looked at once: what is static, and the marks of each tensor."""
+
+    world: World
+    mesh: Any
+    axes: MeshAxes
+    treedef: Any
+    paths: tuple[str, ...]  # of all leaves
+    tensors: tuple[int, ...]  # which leaves are tensors
+    dtensors: tuple[bool, ...]  # of the tensors
+    avals: tuple[Aval, ...]  # of the tensors
+    marks: tuple[Marks, ...]  # of the tensors
+    unreduced: tuple[
+        int, ...
+    ]  # which of the tensors are gradients that nobody has reduced yet
+    donated: tuple[int, ...]  # which leaves are tensors of donated arguments
+    static: frozenset[int]  # which leaves are of static arguments
+    constants: tuple[
+        tuple[int, Any, Any], ...
+    ]  # of the other leaves: which, its key, itself
+    state: tuple[Any, ...]  # torch's settings at the call
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator runs the programs of all ranks in this process."""
+        return self.world.kind == "simulated" and self.mesh is not None
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """This rank's place in the mesh."""
+        return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
+
+
+def aval_of(x: Any, mesh: Any) -> Aval:
+    """What capture needs to know of a tensor."""
+    shape = tuple(x.shape)
+    if isinstance(x, ShapeDtype):
+        return Aval(
+            shape,
+            layout.dense_strides(shape, range(len(shape))),
+            x.dtype,
+            mesh.device_type if mesh is not None else "cpu",
+        )
+    return Aval(shape, x.stride(), x.dtype, str(x.device))

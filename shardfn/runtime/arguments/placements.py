@@ -1,0 +1,159 @@
+"""The placement of each argument: its own, or what `in_placements` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _tree
+from ...errors import PlacementError, TreeError, call_site, problem
+from ...mesh import axes_of
+from ...placements import check_pending, check_whole, describe, is_spec, marks_of
+from ...types import Marks, MeshAxes
+from ..options import Request
+
+
+def marks_of_arguments(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Sequence[int],
+    paths: Sequence[str],
+    mesh: Any,
+) -> tuple[Marks, ...]:
+    """The marks of each tensor argument.
+
+    Args:
+        request: whose `in_placements` count.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        tensors: which leaves are tensors.
+        paths: of all leaves.
+        mesh: of the call.
+
+    Raises:
+        TreeError: `in_placements` is no prefix of the arguments.
+        PlacementError: placements that do not fit; all of them at once.
+    """
+    leaves, axes = _tree.leaves((args, kwargs)), axes_of(mesh)
+    specs = _specs(request, args, kwargs, leaves)
+    marks: list[Marks] = []
+    wrong: list[tuple[str, str]] = []
+    for i in tensors:
+        try:
+            marks.append(_marks(leaves[i], specs[i], mesh, axes))
+        except ValueError as error:
+            wrong.append((paths[i], str(error)))
+    if wrong:
+        raise _misfit(request, mesh, wrong)
+    return tuple(marks)
+
+
+def _misfit(
+    request: Request, mesh: Any, wrong: list[tuple[str, str]]
+) -> PlacementError:
+    """The error of placements that do not fit: one argument's, or all at once."""
+    path, first = wrong[0]
+    where, lines = f"{request.name}, argument {path}", [first]
+    if len(wrong) > 1:
+        where = f"{request.name}, {len(wrong)} arguments"
+        lines = ["placements that do not fit", *(f"{p}: {e}" for p, e in wrong)]
+    fix = (
+        "placements that fit each tensor and the mesh, such as P('axis') or None for the "
+        "argument's own"
+    )
+    source = call_site()
+    return PlacementError(
+        problem(where, *lines, fix=fix, source=source),
+        arg_path=path,
+        mesh=mesh,
+        placements=request.in_placements,
+        source=source,
+        fix=fix,
+    )
+
+
+def _specs(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
+) -> list[Any]:
+    """One placement leaf for each argument leaf; keyword arguments keep their own placement."""
+    prefix = request.in_placements
+    if prefix is None:
+        return [None] * len(leaves)
+    if isinstance(prefix, list) and not is_spec(prefix):
+        prefix = tuple(prefix)
+    try:
+        specs = _tree.broadcast_prefix(prefix, args, is_spec)
+    except ValueError as error:
+        lines = [
+            "in_placements is no prefix of the arguments",
+            *_named(request, args, error.args),
+        ]
+        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        source = call_site()
+        raise TreeError(
+            problem(request.name, *lines, fix=fix, source=source),
+            placements=prefix,
+            source=source,
+            fix=fix,
+        ) from None
+    return specs + [None] * (len(leaves) - len(specs))
+
+
+def _named(
+    request: Request, args: tuple[Any, ...], lines: Sequence[str]
+) -> list[str]:
+    """The mismatches with parameter names in place of `[0]`."""
+    names = [
+        p
+        for i, a in enumerate(args)
+        for p in _tree.argument_paths(request.signature_of, args, {})[i : i + 1]
+    ]
+    roots = (
+        _tree.argument_paths(request.signature_of, tuple(0 for _ in args), {})
+        if args
+        else names
+    )
+    out = []
+    for line in lines:
+        for i, root in enumerate(roots):
+            line = (
+                root + line[len(f"[{i}]") :] if line.startswith(f"[{i}]") else line
+            )
+        out.append(line)
+    return out
+
+
+def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
+    """The marks of one argument; ValueError says what does not fit."""
+    if (
+        isinstance(x, torch.Tensor)
+        and mesh is not None
+        and x.device.type != mesh.device_type
+    ):
+        raise ValueError(
+            f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; "
+            "move it with x.to(...)"
+        )
+    declared = None if spec is None else marks_of(spec, x.shape, axes)
+    if not isinstance(x, DTensor):
+        check_whole(spec, declared or ())
+        return declared or ("R",) * len(axes.names)
+    if x.device_mesh != mesh:
+        raise ValueError(
+            f"it lives on another mesh, {axes_of(x.device_mesh)}, and the function's is {axes}"
+        )
+    own = marks_of(list(x.placements), x.shape, axes)
+    check_pending(own, x.dtype)
+    if declared is not None and own != declared:
+        raise ValueError(
+            f"it is placed {describe(own, axes)}, in_placements says "
+            f"{describe(declared, axes)}; reshard it outside"
+        )
+    return own

@@ -1,0 +1,106 @@
+"""Stage 4 of one rank's program: agreed on by all ranks, compiled, and given donated memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ... import _compat
+from ... import schedule as passes
+from ...capture.views import memory_of
+from ...compile import BACKENDS
+from ...compile.backends import Runner, donate
+from ...compile.collective_order import refuse_other_order
+from ...mesh import group_names
+from ...partition import Plan
+from ...types import LocalProgram
+from .. import cache
+from ..agreement import agree
+from ..arguments import Placed
+
+
+def runner(
+    name: str,
+    placed: Placed,
+    plan: Plan,
+    agenda: passes.Agenda,
+    program: LocalProgram,
+    backend: str,
+) -> Runner:
+    """The compiled local program of this rank.
+
+    Args:
+        name: of the function, for errors.
+        placed: its arguments.
+        plan: what all ranks must agree on, with the agenda.
+        agenda: of the schedule.
+        program: this rank's.
+        backend: what compiles it.
+    """
+    if (
+        placed.world.kind == "real"
+        and placed.world.size > 1
+        and placed.mesh is not None
+    ):
+        agree(name, plan, agenda)
+    if placed.mesh is not None:
+        _bind_groups(placed)
+    cache.counts["compilations"] += backend != "aten"
+    graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))
+    donated = _donated(placed)
+    if backend == "aten":
+        return BACKENDS[backend](graph, donated)
+    taking = donate(graph, _donations(program, donated))
+    compiled = BACKENDS[backend](taking, donated)
+    if code := _compat.generated_code(compiled):
+        refuse_other_order(name, program.graph, code)
+    return compiled
+
+
+def _bind_groups(placed: Placed) -> None:
+    """Bind the axes' names to this rank's process groups, once."""
+    for k, name in enumerate(group_names(placed.mesh)):
+        _compat.register_group(name, placed.mesh.get_group(k))
+
+
+def _donated(placed: Placed) -> list[int]:
+    """Which placeholders are donated inputs."""
+    skip = len(placed.axes.names)
+    return [
+        skip + k for k, leaf in enumerate(placed.tensors) if leaf in placed.donated
+    ]
+
+
+def _donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
+    """Output position -> placeholder position of a donated input with the same local layout.
+
+    An output that lies in an input's memory already is written nowhere: another output might be
+    written over it first.
+    """
+    free = list(donated)
+    holders = program.graph.find_nodes(op="placeholder")
+    results = program.graph.find_nodes(op="output")[0].args[0]
+    made_of = [memory_of(node) for node in results]
+    free = [i for i in free if holders[i] not in made_of]
+    pairs: dict[int, int] = {}
+    for o, node in enumerate(results):
+        match = next((i for i in free if _alike(holders[i], node)), None)
+        if (
+            match is not None
+            and made_of[o] not in holders
+            and made_of.index(made_of[o]) == o
+        ):
+            pairs[o] = match
+            free.remove(match)
+    return pairs
+
+
+def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    return (x.shape, x.stride(), x.dtype, x.device) == (
+        y.shape,
+        y.stride(),
+        y.dtype,
+        y.device,
+    )

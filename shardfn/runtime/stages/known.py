@@ -1,0 +1,106 @@
+"""Programs captured before, and which of them holds for a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _tree
+from ...capture import Captured, capture, constant_key
+from ...capture.rewrites import decompositions
+from ...mesh import axes_of, is_over
+from ...partition.rule_api import registry
+from ...types import ShapeDtype
+from ...world import World
+from .. import cache
+from ..arguments import Placed, aval_of
+from ..options import Request
+
+
+def captured_for(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
+) -> Captured:
+    """The program of a function for a call: one that was captured before, or a new one."""
+    # composite ops that are not taken apart, because they have a rule
+    whole = frozenset(decompositions.table().keys() & registry.ops())
+    signature = _signature(args, kwargs, placed, whole)
+    known = cache.programs(request)
+    for made in known:
+        if _is_for(made, signature, placed):
+            return made.captured
+    cache.counts["captures"] += 1
+    captured = capture(
+        request.fn,
+        request.name,
+        args,
+        kwargs,
+        list(placed.paths),
+        request.signature_of,
+        placed.mesh.device_type if placed.mesh is not None else "cpu",
+        whole,
+        placed.mesh,
+    )
+    _remember(known, Made(signature, placed.world, placed.mesh, captured))
+    return captured
+
+
+def _signature(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    placed: Placed,
+    whole: frozenset[Any],
+) -> tuple[Any, ...]:
+    """What a capture depends on, but for what the function reads elsewhere."""
+    leaves, treedef = _tree.flatten((args, kwargs))
+    avals = [
+        aval_of(x, placed.mesh)
+        if isinstance(x, (torch.Tensor, ShapeDtype))
+        else constant_key(x)
+        for x in leaves
+    ]
+    return treedef, avals, whole, placed.state
+
+
+def _remember(known: list[Made], made: Made) -> None:
+    """Add a program to those of its function: lost ones and the oldest make room."""
+    known[:] = [other for other in known if not other.captured.reads.is_lost()]
+    del known[: max(0, len(known) - cache.PROGRAMS + 1)]
+    known.append(made)
+
+
+@attrs.frozen(eq=False)
+class Made:
+    """What was captured, and of which call."""
+
+    signature: tuple[Any, ...]
+    world: World
+    mesh: Any
+    captured: Captured
+
+
+def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
+    """Whether what was captured for one call holds for another.
+
+    With a shard_map inside it depends on names and sizes of the mesh. Where it asks for the
+    world or the mesh, it depends on those.
+    """
+    captured = made.captured
+    if (
+        made.signature != signature
+        or not captured.reads.same()
+        or not captured.outside.is_known()
+    ):
+        return False
+    elsewhere = made.world is not placed.world or made.mesh is not placed.mesh
+    if captured.reads.asks_world and elsewhere:
+        return False
+    own = captured.own_mesh
+    if own is not None and (is_over(own) or own != (placed.mesh or own)):
+        return False
+    if captured.mesh is None:
+        return True
+    if placed.mesh is None:
+        return captured.brought_mesh is not None
+    return axes_of(captured.mesh) == placed.axes

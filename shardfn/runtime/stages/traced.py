@@ -1,0 +1,266 @@
+"""Traced, a function read into one global program, and Lowered, one rank's program of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import attrs
+
+from ... import _compat
+from ... import schedule as passes
+from ...buckets import BucketPlan
+from ...capture import Captured
+from ...hardware import H100, Hardware
+from ...inspect.alternatives import considered
+from ...inspect.certificate import Certificate, certify
+from ...inspect.implicit import report_implicit
+from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
+from ...inspect.verbose import verbose_text
+from ...mesh import all_coordinates, group_names
+from ...ops.loops import inner_nodes
+from ...partition import Plan, local_sizes, propagate
+from ...schedule.agenda import rewished
+from ...types import Collective, LocalProgram, Marks, Program
+from .. import cache
+from ..arguments import Placed, look
+from ..compiled import Compiled
+from ..options import Request
+from .compiling import runner
+from .known import captured_for
+from .lowering import coordinates_here, local_program, out_marks
+
+log = logging.getLogger("shardfn")
+
+
+def trace(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced:
+    """Stage 1 for one call's arguments; one thread at a time."""
+    with _compat.staging():
+        return _traced(request, args, kwargs)
+
+
+def _traced(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Traced:
+    placed = look(request, args, kwargs)
+    captured = captured_for(request, args, kwargs, placed)
+    captured.outside.refuse_lost(request.name)
+    if placed.mesh is None and captured.brought_mesh is not None:
+        over = attrs.evolve(request, mesh=captured.brought_mesh)
+        placed = look(over, args, kwargs)
+    return Traced(request=request, placed=placed, captured=captured)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Traced:
+    """A function read into one global program.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> print(
+        ...     sf.value_and_grad(lambda w: (w * w).sum())
+        ...     .trace(torch.ones(3))
+        ...     .program.name
+        ... )
+        value_and_grad(<lambda>)
+    """
+
+    request: Request
+    placed: Placed
+    captured: Captured
+
+    @property
+    def program(self) -> Program:
+        return self.captured.program
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    __repr__ = __str__
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.program.show(self.program, full=True)
+
+    def placements(self) -> tuple[Any, ...]:
+        """What partition is to keep to: the mesh, the placements of inputs and results, and
+        which inputs are unreduced.
+        """
+        axes = self.placed.axes
+        whole: Marks = ("R",) * len(axes.names)
+        ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
+        return (
+            axes,
+            ins,
+            out_marks(self.request, self.program, self.placed),
+            self.placed.unreduced,
+        )
+
+    def lower(
+        self,
+        *,
+        cap: int | str | None = None,
+        first_cap: int | str | None = None,
+        plan: BucketPlan | None = None,
+    ) -> Lowered:
+        """Stages 2 and 3: one rank's program, scheduled.
+
+        Args:
+            cap: bytes at which buckets close, instead of what bucketed_grad says.
+            first_cap: the same of the first; 1MiB, or cap if that is less, where only cap is given.
+            plan: buckets to use instead.
+
+        Raises:
+            PlacementError, RuleError: a placement that cannot be right.
+            TreeError: a plan of another program.
+        """
+        with _compat.staging(), _compat.paused_gc():
+            cache.counts["partitions"] += 1
+            return self._lowered(cap, first_cap, plan)
+
+    def _lowered(
+        self,
+        cap: int | str | None,
+        first_cap: int | str | None,
+        plan: BucketPlan | None,
+    ) -> Lowered:
+        wanted = self.placements()
+        chosen = propagate(self.program, *wanted)
+        chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
+        report_implicit(
+            self.request.name,
+            self.request.implicit_comm,
+            chosen,
+            lambda: considered(self.program, *wanted),
+        )
+        names = group_names(self.placed.mesh)
+        kinds = {c: local_sizes(chosen, c) for c in coordinates_here(self.placed)}
+        programs, agreed = (
+            dict.fromkeys(kinds.values()),
+            passes.agenda(chosen, self.request.name),
+        )
+        if agreed.plan.leaves:
+            log.info("%s", agreed.plan)
+            _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
+        for coordinate, size in kinds.items():
+            programs[size] = programs[size] or local_program(
+                self.request.name,
+                self.program,
+                self.placed,
+                chosen,
+                agreed,
+                coordinate,
+                names,
+            )
+        return Lowered(
+            self, chosen, agreed, {c: programs[size] for c, size in kinds.items()}
+        )
+
+
+@attrs.frozen(eq=False, repr=False)
+class Lowered:
+    """One rank's program, with explicit collectives."""
+
+    traced: Traced
+    partition: Plan
+    agenda: passes.Agenda
+    programs: dict[
+        tuple[int, ...], LocalProgram
+    ]  # by coordinates; ranks share programs
+
+    @property
+    def program(self) -> LocalProgram:
+        """This rank's program."""
+        return self.programs[self.traced.placed.coordinate]
+
+    @property
+    def plan(self) -> BucketPlan:
+        """Which gradients travel together; equal on all ranks."""
+        return self.agenda.plan
+
+    @property
+    def schedule(self) -> Certificate:
+        """What is proved of the order of the program, and its worth on an H100."""
+        return self.certify(H100)
+
+    def certify(self, hardware: Hardware) -> Certificate:
+        """The certificate of the schedule under a model of the hardware."""
+        return certify(
+            list(dict.fromkeys(self.programs.values())),
+            self.program,
+            self.agenda,
+            hardware,
+        )
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective, in the order in which it starts; those of a scan as often as it
+        runs them.
+        """
+        return tuple(
+            n.meta["collective"]
+            for n in inner_nodes(self.program.graph)
+            if "collective" in n.meta
+        )
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Every collective of the plan with who needs it and what else was weighed; priced anew
+        each time it is asked for.
+        """
+        weighed = considered(self.traced.program, *self.traced.placements())
+        return transfers(self.partition, self.traced.request.implicit_comm, weighed)
+
+    @property
+    def implicit(self) -> tuple[Transfer, ...]:
+        """The transfers that no placement asked for."""
+        return tuple(t for t in self.transfers if t.implicit)
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """The ops that are computed whole on every rank, with what that costs."""
+        return fallbacks(self.transfers)
+
+    def verbose(self, rank: int = 0) -> str:
+        """Every op and transfer with placements, and the local shapes of one rank of the mesh,
+        counted in row-major order.
+        """
+        coordinates = all_coordinates(self.traced.placed.axes)[rank]
+        return verbose_text(self.partition, self.traced.request.name, coordinates)
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    __repr__ = __str__
+
+    def text(self) -> str:
+        """The whole program."""
+        return self.program.show(self.program, full=True)
+
+    def compile(self, backend: str | None = None) -> Compiled:
+        """Stage 4: something to run."""
+        request, placed = self.traced.request, self.traced.placed
+        backend = backend or request.backend
+        run = None  # in a simulated world nothing is compiled
+        if not placed.is_simulated:
+            with _compat.staging():
+                run = runner(
+                    request.name,
+                    placed,
+                    self.partition,
+                    self.agenda,
+                    self.program,
+                    backend,
+                )
+        captured = self.traced.captured
+        return Compiled(
+            request,
+            placed,
+            captured,
+            self.partition,
+            self.programs,
+            backend,
+            run,
+        )

@@ -1,0 +1,65 @@
+"""What the runtime remembers from one call to the next, in objects that are written to: records
+stay as they are made, and hold one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+
+@attrs.define(eq=False)
+class CallStore:
+    """What is ready for the calls of one request, and what was noted about them."""
+
+    # the last used first; replaced as one tuple, because other threads read it
+    entries: tuple[Any, ...] = ()
+    # captured programs of a function that cannot carry them
+    programs: list[Any] = attrs.field(factory=list)
+    # how often a constant has changed, by path: each is warned of once
+    changes: dict[str, int] = attrs.field(factory=dict)
+
+    def put_first(self, entry: Any) -> None:
+        """Look at this entry first in the next call."""
+        others = [other for other in self.entries if other is not entry]
+        self.entries = (entry, *others)
+
+    def clear(self) -> None:
+        """Forget the ready calls and the programs; what was warned of is not warned of again."""
+        self.entries = ()
+        self.programs.clear()
+
+
+@attrs.define(eq=False)
+class FunctionStore:
+    """The requests that were made for one function, and the programs captured from it."""
+
+    # a copy of a function finds the store of the original, and must make its own
+    owner: Callable[[], Any]
+    # (transform, key of its options, request)
+    requests: list[tuple[Any, Any, Any]] = attrs.field(factory=list)
+    programs: list[Any] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        """Forget both."""
+        self.requests.clear()
+        self.programs.clear()
+
+    def __reduce__(self) -> Any:
+        return FunctionStore, (_nobody,)
+
+    def __deepcopy__(self, memo: Any) -> FunctionStore:
+        return FunctionStore(_nobody)
+
+
+def _nobody() -> None:
+    """The owner of a copied store."""
+
+
+@attrs.define(eq=False)
+class Compared:
+    """Whether the ranks have compared the arguments of a compiled program."""
+
+    is_done: bool = False

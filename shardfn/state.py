@@ -1,0 +1,110 @@
+"""All state of the package that outlives a call: one row each, and one `clear()`.
+
+Everything else is a value, or lives in an object that a row leads to. tests/test_state.py reads
+the package and finds each place that is written to after import; it must have a row here.
+
+`clear()` forgets what can be made again: captures, compiled programs, prices. It leaves what only
+the user can say again (rules, the links of a mesh), what running code stands in (worlds, context
+variables, patches), and what is done once for the process (registrations, numbers).
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+
+def _clear_each(stores: Iterable[Any]) -> None:
+    for store in list(stores):  # of this moment: a store may die meanwhile
+        store.clear()
+
+
+Forget = Callable[[Any], Any]
+CLEAR: Forget = operator.methodcaller("clear")
+CLEAR_CACHE: Forget = operator.methodcaller("cache_clear")
+CLEAR_EACH: Forget = _clear_each
+
+
+class State(NamedTuple):
+    """One place that is written to after import."""
+
+    module: str  # below shardfn
+    name: str
+    what: str
+    forget: Forget | None = None  # None: `clear()` leaves it
+
+
+CONTEXTS = (
+    State("mesh", "_stack", "the meshes of `use_mesh`, the innermost last"),
+    State(
+        "capture.trace", "_recording", "the capture at work: its loops and hooks"
+    ),
+    State("capture.shard_map.axis_names", "_scope", "its mesh and its axis names"),
+    State("capture.refusals.leaks", "_WATCHED", "what it may store elsewhere"),
+    State("_compat.threads", "_CAPTURING", "whether this thread captures"),
+    State(
+        "_compat.dynamo", "_READING", "whether a module runs as part of a capture"
+    ),
+    State(
+        "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
+    ),
+)
+
+REGISTRIES = (
+    State("world", "_entered", "the fake world that the process is in"),
+    State("world", "_real", "the world of the process group"),
+    State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
+    State("partition.rule_api.registry", "_rules", "sharding rules of users"),
+    State("compile.loops", "_compiled", "loops of live programs, by number"),
+    State(
+        "_compat.threads", "_replaced", "attributes of torch that are replaced now"
+    ),
+)
+
+# A function carries its own store, as `_shardfn_kept`.
+CACHES = (
+    State("runtime.cache", "_stores", "captures and ready calls", CLEAR_EACH),
+    State("runtime.cache", "_alive", "stores of functions that carry none", CLEAR),
+    State("runtime.cache", "_prepared", "what the simulator runs", CLEAR),
+    State("runtime.cache", "counts", "captures, partitions, compilations", CLEAR),
+    State("partition.propagation.units", "extended", "placements", CLEAR_CACHE),
+    State("partition.redistribute", "_route", "the cheapest routes", CLEAR_CACHE),
+    State("schedule.check", "sends", "the ops that communicate", CLEAR_CACHE),
+    State(
+        "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
+    ),
+    State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
+)
+
+ONCE = (
+    State("_compat.tracing", "core_decompositions", "torch's decompositions"),
+    State("_compat.distributed", "_unreduced_class", "a class over torch's"),
+    State("_compat.distributed", "_gone_class", "a class over torch's"),
+    State("_compat.dynamo", "_substitute", "what Dynamo reads instead"),
+    State("_compat.inductor", "_register_lowerings", "lowerings of our ops"),
+    State("_compat.known_sizes", "install", "fake kernels"),
+)
+
+NUMBERS = (
+    State("capture.annotations", "_numbers", "of checkpointed calls"),
+    State("compile.loops", "_numbers", "of compiled loops"),
+)
+
+AT_WORK = (
+    State("world", "_door", "lock: who enters or leaves a world"),
+    State("runtime.cache", "_writing", "lock: who writes to a store"),
+    State("runtime.cache", "_taken", "donated arguments of the calls at work"),
+    State("_compat.threads", "_table", "lock: who replaces an attribute of torch"),
+)
+
+STATE = (*CONTEXTS, *REGISTRIES, *CACHES, *ONCE, *NUMBERS, *AT_WORK)
+
+
+def clear() -> None:
+    """Forget what can be made again; the next call captures and compiles anew."""
+    for row in STATE:
+        module = sys.modules.get(f"shardfn.{row.module}")
+        if row.forget is not None and module is not None:
+            row.forget(getattr(module, row.name))
