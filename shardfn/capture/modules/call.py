@@ -154,7 +154,7 @@ class PureModule:
             *hooks,
         ):  # the module too: torch's old hooks on the backward want it alive
             leaks.watch(self.name, fn)
-        with _compat.hooked_by(HookedCall):
+        with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
         wrong = copies.changes(before, copies.snapshot(module), module)
         if wrong:
@@ -258,7 +258,12 @@ def _refuse_dtensor() -> None:
 
 def _plain_modules() -> contextlib.AbstractContextManager[None]:
     """What a module runs in."""
-    return _compat.plain_modules(_refuse_rank, _checkpointed, _refuse_dtensor)
+    return _compat.patched(
+        "module",
+        asked=_refuse_rank,
+        checkpointed=_checkpointed,
+        making=_refuse_dtensor,
+    )
 
 
 class Traced(TorchFunctionMode):

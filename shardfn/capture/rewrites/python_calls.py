@@ -14,8 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ... import _compat
-
 
 def cov(
     input: torch.Tensor,
@@ -222,8 +220,3 @@ TABLE = {
         else {}
     ),
 }
-
-
-def install() -> None:
-    """Have Dynamo take them; capture calls this before it traces."""
-    _compat.substitute(TABLE)
