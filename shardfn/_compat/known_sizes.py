@@ -57,9 +57,10 @@ def _lstsq(
     with (
         torch._C._DisableTorchDispatch()
     ):  # what it makes of any matrices of these shapes
+        draws = torch.Generator()  # the user's own is left as it is
         real = op(
-            torch.rand(a.shape, dtype=a.dtype),
-            torch.rand(b.shape, dtype=b.dtype),
+            torch.rand(a.shape, dtype=a.dtype, generator=draws),
+            torch.rand(b.shape, dtype=b.dtype, generator=draws),
             rcond,
             driver=driver,
         )

@@ -139,6 +139,17 @@ def _beneath(op: Any) -> Callable[..., Any]:
     return lambda keys, *args, **kw: op.redispatch(keys & beneath, *args, **kw)
 
 
+def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Operands, one of which may be a number, as tensors that give the same."""
+    like = next(x for x in args if isinstance(x, torch.Tensor))
+    return tuple(
+        x
+        if isinstance(x, torch.Tensor)
+        else torch.scalar_tensor(x, dtype=torch.result_type(like, x))
+        for x in args
+    )
+
+
 def _kernel(name: str) -> Callable[..., Any]:
     """Our kernel of an op for such zeros in a capture of this thread; else torch's own."""
     packet, _, overload = name.partition(".")
@@ -149,6 +160,8 @@ def _kernel(name: str) -> Callable[..., Any]:
 
     def chosen(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing():
+            if arithmetic is not None:
+                args = _tensors(args)
             return torchs.call_boxed(keys, *args, **kwargs)
         if arithmetic is not None:
             return arithmetic(*args, **kwargs)
