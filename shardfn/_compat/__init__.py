@@ -38,7 +38,7 @@ from .inductor import generated_code, inductor, trace_artifact
 from .levels import Level, jvp
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import MODULE_OPS, recurrent
-from .patches import patched
+from .patches import PATCHES, patched
 from .settings import SETTINGS, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
@@ -82,6 +82,7 @@ __all__ = [
     "Itself",
     "Level",
     "OpOverload",
+    "PATCHES",
     "Read",
     "SETTINGS",
     "can_be_taken",

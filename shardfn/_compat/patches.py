@@ -182,6 +182,15 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         enter=tracing.without_saved_hooks,
     ),
     Patch(
+        (
+            "torch.fx.traceback.has_preserved_node_meta",
+            "torch.fx.traceback.set_current_meta",
+        ),
+        "notes on nodes are the process's: other threads' graphs would get them",
+        NEVER,
+        enter=tracing.notes_kept_apart,
+    ),
+    Patch(
         ("the log of torch._subclasses.fake_tensor",),
         "it says what an error of ours is about to say",
         NEVER,
@@ -262,7 +271,7 @@ MODULE = (  # a module that Dynamo leaves whole
     ),
 )
 
-TABLE: dict[str, tuple[Patch, ...]] = {
+PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES),
     "fakes": (SIZES,),
     "module": MODULE,
@@ -311,16 +320,16 @@ STAYS = (
 
 @contextlib.contextmanager
 def patched(stage: str, **given: Any) -> Iterator[None]:
-    """Torch as a stage of TABLE needs it, in this thread.
+    """Torch as a stage of PATCHES needs it, in this thread.
 
     Args:
-        stage: a key of TABLE.
+        stage: a key of PATCHES.
         given: for the rows that take something, by name; rows given None are left out.
     """
     with contextlib.ExitStack() as stack:
         if stage == "capture":
             stack.enter_context(threads.capturing())
-        for row in TABLE[stage]:
+        for row in PATCHES[stage]:
             if row.takes is None:
                 _enter(row, (), stack)
             elif given[row.takes] is not None:

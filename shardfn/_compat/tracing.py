@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 
-from .threads import is_capturing
+from .threads import is_capturing, overridden
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
@@ -43,8 +43,12 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _is_of_others(record: logging.LogRecord) -> bool:
+def _is_other() -> bool:
     return not is_capturing()
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return _is_other()
 
 
 @contextlib.contextmanager
@@ -204,6 +208,27 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(
         allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
     )
+
+
+@contextlib.contextmanager
+def notes_kept_apart() -> Iterator[None]:
+    """What fx notes of nodes while a capture traces stays the capture's: other threads write no
+    notes, as where nobody traces.
+    """
+    notes = torch.fx.traceback
+    if notes.has_preserved_node_meta():  # another thread asked for them before
+        yield
+        return
+    with (
+        overridden(notes, "has_preserved_node_meta", lambda _: False, _is_other),
+        overridden(
+            notes,
+            "set_current_meta",
+            lambda *_: contextlib.nullcontext(),
+            _is_other,
+        ),
+    ):
+        yield
 
 
 def trace_aten(

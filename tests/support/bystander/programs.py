@@ -93,7 +93,9 @@ def compiled(
     graphs: list[Any] = []
 
     def noting(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append([str(n.target) for n in graph.graph.nodes if n.op[:4] == "call"])
+        graphs.append(
+            [str(n.target) for n in graph.graph.nodes if n.op[:4] == "call"]
+        )
         return graph.forward
 
     code = fn.__code__.replace()
@@ -122,7 +124,10 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "squeeze in place": (lambda x: (x * 1).unsqueeze_(0).shape, (X,)),
     "t in place": (lambda x: (x * 1).t_().shape, (X,)),
     "autograd.Function": (lambda x: torch.func.grad(_doubled)(x), (W,)),
-    "torch.func.grad": (lambda x: torch.func.grad(lambda y: y.sin().sum())(x), (W,)),
+    "torch.func.grad": (
+        lambda x: torch.func.grad(lambda y: y.sin().sum())(x),
+        (W,),
+    ),
     "vmap": (lambda x: torch.vmap(torch.dot, (0, None))(x, W), (X,)),
     "a tensor of a class": (lambda x: x.as_subclass(Tagged) + 1, (W,)),
     "a tensor of a class, given": (lambda x: x + 1, (W.as_subclass(Tagged),)),
@@ -171,8 +176,13 @@ def _distributed() -> Any:
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
     x = distribute_tensor(X[:4], mesh, [Shard(0)])
     y = x.redistribute(mesh, [Replicate()])
-    z = DTensor.from_local(X[:1], mesh, [Shard(0)]) @ X[:4].T.new_ones(7, 3)
-    rank = dist.get_rank(), mesh.get_rank(), mesh.get_local_rank(), mesh.get_coordinate()
+    z = DTensor.from_local(X[:1], mesh, [Shard(0)]) * 2
+    rank = (
+        dist.get_rank(),
+        mesh.get_rank(),
+        mesh.get_local_rank(),
+        mesh.get_coordinate(),
+    )
     kinds = [str(t.placements) for t in (x, y)]
     return kinds, list(x.to_local().shape), list(y.shape), repr(z.shape), rank
 
@@ -247,7 +257,13 @@ def _faked(fn: Callable[..., Any]) -> Callable[[], Any]:
     def program() -> Any:
         with FakeTensorMode() as mode:
             x = fn(mode.from_tensor(X))
-        return type(x).__name__, str(x.device), list(x.shape), x.stride(), str(x.dtype)
+        return (
+            type(x).__name__,
+            str(x.device),
+            list(x.shape),
+            x.stride(),
+            str(x.dtype),
+        )
 
     return program
 
@@ -325,7 +341,9 @@ EAGER: dict[str, Callable[[], Any]] = {
     "custom op, autograd": lambda: torch.autograd.functional.vjp(
         lambda x: power(x, 3.0), W, W
     ),
-    "custom op, torch.func": lambda: torch.func.grad(lambda x: power(x, 3.0).sum())(W),
+    "custom op, torch.func": lambda: torch.func.grad(lambda x: power(x, 3.0).sum())(
+        W
+    ),
     "custom op packet, torch.func": lambda: torch.func.grad(
         lambda x: torch.ops.bystander.power(x, 3.0).sum()
     )(W),
@@ -345,12 +363,16 @@ EAGER: dict[str, Callable[[], Any]] = {
     "fake": _faked(lambda x: x @ x.T),
     "fake lstsq": _faked(lambda x: torch.linalg.lstsq(x.T, x[:1].T).solution),
     "fake ctc_loss": _faked(
-        lambda x: torch._ctc_loss(LOGITS.to(F64), TARGETS, (6, 5), (3, 2))[1]
+        lambda x: torch._ctc_loss(
+            x.new_ones(6, 2, 5), x.new_ones(2, 3).long(), (6, 5), (3, 2)
+        )[1]
     ),
     "fake nonzero": _faked(torch.nonzero),
     "fake zeros": _faked(lambda x: x * torch._efficientzerotensor((7,), dtype=F64)),
     "fake view of zeros": _faked(lambda x: _zero(6).view(2, 3)),
-    "fake view, twice": _faked(lambda x: _zero(6).view(2, 3).view(6).view(3, 2) + 1),
+    "fake view, twice": _faked(
+        lambda x: _zero(6).view(2, 3).view(6).view(3, 2) + 1
+    ),
     "fake item": _faked(lambda x: x.sum().item()),
     "make_fx": _traced,
     "attention": _attention,
@@ -368,7 +390,9 @@ EAGER: dict[str, Callable[[], Any]] = {
 }
 COMPILING: dict[str, Callable[[], Any]] = {
     **{
-        f"compiled, {name}": (lambda fn=fn, args=args: compiled(fn, *[(x,) for x in args]))
+        f"compiled, {name}": (
+            lambda fn=fn, args=args: compiled(fn, *[(x,) for x in args])
+        )
         for name, (fn, args) in COMPILED.items()
     },
     "compiled, called twice": _stance,

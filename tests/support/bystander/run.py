@@ -16,6 +16,8 @@ from bystander import programs, state
 from bystander.programs import W, X, Y, tried
 
 HELD = {**programs.EAGER, **state.SHARED}
+# Python's catch_warnings, which torch uses in both threads, is not safe between threads.
+RACED = ("warnings.filters",)
 BESIDE = {**HELD, **programs.COMPILING}
 ALL = {**BESIDE, **programs.IN_GROUP, **state.AFTERWARDS}
 
@@ -28,8 +30,7 @@ def twice(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
 
 def answers(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
     """What every program of a table answers."""
-    with warnings.catch_warnings(action="ignore"):
-        return {name: tried(program) for name, program in table.items()}
+    return {name: tried(program) for name, program in table.items()}
 
 
 def in_thread(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -134,6 +135,7 @@ def beside(sf: Any) -> dict[str, str]:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore")
     result: dict[str, Any] = {"before": twice(ALL)}
     import shardfn as sf
 
@@ -144,6 +146,9 @@ def main() -> None:
     result["as Dynamo reads"], result["as its graph is traced"] = held(sf)[:2]
     result["beside captures"] = beside(sf)
     result["at last"] = answers(ALL)
+    for phase in ("beside captures", "at last"):
+        for name in RACED:
+            del result[phase][name]
     json.dump(result, sys.stdout)
 
 

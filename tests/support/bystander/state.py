@@ -30,7 +30,9 @@ CALLED = (types.FunctionType, staticmethod, classmethod, property)
 
 
 def _members(owner: Any) -> list[Any]:
-    return sorted((name, id(x)) for name, x in vars(owner).items() if type(x) in CALLED)
+    return sorted(
+        (name, id(x)) for name, x in vars(owner).items() if type(x) in CALLED
+    )
 
 
 def _classes(module: types.ModuleType) -> str:
@@ -83,7 +85,12 @@ def _dynamo_registries() -> Any:
 def _dispatcher() -> Any:
     names = sorted(torch._C._dispatch_get_all_op_names())
     mine = [n for n in names if not n.startswith(OURS + "::")]
-    looked = ("aten::view", "aten::add.Tensor", "aten::linalg_cross", "bystander::power")
+    looked = (
+        "aten::view",
+        "aten::add.Tensor",
+        "aten::linalg_cross",
+        "bystander::power",
+    )
     return (
         len(mine),
         digest(mine),
@@ -120,7 +127,8 @@ def _loggers() -> Any:
     return sorted(
         (x.name, x.level, x.disabled, len(x.handlers))
         for x in known
-        if x.name.startswith(("root", "torch")) and (x.level or x.disabled or x.handlers)
+        if x.name.startswith(("root", "torch"))
+        and (x.level or x.disabled or x.handlers)
     )
 
 
