@@ -26,14 +26,24 @@ PHASES = (
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, dict[str, str]]:
-    """The answers of a new interpreter, by phase and program."""
+def seen(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, dict[str, str]]:
+    """The answers of a new interpreter, by phase and program.
+
+    Inductor's cache is new too: its first real compilation starts a thread of its own.
+    """
+    cached = str(tmp_path_factory.mktemp("inductor"))
     paths = [str(ROOT), str(ROOT / "tests" / "support")]
     done = subprocess.run(
         [sys.executable, "-m", "bystander.run"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_CACHE_DIR": cached,
+        },
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -72,16 +72,18 @@ def transforms(sf: Any) -> list[Callable[[], Any]]:
         lambda: sf.grad(lambda x: sf.checkpoint(torch.sin)(x).sum())(W),
         lambda: sf.grad(lambda x: tripled(x).sum())(W),
         lambda: sf.grad(lambda p: module(p, buffers, X)[0].sum())(params),
-        lambda: sf.jit(lambda a: torch.linalg.lstsq(a.T, W[:, None]).solution)(X),
+        lambda: sf.jit(
+            lambda a: torch.linalg.lstsq(a.T, W[:, None]).solution, backend="aten"
+        )(X),
         lambda: sf.jit(
             lambda x: F.ctc_loss(
                 x.log_softmax(-1), programs.TARGETS, (6, 5), (3, 2)
             ),
             backend="aten",
         )(programs.LOGITS),
-        lambda: sf.jit(lambda z: torch.istft(z, 8, 2, window=programs.WINDOW))(
-            programs.SPECTRUM
-        ),
+        lambda: sf.jit(
+            lambda z: torch.istft(z, 8, 2, window=programs.WINDOW), backend="aten"
+        )(programs.SPECTRUM),
     ]
 
     def sharded() -> None:
