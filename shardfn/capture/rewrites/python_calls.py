@@ -42,14 +42,7 @@ def cov(
     if input.dim() > 2:
         _refuse("torch.cov", f"input has {input.dim()} dims; it has at most 2")
     x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
-    if fweights is not None:
-        _refuse_weights("fweights", fweights, x.shape[1])
-        if fweights.is_floating_point() or fweights.is_complex():
-            _refuse("torch.cov", f"fweights are {fweights.dtype}; they count")
-    if aweights is not None:
-        _refuse_weights("aweights", aweights, x.shape[1])
-        if not aweights.is_floating_point():
-            _refuse("torch.cov", f"aweights are {aweights.dtype}; they are real")
+    _refuse_weighting(fweights, aweights, x.shape[1])
     weights = (
         fweights
         if aweights is None
@@ -67,13 +60,25 @@ def cov(
     norm = norm.clamp(min=0) if isinstance(norm, torch.Tensor) else max(norm, 0)
     x = x - mean.unsqueeze(1)
     if weights is not None:  # where torch stops
-        wrong = total == 0
-        for given in (fweights, aweights):
-            if given is not None:
-                wrong = wrong | (given < 0).any()
+        wrong = (total == 0) | _has_negative(fweights) | _has_negative(aweights)
         norm = torch.where(wrong, math.nan, norm.to(x.real.dtype))
     product = x @ (x if weights is None else x * weights).t().conj()
     return (product / norm).squeeze()
+
+
+def _has_negative(weights: Any) -> Any:
+    return False if weights is None else (weights < 0).any()
+
+
+def _refuse_weighting(fweights: Any, aweights: Any, samples: int) -> None:
+    if fweights is not None:
+        _refuse_weights("fweights", fweights, samples)
+        if fweights.is_floating_point() or fweights.is_complex():
+            _refuse("torch.cov", f"fweights are {fweights.dtype}; they count")
+    if aweights is not None:
+        _refuse_weights("aweights", aweights, samples)
+        if not aweights.is_floating_point():
+            _refuse("torch.cov", f"aweights are {aweights.dtype}; they are real")
 
 
 def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
