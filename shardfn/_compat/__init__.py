@@ -31,16 +31,16 @@ from .dynamo import (
     outside_only,
     python_results,
     reading,
-    substitute,
     wrapped,
 )
 from .guards import Itself, Read
 from .inductor import generated_code, inductor, trace_artifact
-from .levels import Level
+from .levels import Level, jvp
 from .memory import can_be_taken, is_sole_owner, storage_of
-from .modules import MODULE_OPS, hooked_by, plain_modules, recurrent
+from .modules import MODULE_OPS, recurrent
+from .patches import PATCHES, patched
 from .settings import SETTINGS, settings, without_autocast
-from .threads import capturing, is_capturing, staging
+from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
     DYNAMIC_SHAPE,
@@ -54,8 +54,8 @@ from .tracing import (
     in_dual_level,
     innermost_level,
     inside_transform,
+    is_differentiating,
     is_fake,
-    jvp,
     kernels,
     level,
     level_of,
@@ -63,14 +63,11 @@ from .tracing import (
     open_dual,
     paused_gc,
     paused_tracing,
-    quiet,
     trace_aten,
-    under_grad,
     unwound,
     values,
-    without_saved_hooks,
 )
-from .zeros import write_out_zeros, zeros_kept_fake
+from .zeros import write_out_zeros
 
 __all__ = [
     "ASKS_RANK",
@@ -85,11 +82,11 @@ __all__ = [
     "Itself",
     "Level",
     "OpOverload",
+    "PATCHES",
     "Read",
     "SETTINGS",
     "can_be_taken",
     "capture_python",
-    "capturing",
     "constant_in_graph",
     "core_decompositions",
     "custom_ops",
@@ -102,13 +99,13 @@ __all__ = [
     "gone_spec",
     "has_tangent",
     "holds_tensors",
-    "hooked_by",
     "in_dual_level",
     "inductor",
     "innermost_level",
     "inside_transform",
     "is_arriving",
     "is_capturing",
+    "is_differentiating",
     "is_fake",
     "is_foreign",
     "is_in_dynamo",
@@ -125,10 +122,9 @@ __all__ = [
     "open_dual",
     "outside_only",
     "paused_gc",
+    "patched",
     "paused_tracing",
-    "plain_modules",
     "python_results",
-    "quiet",
     "reading",
     "recurrent",
     "register_group",
@@ -136,17 +132,13 @@ __all__ = [
     "settings",
     "staging",
     "storage_of",
-    "substitute",
     "trace_artifact",
     "trace_aten",
-    "under_grad",
     "unreduced_spec",
     "unwound",
     "values",
     "wait_later",
     "without_autocast",
-    "without_saved_hooks",
     "wrapped",
     "write_out_zeros",
-    "zeros_kept_fake",
 ]

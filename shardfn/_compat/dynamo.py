@@ -11,7 +11,6 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -71,9 +70,16 @@ def reading() -> Iterator[Any]:
             symbols.settings = was
 
 
-def keep_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo leave calls of this function whole."""
-    return torch._dynamo.allow_in_graph(fn)
+def keep_in_graph(fn: types.FunctionType) -> types.FunctionType:
+    """Have Dynamo leave calls of this function whole wherever it reads for a capture."""
+    fn.kept_in_graph = True
+    return fn
+
+
+def kept_in_graph(allowed: Callable[[Any], bool], fn: Any) -> bool:
+    """Dynamo's question whether a function stays whole in the graph."""
+    is_kept = isinstance(fn, types.FunctionType) and "kept_in_graph" in fn.__dict__
+    return is_kept or allowed(fn)
 
 
 def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,25 +130,31 @@ def capture_python(
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
 
-    # shapes stay numbers: Dynamo would make symbols of them once it has read two functions of
-    # different shapes
+    # torch.compiler.is_compiling() stays False: it is the process's, and other threads'
+    # optimizers ask for it
+    with get_metrics_context():
+        fn = _with_own_globals(fn)
+        out = fullgraph_capture(fn, args, {})
+        reads = outside_reads(out, fn.__globals__)
+    return create_fx_graph_from_captured_output(out, fn, args, {}), reads
+
+
+@contextlib.contextmanager
+def reading_settings() -> Iterator[None]:
+    """Dynamo's settings for a capture; they are of this thread (torch 2.13).
+
+    Shapes stay numbers: Dynamo would make symbols of them once it has read two functions of
+    different shapes.
+    """
     wanted = {
         "replay_side_effects": False,
         "side_effect_replay_policy": "error",
         "automatic_dynamic_shapes": False,
     }
-    known = {
-        name: value
-        for name, value in wanted.items()
-        if hasattr(torch._dynamo.config, name)
-    }
-    # torch.compiler.is_compiling() stays False: it is the process's, and other threads'
-    # optimizers ask for it
-    with torch._dynamo.config.patch(known), get_metrics_context(), _mended():
-        fn = _with_own_globals(fn)
-        out = fullgraph_capture(fn, args, {})
-        reads = outside_reads(out, fn.__globals__)
-    return create_fx_graph_from_captured_output(out, fn, args, {}), reads
+    config = torch._dynamo.config
+    known = {name: x for name, x in wanted.items() if hasattr(config, name)}
+    with config.patch(known):
+        yield
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
@@ -236,168 +248,114 @@ RANK = {
 }  # of torch.distributed, a mesh, a group
 
 
-Change = tuple[
-    Any, str, Callable[..., Any]
-]  # a class of Dynamo's, a method, what takes its place
-
-
-@contextlib.contextmanager
-def _mended() -> Iterator[None]:
-    """Dynamo without five mistakes (torch 2.13), and with refusals of ours.
-
-    It answers with a shape from before squeeze_, t_ and their kin, takes the number of the rank
-    that traces for a constant of every rank's program, looks into an autograd.Function under
-    torch.func's transforms, where its own backward and jvp count, and makes a fake of another
-    mode of a result of autograd and of a view that is closed over.
-    """
-    from torch._dynamo.variables import builder
-
-    with contextlib.ExitStack() as stack:
-        faked = _faked(builder.wrap_to_fake_tensor_and_record)
-        stack.enter_context(
-            mock.patch.object(builder, "wrap_to_fake_tensor_and_record", faked)
-        )
-        for cls, name, new in (*_corrections(), *_refusals()):
-            method = functools.partialmethod(new, getattr(cls, name))
-            stack.enter_context(mock.patch.object(cls, name, method))
-        yield
-
-
-def _faked(make_fake: Callable[..., Any]) -> Callable[..., Any]:
+def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
     """How Dynamo makes a fake of what it meets, also of views and of results of autograd."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    def is_plain(x: Any) -> bool:
-        if not isinstance(x, torch.Tensor) or is_fake(x):
-            return True
-        return x.is_leaf and not x._is_view() and not in_dual_level()
-
-    def faked(x: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.nullcontext() if is_plain(x) else _disable_current_modes():
-            return make_fake(x, *args, **kwargs)
-
-    return faked
+    is_plain = not isinstance(x, torch.Tensor) or is_fake(x)
+    if not is_plain:
+        is_plain = x.is_leaf and not x._is_view() and not in_dual_level()
+    with contextlib.nullcontext() if is_plain else _disable_current_modes():
+        return make_fake(x, *args, **kwargs)
 
 
-def _corrections() -> list[Change]:
-    """Methods of Dynamo's that answer wrongly, as they are to answer."""
-    from torch._dynamo import variables
+def fresh(
+    read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Dynamo's reading of a tensor, whose shape and strides may have changed in place."""
+    fake = tensor.proxy.node.meta.get("example_value")
+    if tensor._size is not None and is_fake(fake):
+        noted = tuple(tensor._size), tensor.stride
+        if noted != (tuple(fake.shape), fake.stride()):
+            tensor.synchronize_attributes(tx)
+    return read(tensor, tx, *args, **kwargs)
+
+
+def intact(
+    apply: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+) -> Any:
+    """An autograd.Function left whole under torch.func, where its own derivatives count."""
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
-    def fresh(
-        self: Any, read: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        fake = self.proxy.node.meta.get("example_value")
-        known = (
-            (tuple(self._size), self.stride)
-            if self._size is not None and is_fake(fake)
-            else None
-        )
-        if known is not None and known != (tuple(fake.shape), fake.stride()):
-            self.synchronize_attributes(tx)
-        return read(self, tx, *args, **kwargs)
-
-    def intact(
-        self: Any, apply: Callable[..., Any], tx: Any, args: Any, kwargs: Any
-    ) -> Any:
-        if not inside_transform():
-            return apply(self, tx, args, kwargs)
-        given = proxy_args_kwargs(args, kwargs)
-        proxy = tx.output.create_proxy("call_function", self.fn_cls.apply, *given)
-        return builder.wrap_fx_proxy(tx, proxy)
-
-    reads = ("var_getattr", "call_method", "unpack_var_sequence")
-    changes: list[Change] = [
-        (variables.TensorVariable, name, fresh) for name in reads
-    ]
-    return [*changes, (variables.AutogradFunctionVariable, "call_apply", intact)]
+    if not inside_transform():
+        return apply(function, tx, args, kwargs)
+    given = proxy_args_kwargs(args, kwargs)
+    proxy = tx.output.create_proxy("call_function", function.fn_cls.apply, *given)
+    return builder.wrap_fx_proxy(tx, proxy)
 
 
-def _refusals() -> list[Change]:
-    """Methods of Dynamo's that are to refuse what no captured function may do."""
-    from torch._dynamo import exc, variables
-    from torch._dynamo.variables import (
-        builder,
-        distributed,
-        functions,
-        script_object,
-    )
+def _refuse(text: str | None) -> None:
+    """Stop Dynamo with a text that `explained` knows; not where there is none."""
+    from torch._dynamo import exc
 
-    def refuse(text: str | None) -> None:
-        if text:
-            raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
+    if text:
+        raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
 
-    def untold(
-        self: Any,
-        call: Callable[..., Any],
-        tx: Any,
-        name: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        asks = (
-            (name in RANK) if isinstance(name, str) else self.value is dist.get_rank
-        )
-        refuse(ASKS_RANK if asks else None)
-        return call(self, tx, name, *args, **kwargs)
 
-    def own(
-        self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        refuse(refusal(getattr(self, "fn", None) or getattr(self, "value", None)))
-        return call(self, tx, *args, **kwargs)
+def refused_rank_call(
+    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A call of a function of torch's, which may be the question for the rank."""
+    _refuse(ASKS_RANK if function.value is dist.get_rank else None)
+    return call(function, *args, **kwargs)
 
-    def alone(
-        self: Any, call: Callable[..., Any], tx: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        refuse(f"{COMMUNICATES} {self.fn.__name__};")
 
-    def cast(self: Any, method: Callable[..., Any], tx: Any, cls: Any) -> Any:
-        refuse(refusal(getattr(cls, "value", None)))
-        return method(self, tx, cls)
+def refused_rank_method(
+    call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
+) -> Any:
+    """A call of a method, which may be a mesh's or a group's question for the rank."""
+    _refuse(ASKS_RANK if name in RANK else None)
+    return call(owner, tx, name, *args, **kw)
 
-    def plain(self: Any, wrap: Callable[..., Any], value: Any) -> Any:
-        refuse(f"{FOREIGN} {type(value).__name__};" if is_foreign(value) else None)
-        return wrap(self, value)
 
-    objects = (
-        getattr(script_object, "TorchScriptObjectVariable", None),
-        getattr(distributed, "DeviceMeshVariable", None),
-    )
-    called = (
-        variables.TorchInGraphFunctionVariable,
-        variables.UserFunctionVariable,
-        variables.SkipFunctionVariable,
-        variables.UserDefinedClassVariable,
-        builder.TensorSubclassVariable,
-    )
-    return [
-        (variables.TorchInGraphFunctionVariable, "call_function", untold),
-        (variables.TensorVariable, "method_as_subclass", cast),
-        (functions.CollectiveFunctionRewriteVariable, "call_function", alone),
-        *((cls, "call_function", own) for cls in called),
-        (builder.VariableBuilder, "wrap_tensor", plain),
-        *((cls, "call_method", untold) for cls in objects if cls),
-    ]
+def refused_call(
+    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A call of any function or class, which may make a DTensor or communicate."""
+    called = getattr(function, "fn", None) or getattr(function, "value", None)
+    _refuse(refusal(called))
+    return call(function, *args, **kwargs)
+
+
+def refused_collective(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+    """A call of a collective of torch.distributed that Dynamo would rewrite."""
+    _refuse(f"{COMMUNICATES} {function.fn.__name__};")
+
+
+def refused_cast(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> Any:
+    """tensor.as_subclass(cls), which makes a tensor of another class."""
+    _refuse(refusal(getattr(cls, "value", None)))
+    return method(tensor, tx, cls)
+
+
+def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
+    """Dynamo's first sight of a tensor, which may be of a class of its own."""
+    kind = type(value).__name__
+    _refuse(f"{FOREIGN} {kind};" if is_foreign(value) else None)
+    return wrap(builder, value)
+
+
+def is_substituted(
+    table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
+) -> bool:
+    """Dynamo's question whether it reads another function in the place of one."""
+    return any(fn is original for original in table) or known(fn)
+
+
+def substitutes(
+    table: dict[Any, Any], known: Callable[[], dict[Any, Any]]
+) -> dict[Any, Any]:
+    """What Dynamo reads in the place of functions; what is called eagerly stays as it is."""
+    return {**known(), **{fn: _handler(ours) for fn, ours in table.items()}}
 
 
 @functools.cache
-def _substitute(original: Any, ours: Any) -> None:
-    from torch._dynamo import trace_rules
-
-    trace_rules.get_torch_obj_rule_map().pop(
-        original, None
-    )  # it takes no second rule for what it calls as it is
-    torch.compiler.substitute_in_graph(original, skip_signature_check=True)(ours)
-
-
-def substitute(table: dict[Any, Any]) -> None:
-    """Have Dynamo read other functions in the place of some; what is called eagerly stays as it
-    is.
-    """
-    for original, ours in table.items():
-        _substitute(original, ours)
+def _handler(ours: Callable[..., Any]) -> Any:
+    """A substitute in the form in which Dynamo looks for it."""
+    handler = functools.partial(ours)
+    handler.__torch_dynamo_polyfill__ = ours
+    return handler
 
 
 def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-
-@contextlib.contextmanager
-def _inductor_order() -> Iterator[None]:
-    """Inductor's reordering for memory puts every reduction last; keep the order of the program
-    (torch 2.11 to 2.13).
-    """
-    from torch._inductor import config
-
-    wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
-    with config.patch(
-        {name: value for name, value in wanted.items() if hasattr(config, name)}
-    ):
-        yield
+from .patches import patched
 
 
 def trace_artifact(name: str, text: str) -> None:
@@ -154,7 +141,7 @@ def inductor(
         mode,
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
-        _inductor_order(),
+        patched("compilation"),
         torch.no_grad(),
     ):
         lowered = make_fx(

@@ -4,7 +4,9 @@ arguments decide them.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ SETTLED = (
     "gels",
     # drivers of lstsq that do not look at the rank: the default is the first on CPU, the second on
     # CUDA
+)
+
+_KNOWN: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "sizes_known", default=False
 )
 
 
@@ -51,9 +57,10 @@ def _lstsq(
     with (
         torch._C._DisableTorchDispatch()
     ):  # what it makes of any matrices of these shapes
+        draws = torch.Generator()  # the user's own is left as it is
         real = op(
-            torch.rand(a.shape, dtype=a.dtype),
-            torch.rand(b.shape, dtype=b.dtype),
+            torch.rand(a.shape, dtype=a.dtype, generator=draws),
+            torch.rand(b.shape, dtype=b.dtype, generator=draws),
             rcond,
             driver=driver,
         )
@@ -67,10 +74,26 @@ def _lstsq(
 TABLE = {aten._ctc_loss.default: _ctc_loss, aten.linalg_lstsq.default: _lstsq}
 
 
-@functools.cache
-def install() -> None:
-    """Have fake tensors know them."""
-    from torch._subclasses import fake_impls
+@contextlib.contextmanager
+def sizes_known() -> Iterator[None]:
+    """While it is entered, fake tensors of this thread know them."""
+    from torch._subclasses.fake_impls import op_implementations_dict as known
 
-    for op, sizes in TABLE.items():
-        fake_impls.op_implementations_dict.setdefault(op, sizes)
+    token = _KNOWN.set(True)
+    missing = {op: _asking(sizes) for op, sizes in TABLE.items() if op not in known}
+    known.update(missing)
+    try:
+        yield
+    finally:
+        for op in missing:
+            known.pop(op, None)
+        _KNOWN.reset(token)
+
+
+def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake kernel for this thread; others go on as if there were none."""
+
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        return sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented
+
+    return asking

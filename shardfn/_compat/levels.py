@@ -10,6 +10,9 @@ import torch
 from torch._C import _functorch
 from torch.autograd.function import _SingleLevelFunction
 
+from .patches import patched
+from .tracing import already_open, open_dual
+
 Pull = Callable[
     ..., Sequence[torch.Tensor | None]
 ]  # cotangents of results -> cotangents of arguments
@@ -153,3 +156,31 @@ class Level:
     def sample(self, x: torch.Tensor) -> torch.Tensor:
         """Under vmap: a tensor whose first dim is that of the samples, as one sample."""
         return _functorch._add_batch_dim(x, 0, self.number)
+
+
+def jvp(
+    fn: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    has_aux: bool = False,
+) -> Any:
+    """torch.func.jvp of a function that returns tuples, also where a graph has opened forward
+    mode.
+    """
+    close = open_dual()
+    is_counted = close is not already_open
+    if is_counted:
+        close()
+    with contextlib.nullcontext() if is_counted else patched("dual level"):
+        return _of_one_dtype(
+            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
+        )
+
+
+def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
+    """Tangents of the dtypes of their values: a number may raise a tangent's (torch 2.13)."""
+    return (
+        values,
+        tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)),
+        *aux,
+    )

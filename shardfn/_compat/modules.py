@@ -10,16 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 import torch.utils.checkpoint
 from torch._decomp import decompositions
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from .dynamo import RANK, is_reading
 from .threads import replaced
 
 _HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -48,107 +43,50 @@ def hooked_by(cls: Any) -> Iterator[None]:
         _HOOKED.reset(token)
 
 
-@contextlib.contextmanager
-def plain_modules(
+def rank_asked(
     asked: Callable[[str], None],
-    checkpointed: Callable[[], AbstractContextManager[Any]],
-    making: Callable[[], None],
+    answer: Callable[..., int],
+    *args: Any,
+    **kwargs: Any,
+) -> int:
+    """A question for a rank's number; `asked` is given the file of whoever asks."""
+    asked(sys._getframe(2).f_code.co_filename)  # past what chooses for a thread
+    return answer(*args, **kwargs)
+
+
+def checkpointed_generator(
+    around: Callable[[], AbstractContextManager[Any]], *_: Any, **__: Any
 ) -> Iterator[None]:
-    """Modules as they are written: attention without its fused kernel for inference, and two
-    things done otherwise.
-
-    Other threads, which are not `reading`, notice nothing.
-
-    Args:
-        asked: is given the file of whoever asks for the rank, before there is an answer.
-        checkpointed: makes what a call of torch.utils.checkpoint runs in; its own way fails
-            under torch.func (2.11 to 2.15).
-        making: is called before a DTensor is made.
-    """
-    changes = [*_questions(asked), *_checkpoints(checkpointed), *_dtensors(making)]
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                torch.compiler.set_stance("force_eager")
-            )  # what is compiled inside is part of the module
-            stack.enter_context(
-                torch._dynamo.config.patch(error_on_nested_fx_trace=False)
-            )
-            for owner, name, new in changes:
-                stack.enter_context(mock.patch.object(owner, name, new))
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
+    """What torch.utils.checkpoint runs a function between."""
+    with around():
+        yield
 
 
-Change = tuple[
-    Any, str, Any
-]  # a module or class of torch's, an attribute, what takes its place
+def checkpointed_call(
+    around: Callable[[], AbstractContextManager[Any]],
+    _: Any,
+    fn: Callable[..., Any],
+    preserve: bool,
+    *args: Any,
+) -> Any:
+    """torch.utils.checkpoint with use_reentrant=True."""
+    with around():
+        return fn(*args)
 
 
-def _questions(asked: Callable[[str], None]) -> list[Change]:
-    """The functions that tell a rank its number."""
-
-    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            if is_reading():
-                asked(sys._getframe(1).f_code.co_filename)
-            return original(*args, **kwargs)
-
-        return ask
-
-    owned = [
-        (dist, "get_rank"),
-        *((DeviceMesh, name) for name in RANK if hasattr(DeviceMesh, name)),
-    ]
-    return [(owner, name, asking(getattr(owner, name))) for owner, name in owned]
+def dtensor_made(
+    making: Callable[[], None], make: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """One of the two ways in which a DTensor is made."""
+    making()
+    return make(*args, **kwargs)
 
 
-def _checkpoints(
-    checkpointed: Callable[[], AbstractContextManager[Any]],
-) -> list[Change]:
-    """torch.utils.checkpoint, both ways."""
-    generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
-    reentrant = torch.utils.checkpoint.CheckpointFunction.apply
-
-    def around(*args: Any, **kwargs: Any) -> Iterator[None]:
-        if not is_reading():
-            return (yield from generator(*args, **kwargs))
-        with checkpointed():
-            yield
-
-    def called(fn: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        if not is_reading():
-            return reentrant(fn, preserve, *args)
-        with checkpointed():
-            return fn(*args)
-
-    return [
-        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", around),
-        (torch.utils.checkpoint.CheckpointFunction, "apply", called),
-    ]
-
-
-def _dtensors(making: Callable[[], None]) -> list[Change]:
-    """The two ways in which a DTensor is made."""
-    init, local = DTensor.__init__, DTensor.from_local
-
-    def constructed(*args: Any, **kwargs: Any) -> None:
-        if is_reading():
-            making()
-        init(*args, **kwargs)
-
-    def from_local(*args: Any, **kwargs: Any) -> Any:
-        if is_reading():
-            making()
-        return local(*args, **kwargs)
-
-    return [
-        (DTensor, "__init__", constructed),
-        (DTensor, "from_local", staticmethod(from_local)),
-    ]
+@contextlib.contextmanager
+def nested_traces_allowed() -> Iterator[None]:
+    """What is compiled inside a module that is traced is not refused; of this thread."""
+    with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        yield
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from ..errors import ShardError, problem
 
@@ -65,6 +68,33 @@ def capturing() -> Iterator[None]:
         yield
     finally:
         _CAPTURING.reset(token)
+
+
+@contextlib.contextmanager
+def overridden(
+    owner: Any, name: str, new: Callable[..., Any], is_mine: Callable[[], bool]
+) -> Iterator[None]:
+    """A function or method of torch's replaced, for whoever it is meant; others get torch's.
+
+    Args:
+        owner: the module or class.
+        name: of the function.
+        new: takes torch's own function, and then what that takes.
+        is_mine: whether this call is one that is to be changed, asked at each.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        if is_mine():
+            return new(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    bound = (staticmethod, classmethod)  # `original` is bound already
+    is_bound = isinstance(inspect.getattr_static(owner, name), bound)
+    put = staticmethod(chosen) if is_bound else chosen
+    with mock.patch.object(owner, name, put):
+        yield
 
 
 @contextlib.contextmanager

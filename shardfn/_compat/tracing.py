@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 
-from . import known_sizes
+from .threads import is_capturing, overridden
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
@@ -43,15 +43,25 @@ def paused_gc() -> Iterator[None]:
             gc.enable()
 
 
+def _is_other() -> bool:
+    return not is_capturing()
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return _is_other()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch from logging what an error of ours is about to say."""
+    """Keep torch from logging what an error of ours is about to say; not other threads."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was, logger.disabled = logger.disabled, True
+    is_first = _is_of_others not in logger.filters
+    logger.addFilter(_is_of_others)
     try:
         yield
     finally:
-        logger.disabled = was
+        if is_first:
+            logger.removeFilter(_is_of_others)
 
 
 @contextlib.contextmanager
@@ -91,44 +101,20 @@ def unwound() -> Iterator[None]:
         raise
 
 
-def jvp(
-    fn: Callable[..., Any],
-    primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
-    has_aux: bool = False,
-) -> Any:
-    """torch.func.jvp of a function that returns tuples, also where a graph has opened forward mode.
-
-    Torch counts its levels in Python only (2.13).
-    """
+@contextlib.contextmanager
+def dual_level_counted() -> Iterator[None]:
+    """torch.func.jvp told of a level that a graph has opened: torch counts them in Python only."""
     from torch._functorch import eager_transforms
 
-    close = open_dual()
-    if close is not _nothing:
-        close()
-        return _of_one_dtype(
-            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
-        )
     with (
         mock.patch.object(eager_transforms, "JVP_NESTING", 1),
         mock.patch.object(forward_ad, "_current_level", 0),
     ):
-        return _of_one_dtype(
-            *torch.func.jvp(fn, primals, tangents, has_aux=has_aux)
-        )
+        yield
 
 
-def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
-    """Tangents of the dtypes of their values: a number may raise a tangent's (torch 2.13)."""
-    return (
-        values,
-        tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)),
-        *aux,
-    )
-
-
-def _nothing() -> None:
-    return None
+def already_open() -> None:
+    """What closes a level of dual numbers that somebody else has opened."""
 
 
 def open_dual() -> Callable[[], None]:
@@ -136,7 +122,7 @@ def open_dual() -> Callable[[], None]:
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:
-        return _nothing
+        return already_open
     return functools.partial(torch._C._exit_dual_level, level=level)
 
 
@@ -184,12 +170,14 @@ def level_of(x: torch.Tensor) -> int:
     return torch._C._functorch.maybe_get_level(x)
 
 
-def under_grad() -> bool:
-    """Whether the innermost torch.func transform at work is grad."""
-    return (
-        torch._C._functorch.peek_interpreter_stack().key()
-        == torch._C._functorch.TransformType.Grad
-    )
+def is_differentiating() -> bool:
+    """Whether the innermost torch.func transform at work is grad, and no mode of torch functions
+    is still to see the call.
+    """
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    if innermost is None or torch._C._len_torch_function_stack():
+        return False
+    return innermost.key() == torch._C._functorch.TransformType.Grad
 
 
 def innermost_level() -> int:
@@ -214,13 +202,33 @@ def fake_mode() -> FakeTensorMode:
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    known_sizes.install()
     symbols = ShapeEnv(
         allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False
     )
     return FakeTensorMode(
         allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True
     )
+
+
+@contextlib.contextmanager
+def notes_kept_apart() -> Iterator[None]:
+    """What fx notes of nodes while a capture traces stays the capture's: other threads write no
+    notes, as where nobody traces.
+    """
+    notes = torch.fx.traceback
+    if notes.has_preserved_node_meta():  # another thread asked for them before
+        yield
+        return
+    with (
+        overridden(notes, "has_preserved_node_meta", lambda _: False, _is_other),
+        overridden(
+            notes,
+            "set_current_meta",
+            lambda *_: contextlib.nullcontext(),
+            _is_other,
+        ),
+    ):
+        yield
 
 
 def trace_aten(

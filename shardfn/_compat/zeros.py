@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,7 +26,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 NUMBERS = (
     torch.float64,
 )  # of the zero tangents that torch makes for Python's floats
-_dispatch = FakeTensorMode.dispatch
+KEY = "ZeroTensor"  # of the dispatcher
 
 
 def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -110,14 +110,15 @@ ARITHMETIC = {
 }
 
 
-def _mended(
-    mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
+def zeros_dispatched(
+    dispatch: Callable[..., Any],
+    mode: FakeTensorMode,
+    func: Any,
+    types: Any,
+    args: Any = (),
+    kwargs: Any = None,
 ) -> Any:
-    """What a mode does with a call where tangents may be such zeros; another thread's goes its
-    way.
-    """
-    if not is_capturing():
-        return _dispatch(mode, func, types, args, kwargs)
+    """What a fake mode does with a call where tangents may be such zeros."""
     if func is ATEN.expand.default and not isinstance(
         args[0], torch.Tensor
     ):  # a number that was added to such a zero
@@ -129,28 +130,71 @@ def _mended(
         # a zero comes here as one expanded number; where strides do differ, torch asks for them
         # next
         return True
-    return _dispatch(mode, func, types, args, kwargs)
+    return dispatch(mode, func, types, args, kwargs)
+
+
+def _beneath(op: Any) -> Callable[..., Any]:
+    """A kernel that is not there: what comes beneath it runs."""
+    beneath = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ZeroTensor)
+    return lambda keys, *args, **kw: op.redispatch(keys & beneath, *args, **kw)
+
+
+def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Operands, one of which may be a number, as tensors that give the same."""
+    like = next(x for x in args if isinstance(x, torch.Tensor))
+    return tuple(
+        x
+        if isinstance(x, torch.Tensor)
+        else torch.scalar_tensor(x, dtype=torch.result_type(like, x))
+        for x in args
+    )
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    """Our kernel of an op for such zeros in a capture of this thread; else torch's own."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(ATEN, packet), overload or "default")
+    torchs = torch.library.get_kernel(op, KEY)
+    arithmetic = ARITHMETIC.get(name)
+    beneath = _beneath(op)
+
+    def chosen(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_capturing():
+            if arithmetic is not None:
+                args = _tensors(args)
+            return torchs.call_boxed(keys, *args, **kwargs)
+        if arithmetic is not None:
+            return arithmetic(*args, **kwargs)
+        return beneath(keys, *args, **kwargs)
+
+    return chosen
+
+
+def _override(library: torch.library.Library, name: str) -> None:
+    kernel = _kernel(name)
+    library.impl(name, kernel, KEY, with_keyset=True, allow_override=True)
+
+
+@functools.cache
+def _warn_of_overrides() -> None:
+    """Let torch say now, unheard, what it says once in a process: that a kernel is overridden."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings(action="ignore"):
+        _override(library, VIEWS[0])
+    library._destroy()
 
 
 @contextlib.contextmanager
 def zeros_kept_fake() -> Iterator[None]:
-    """While it is entered, fake zeros are treated like other fake tensors: views of them go the
-    way of all views, and stay fake.
+    """While it is entered, fake zeros of a capture are treated like other fake tensors: views
+    of them go the way of all views, and stay fake.
     """
+    _warn_of_overrides()
     library = torch.library.Library("aten", "IMPL")
     try:
-        with warnings.catch_warnings(action="ignore"):  # that it overrides a kernel
-            for name in VIEWS:
-                library.impl(
-                    name,
-                    torch.library.fallthrough_kernel,
-                    "ZeroTensor",
-                    allow_override=True,
-                )
-            for name, kernel in ARITHMETIC.items():
-                library.impl(name, kernel, "ZeroTensor", allow_override=True)
-        with mock.patch.object(FakeTensorMode, "dispatch", _mended):
-            yield
+        for name in (*VIEWS, *ARITHMETIC):
+            _override(library, name)
+        yield
     finally:
         library._destroy()
 

@@ -26,7 +26,7 @@ from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
 from .replay import Replay
 from .rewrites import decompositions, python_calls, strides
-from .rewrites.custom_op_gradients import Derivatives
+from .rewrites.custom_op_gradients import differentiated
 from .shard_map import axis_names as named
 from .shard_map import varying
 from .trace import functional, lifted_constants, recording, simplified
@@ -87,7 +87,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph; says where and what to do.
     """
-    for part in (placement, endings, shard_map, python_calls):
+    for part in (placement, endings, shard_map):
         part.install()
     mode = _compat.fake_mode()
     handled = sys.exception()  # the user may be calling from an `except`
@@ -177,20 +177,14 @@ def _reads(
 @contextlib.contextmanager
 def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
     """Torch as it has to be for a capture."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            _compat.staging()
-        )  # first: what follows is of the process
-        for part in (
-            mode,
-            _compat.capturing(),
-            _compat.zeros_kept_fake(),
-            _compat.paused_gc(),
-        ):
-            stack.enter_context(part)
-        stack.enter_context(_compat.without_saved_hooks())
-        stack.enter_context(_compat.quiet())
-        stack.enter_context(Derivatives())
+    with (
+        _compat.staging(),  # first: what follows is of the process
+        mode,
+        _compat.paused_gc(),
+        _compat.patched(
+            "capture", substitutes=python_calls.TABLE, custom_ops=differentiated()
+        ),
+    ):
         yield
 
 

@@ -126,3 +126,86 @@ def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
 def test_what_is_called_eagerly_stays_torchs_own() -> None:
     sf.grad(lambda x: torch.cov(x).sum())(X)
     assert type(torch.cov).__name__ == "builtin_function_or_method"
+
+
+NEGATIVE = torch.tensor([1, 2, -3, 1, 2, 1, 4])
+STOPPED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a negative variance": lambda x: F.gaussian_nll_loss(x, Y, Y - 0.5),
+    "negative counts": lambda x: torch.cov(x, fweights=NEGATIVE),
+    "negative weights": lambda x: torch.cov(x, aweights=-WEIGHTS),
+    "weights that add up to zero": lambda x: torch.cov(x, fweights=COUNTS * 0),
+    "gaps between windows": lambda x: torch.istft(
+        torch.stft(x.repeat(1, 4), 8, 8, window=WINDOW, return_complex=True),
+        8,
+        8,
+        window=WINDOW,
+        center=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_where_torch_stops_at_a_value_the_result_and_its_gradient_are_nan(
+    case: str,
+) -> None:
+    fn = STOPPED[case]
+    with pytest.raises((ValueError, RuntimeError)):
+        fn(X)
+    loss, gradient = sf.value_and_grad(lambda x: fn(x).sum())(X)
+    assert loss.isnan() and gradient.isnan().any()
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "a negative number": (
+        lambda x: F.gaussian_nll_loss(x, Y, -1.0),
+        "F.gaussian_nll_loss: var is negative",
+    ),
+    "a variance of another size": (
+        lambda x: F.gaussian_nll_loss(x, Y, Y[:2]),
+        "F.gaussian_nll_loss: var is of incorrect size",
+    ),
+    "a reduction": (
+        lambda x: F.gaussian_nll_loss(x, Y, Y, reduction="all"),
+        "F.gaussian_nll_loss: reduction 'all' is not valid",
+    ),
+    "counts that do not count": (
+        lambda x: torch.cov(x, fweights=WEIGHTS),
+        "torch.cov: fweights are torch.float64",
+    ),
+    "weights for other samples": (
+        lambda x: torch.cov(x, aweights=WEIGHTS[:3]),
+        r"torch.cov: aweights have shape \(3,\), of 7 samples",
+    ),
+    "a matrix": (
+        lambda x: torch.combinations(x),
+        "torch.combinations: input has 2",
+    ),
+    "a window": (
+        lambda x: torch.istft(
+            torch.stft(x.repeat(1, 4), 8, 2, window=WINDOW, return_complex=True),
+            8,
+            2,
+            window=WINDOW[:5],
+        ),
+        r"torch.istft: window has shape \(5,\)",
+    ),
+    "frequencies": (
+        lambda x: torch.istft(torch.complex(x, x)[:4], 8, window=WINDOW),
+        "torch.istft: 4 frequencies for n_fft 8",
+    ),
+    "a spectrum": (
+        lambda x: torch.istft(x, 8),
+        "torch.istft: input is torch.float64",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_torch_refuses_and_is_known_at_capture_is_an_error_by_name(
+    case: str,
+) -> None:
+    fn, text = REFUSED[case]
+    with pytest.raises((ValueError, RuntimeError)):
+        fn(X)
+    with pytest.raises(sf.CaptureError, match=text):
+        sf.jit(fn, backend="aten")(X)

@@ -137,7 +137,7 @@ class PureModule:
         # the module too: torch's old hooks on the backward want it alive
         for fn in (module, *copies.code(module), *hooks):
             leaks.watch(self.name, fn)
-        with _compat.hooked_by(HookedCall):
+        with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
         self.refuse_changes(copies.changes(before, copies.snapshot(module), module))
         return out, {name: _held(module, name) for name in buffers}
@@ -263,7 +263,12 @@ def _refuse_dtensor() -> None:
 
 def _plain_modules() -> contextlib.AbstractContextManager[None]:
     """What a module runs in."""
-    return _compat.plain_modules(_refuse_rank, _checkpointed, _refuse_dtensor)
+    return _compat.patched(
+        "module",
+        asked=_refuse_rank,
+        checkpointed=_checkpointed,
+        making=_refuse_dtensor,
+    )
 
 
 class Traced(TorchFunctionMode):

@@ -4,8 +4,7 @@ take (torch 2.11 to 2.13).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ...errors import CaptureError, problem
 from .. import annotations as sources
 
 TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
-KEY = "FuncTorchDynamicLayerFrontMode"  # where torch.func meets an op, whatever its transform
 
 
 def has_derivative(op: Any) -> bool:
@@ -83,37 +81,22 @@ def refuse_dropped_call(
         raise CaptureError(text, source=source, fix=fix)
 
 
-class Derivatives(contextlib.ExitStack):
-    """While it is entered, torch.func takes the gradients of custom ops: their own kernel has
-    no setup_context, and is refused.
+def differentiated() -> Callable[..., Any] | None:
+    """How a call of an op runs, so that torch.func takes the gradients of custom ops: their own
+    kernel has no setup_context, and is refused. None where there are no such ops.
     """
+    records: dict[Any, Any] = {}
+    for record in _differentiable():
+        op = record._opoverload
+        records[op] = records[op.overloadpacket] = record
 
-    def __enter__(self) -> Derivatives:
-        for record in _differentiable():
-            library = torch.library.Library(record._namespace, "FRAGMENT")
-            self.callback(library._destroy)
-            library.impl(record._name, self.kernel(record), KEY)
-        return self
+    def run(call: Callable[..., Any], op: Any, *args: Any, **kwargs: Any) -> Any:
+        record = records.get(op)
+        if record is None or not _compat.is_differentiating():
+            return call(op, *args, **kwargs)
+        return _function(record, len(args), kwargs).apply(*args)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """As torch has it."""
-        self.close()
-        try:
-            yield
-        finally:
-            self.__enter__()
-
-    def kernel(self, record: Any) -> Callable[..., Any]:
-        """A custom op under a transform of torch.func."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if _compat.under_grad():
-                return _function(record, len(args), kwargs).apply(*args)
-            with self.paused():
-                return record._opoverload(*args, **kwargs)
-
-        return run
+    return run if records else None
 
 
 def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:

@@ -1,8 +1,9 @@
 """Functions of torch that Dynamo cannot read, or reads wrongly, written so that it can: it
 takes these in their place.
 
-What they leave out are checks of values (a negative variance, weights that add up to zero),
-which a graph cannot stop at.
+Torch stops at a negative variance, at weights that are negative or add up to zero, and at gaps
+between windows. What is known while a function is captured is an error here too; values are
+not, and a graph cannot stop at them: the result is then NaN, and so is its gradient.
 """
 
 from __future__ import annotations
@@ -15,6 +16,19 @@ import torch
 import torch.nn.functional as F
 
 from ... import _compat
+from ...errors import CaptureError, problem
+
+GAP = 1e-11  # of the summed windows: torch.istft stops at less
+
+
+@_compat.constant_in_graph
+def _refuse(function: str, got: str) -> None:
+    """Refuse arguments as torch does.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError(problem(function, got))
 
 
 def cov(
@@ -25,7 +39,10 @@ def cov(
     aweights: Any = None,
 ) -> torch.Tensor:
     """torch.cov, which compares weights on the way."""
-    x = input.reshape(1, -1) if input.dim() < 2 else input
+    if input.dim() > 2:
+        _refuse("torch.cov", f"input has {input.dim()} dims; it has at most 2")
+    x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
+    _refuse_weighting(fweights, aweights, x.shape[1])
     weights = (
         fweights
         if aweights is None
@@ -42,12 +59,38 @@ def cov(
     )
     norm = norm.clamp(min=0) if isinstance(norm, torch.Tensor) else max(norm, 0)
     x = x - mean.unsqueeze(1)
+    if weights is not None:  # where torch stops
+        wrong = (total == 0) | _has_negative(fweights) | _has_negative(aweights)
+        norm = torch.where(wrong, math.nan, norm.to(x.real.dtype))
     product = x @ (x if weights is None else x * weights).t().conj()
     return (product / norm).squeeze()
 
 
+def _has_negative(weights: Any) -> Any:
+    return False if weights is None else (weights < 0).any()
+
+
+def _refuse_weighting(fweights: Any, aweights: Any, samples: int) -> None:
+    if fweights is not None:
+        _refuse_weights("fweights", fweights, samples)
+        if fweights.is_floating_point() or fweights.is_complex():
+            _refuse("torch.cov", f"fweights are {fweights.dtype}; they count")
+    if aweights is not None:
+        _refuse_weights("aweights", aweights, samples)
+        if not aweights.is_floating_point():
+            _refuse("torch.cov", f"aweights are {aweights.dtype}; they are real")
+
+
+def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
+    if weights.dim() > 1 or weights.numel() != samples:
+        shape = tuple(weights.shape)
+        _refuse("torch.cov", f"{name} have shape {shape}, of {samples} samples")
+
+
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
     """torch.corrcoef, by `cov`."""
+    if input.dim() > 2:
+        _refuse("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
     c = cov(input)
     if c.dim() == 0:
         return c / c
@@ -65,6 +108,9 @@ def combinations(
     input: torch.Tensor, r: int = 2, with_replacement: bool = False
 ) -> torch.Tensor:
     """torch.combinations, which selects by a mask that depends on the size alone."""
+    if input.dim() != 1 or r < 0:
+        got = f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0"
+        _refuse("torch.combinations", got)
     if r == 0:
         return input.new_empty(0)
     follows = (lambda a, b: a <= b) if with_replacement else (lambda a, b: a < b)
@@ -90,10 +136,21 @@ def gaussian_nll_loss(
     reduction: str = "mean",
 ) -> torch.Tensor:
     """F.gaussian_nll_loss, which looks for a negative variance."""
+    where = "F.gaussian_nll_loss"
     if isinstance(var, float):
+        if var < 0:
+            _refuse(where, "var is negative")
         var = var * torch.ones_like(input)
-    if var.shape != input.shape and input.shape[:-1] == var.shape:
-        var = var.unsqueeze(-1)
+    if var.shape != input.shape:
+        if input.shape[:-1] == var.shape:
+            var = var.unsqueeze(-1)
+        elif not _is_one_short(tuple(input.shape), tuple(var.shape)):
+            shapes = (
+                f"{tuple(var.shape)}, of an input of shape {tuple(input.shape)}"
+            )
+            _refuse(where, f"var is of incorrect size: {shapes}")
+    _refuse_reduction(where, reduction)
+    var = torch.where(var < 0, math.nan, var)  # where torch stops
     var = (
         var + (var.clamp(min=eps) - var).detach()
     )  # the gradient passes where it is held at eps
@@ -107,6 +164,18 @@ def gaussian_nll_loss(
         if reduction == "sum"
         else loss
     )
+
+
+def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a shape is another with one dim of size 1."""
+    if len(shape) != len(other):
+        return False
+    return sum(o for n, o in zip(shape, other, strict=True) if n != o) == 1
+
+
+def _refuse_reduction(function: str, reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        _refuse(function, f"reduction {reduction!r} is not valid")
 
 
 def linear_cross_entropy(
@@ -124,6 +193,9 @@ def linear_cross_entropy(
     """F.linear_cross_entropy, whose chunked form has no gradient under torch.func (2.13), and
     is there to save memory only.
     """
+    if input.dim() not in (1, 2) or linear_weight.dim() < 2:
+        got = f"input has {input.dim()} dims, linear_weight {linear_weight.dim()}"
+        _refuse("F.linear_cross_entropy", got + "; 1 or 2, and at least 2")
     classes, *outer, features = linear_weight.shape
     bias = None if linear_bias is None else linear_bias.reshape(-1)
     logits = F.linear(input, linear_weight.reshape(-1, features), bias).reshape(
@@ -156,6 +228,10 @@ def istft(
     x = input if input.dim() == 3 else input.unsqueeze(0)  # (batch, freqs, frames)
     width = n_fft if win_length is None else win_length
     step = width // 4 if hop_length is None else hop_length
+    _refuse_frames(x, n_fft, width, step, onesided)
+    if window is not None and tuple(window.shape) != (width,):
+        shape = tuple(window.shape)
+        _refuse("torch.istft", f"window has shape {shape}; win_length is {width}")
     if window is None:
         window = torch.ones(width, dtype=x.real.dtype, device=x.device)
     window = _padded(window, width, n_fft)  # (n_fft,)
@@ -167,7 +243,9 @@ def istft(
     start = n_fft // 2 if center else 0
     end = start + length if length is not None else total - start
     inside = slice(start, min(end, total))
-    out = signal[:, inside] / weight[inside]
+    weight = weight[inside]
+    weight = torch.where(weight.abs() < GAP, math.nan, weight)  # where torch stops
+    out = signal[:, inside] / weight
     out = F.pad(out, (0, max(end - total, 0)))  # (batch, length)
     return out if input.dim() == 3 else out.squeeze(0)
 
@@ -205,6 +283,23 @@ def _overlap_added(
     return signal, weight
 
 
+def _refuse_frames(
+    x: torch.Tensor, n_fft: int, width: int, step: int, onesided: bool | None
+) -> None:
+    """Refuse sizes that torch.istft refuses."""
+    if not x.is_complex() or x.dim() != 3:
+        got = f"input is {x.dtype} of {x.dim()} dims; it is complex, of 2 or 3"
+        _refuse("torch.istft", got)
+    if not 0 < step <= width <= n_fft:
+        got = f"hop_length is {step}, win_length {width}, n_fft {n_fft}"
+        _refuse("torch.istft", got + "; 0 < hop_length <= win_length <= n_fft")
+    half = n_fft // 2 + 1
+    counts = {None: (n_fft, half), True: (half,), False: (n_fft,)}[onesided]
+    if x.shape[1] not in counts:
+        got = f"{x.shape[1]} frequencies for n_fft {n_fft} and onesided {onesided}"
+        _refuse("torch.istft", got)
+
+
 def ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -215,6 +310,7 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> torch.Tensor:
     """F.ctc_loss, which makes a tensor of lengths behind the back of whoever traces."""
+    _refuse_reduction("F.ctc_loss", reduction)
     losses = torch.ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity
     )
@@ -241,8 +337,3 @@ TABLE = {
         else {}
     ),
 }
-
-
-def install() -> None:
-    """Have Dynamo take them; capture calls this before it traces."""
-    _compat.substitute(TABLE)

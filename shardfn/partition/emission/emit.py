@@ -40,7 +40,7 @@ def emit(
         A graph whose placeholders are one coordinate per axis and then the local inputs.
     """
     mode = _compat.fake_mode()
-    with mode:
+    with mode, _compat.patched("fakes"):
         b = Builder(plan.axes, coordinates, mode, device, group_names)
         pieces: dict[int, Piece] = {}
         for slot in plan.ins:

@@ -1,0 +1,77 @@
+"""Torch, as its user knows it, answers the same before `import shardfn`, after it, after every
+kind of transform has run, and in another thread while captures run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from bystander import run
+
+from shardfn import _compat
+from tests.support.sizes import ROOT
+
+PHASES = (
+    "imported",
+    "afterwards",
+    "as Dynamo reads",
+    "as its graph is traced",
+    "beside captures",
+    "at last",
+)
+
+
+@pytest.fixture(scope="module")
+def seen(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, dict[str, str]]:
+    """The answers of a new interpreter, by phase and program.
+
+    Inductor's cache is new too: its first real compilation starts a thread of its own.
+    """
+    cached = str(tmp_path_factory.mktemp("inductor"))
+    paths = [str(ROOT), str(ROOT / "tests" / "support")]
+    done = subprocess.run(
+        [sys.executable, "-m", "bystander.run"],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TORCHINDUCTOR_CACHE_DIR": cached,
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", run.ALL)
+def test_torch_answers_the_same_before_during_and_after_us(
+    seen: dict[str, dict[str, str]], name: str
+) -> None:
+    wanted = seen["before"][name]
+    answers = {p: seen[p][name] for p in PHASES if name in seen[p]}
+    assert answers == dict.fromkeys(answers, wanted)
+
+
+def test_the_table_holds_what_it_is_to_hold(
+    seen: dict[str, dict[str, str]],
+) -> None:
+    assert tuple(seen) == ("before", *PHASES)
+    assert len(run.ALL) >= 80 and len(run.BESIDE) >= 60 and len(run.HELD) >= 40
+    assert (
+        "ValueError: ['var has negative"
+        in seen["at last"]["compiled, negative variance"]
+    )
+
+
+def test_every_change_to_torch_says_what_why_and_until_when() -> None:
+    for row in (row for rows in _compat.PATCHES.values() for row in rows):
+        assert row.what and row.why and row.until
+        assert (row.new is None) != (row.enter is None)
+        assert row.enter is not None or all(":" in place for place in row.what)
