@@ -150,10 +150,11 @@ class Reads:
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
-            if len(path) > 1 and path[:-1] not in now:
+            before = path[:-1]
+            if before and before not in now:
                 continue  # what it is in has changed already
             try:
-                new = old if len(path) == 1 else _step(now[path[:-1]], *path[-1])
+                new = _step(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
                 alike = alike and all(
