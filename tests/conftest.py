@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import types
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,11 @@ NEEDS = {  # the name of a function or module, and the marker of the tests that 
     "run_ranks": "ranks",
     "shardfn.demo.runs": "ranks",
     "subprocess": "slow",
+}
+SLOW = {
+    line
+    for line in (TESTS / "slow.txt").read_text().splitlines()
+    if not line.startswith("#")
 }
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _made = pytest.StashKey[str]()
@@ -70,7 +75,12 @@ def _skip_inductor() -> None:
 
 def markers(item: pytest.Item) -> set[str]:
     """Those of `ranks`, `inductor`, `slow`, `laws` and `quick` that hold of a test."""
-    names = set(_needs(item))
+    names: set[str] = set()
+    if isinstance(item, pytest.Function):  # not the example of a docstring
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        names |= needs(_functions(item), params)
+    if item.nodeid.partition("[")[0] in SLOW:
+        names.add("slow")
     fast = not names
     if is_law(item):
         names.add("laws")
@@ -90,20 +100,27 @@ def is_kept(nodeid: str) -> bool:
     return zlib.crc32(nodeid.encode()) % KEPT_OF_LAWS == 0
 
 
-def _needs(item: pytest.Item) -> Iterator[str]:
-    if not isinstance(item, pytest.Function):  # the example of a docstring
-        return
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    backend = params.get("backend", "inductor")
-    if "inductor" in [value for value in params.values() if isinstance(value, str)]:
-        yield "inductor"
-    for value in _reached(_functions(item)):
-        if isinstance(value, str):
-            # A case of another backend names this one only to compare.
-            if value == backend == "inductor":
-                yield "inductor"
-        elif isinstance(value, types.FunctionType | types.ModuleType):
-            yield from [NEEDS[name] for name in [value.__name__] if name in NEEDS]
+def needs(
+    functions: list[types.FunctionType], params: Mapping[str, Any]
+) -> set[str]:
+    """Those of `ranks`, `inductor` and `slow` that a case of a test needs by what it reaches.
+
+    Args:
+        functions: the test and its fixtures.
+        params: of the case.
+    """
+    found: set[str] = set()
+    reached = list(_reached(functions))
+    named = [value for value in reached if isinstance(value, str)]
+    asked = [value for value in params.values() if isinstance(value, str)]
+    # A case of another backend names this one only to compare.
+    other = params.get("backend", "inductor") != "inductor"
+    if "inductor" in asked or ("inductor" in named and not other):
+        found.add("inductor")
+    for value in reached:
+        if isinstance(value, types.FunctionType | types.ModuleType):
+            found |= {NEEDS[name] for name in [value.__name__] if name in NEEDS}
+    return found
 
 
 def _functions(item: pytest.Function) -> list[types.FunctionType]:
