@@ -21,7 +21,17 @@ from typing import Any, NoReturn
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-LAWS = (TESTS / "laws", TESTS / "conformance")
+LAWS = [  # folders in which nearly every test captures a program
+    TESTS / name
+    for name in (
+        "capture",
+        "conformance",
+        "laws",
+        "partition",
+        "schedule",
+        "transforms",
+    )
+]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
