@@ -4,43 +4,52 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 JOBS ?= 2
 
-BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q -c constraints.txt
+# make test TORCH=2.15.0 tests with another torch, in a venv of its own that no constraint pins.
+TORCH ?=
+VENV := .venv$(if $(TORCH),-$(TORCH))
+PINS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(PINS)
+# A worker that has run out of tests takes some of another worker's.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat conformance gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat conformance gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # constraints.txt pins torch; PyTorch's own CPU index (PIP_EXTRA_INDEX_URL) makes the download smaller.
-.venv/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "shardfn needs Python 3.11 or newer: make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[test,viz]'
 	@touch $@
 
-.venv/.installed-bench: .venv/.installed
+$(VENV)/.installed-bench: $(VENV)/.installed
 	$(PIP) -e '.[bench]'
 	@touch $@
 
-venv: .venv/.installed  ## make .venv with everything that the demo and the tests need
+venv: $(VENV)/.installed  ## make .venv with everything that the demo and the tests need
 
 demo: venv  ## train on 8 simulated ranks and compare with one device
 	$(BIN)/python -m shardfn demo
 
-test: venv  ## ruff, then every test and docstring example
+quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a fifth of the laws
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n $(JOBS)
+	SHARDFN_EFFORT=1/5 $(PYTEST) -m quick
 
-lint: venv  ## ruff and pyright
+test: lint  ## ruff and pyright, then every test and docstring example; TORCH=2.15.0 for another torch
+	$(PYTEST)
+
+lint: venv  ## ruff, and pyright with the pinned torch
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(if $(TORCH),,$(BIN)/pyright)
 
 conformance: venv  ## every operator of torch's database, sharded in every way: ARGS="--ops add sum --resume"
 	PYTHONPATH=.:tests:tests/support $(BIN)/python -m conformance $(ARGS)
 
-bench-calls: .venv/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
+bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
 
 bench-schedule: venv  ## what placing and scheduling programs of up to 100,000 nodes costs
@@ -62,9 +71,9 @@ bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu_check
 
-sizes:  ## the longest files and functions
+sizes:  ## AST nodes a line of code; functions, files, lines and folders that are too long
 	$(PYTHON) -m tests.support.sizes
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv build dist demo-report *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist demo-report *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

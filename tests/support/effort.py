@@ -1,5 +1,5 @@
 """How much the property tests try: SHARDFN_EFFORT=20 tries twenty times as much as a run in CI
-does.
+does, and SHARDFN_EFFORT=1/5, as in `make quick`, draws a fifth of the examples.
 
 They try the same at every run; with SHARDFN_EXPLORE=1 something else each time, or as pytest's
 --hypothesis-seed says.
@@ -7,11 +7,16 @@ They try the same at every run; with SHARDFN_EXPLORE=1 something else each time,
 
 from __future__ import annotations
 
+import math
 import os
+from fractions import Fraction
 
 from hypothesis import HealthCheck, settings
 
-EFFORT = int(os.environ.get("SHARDFN_EFFORT", "1"))
+ASKED = Fraction(os.environ.get("SHARDFN_EFFORT", "1"))
+EFFORT = max(
+    1, math.floor(ASKED)
+)  # of tests that are no property of drawn examples
 EXPLORE = os.environ.get("SHARDFN_EXPLORE") == "1"
 
 
@@ -23,7 +28,7 @@ def examples(n: int) -> settings:
         HealthCheck.filter_too_much,
     ]
     return settings(
-        max_examples=n * EFFORT,
+        max_examples=math.ceil(n * ASKED),
         derandomize=not EXPLORE,
         deadline=None,
         database=None,

@@ -1,5 +1,8 @@
 """Run a function on n real ranks: gloo processes on this machine, one thread each.
 
+One server process lives as long as the pytest worker. It has imported torch and nothing of ours,
+and forks the ranks of every world: a rank starts at once, and holds no state of an earlier test.
+
 Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two
 processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
 of "malloc(): unaligned fastbin chunk detected" and its like. So ranks that die by such a signal
@@ -8,6 +11,7 @@ run once more, with a warning; whatever they raise, or die of again, is raised h
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -20,6 +24,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# What the server imports; the ranks share the pages.
+IMPORTED_ONCE = [
+    "torch",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor",
+    "hypothesis",
+    "numpy",
+    "pytest",
+]
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
 
@@ -28,22 +41,29 @@ def run_ranks(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     traceback.
     """
     try:
-        return _spawned(n, fn, args)
+        return _forked(n, fn, args)
     except CrashedError as crash:
         warnings.warn(
             f"{crash}; they run once more: {getattr(fn, '__name__', fn)}",
             stacklevel=2,
         )
-    return _spawned(n, fn, args)
+    return _forked(n, fn, args)
 
 
 class CrashedError(RuntimeError):
     """A rank died by a signal, not by an exception of its own."""
 
 
-def _spawned(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = mp.spawn(_rank, (n, folder, fn, args), nprocs=n, join=False)
+        ranks = mp.start_processes(
+            _rank,
+            (n, folder, dict(os.environ), fn, args),
+            nprocs=n,
+            join=False,
+            start_method="forkserver",
+        )
         try:
             while not ranks.join():
                 pass
@@ -66,8 +86,16 @@ def _spawned(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]
 
 
 def _rank(
-    rank: int, n: int, folder: str, fn: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    n: int,
+    folder: str,
+    environment: dict[str, str],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
+    # The server has the environment of its own start, not of this test.
+    os.environ.clear()
+    os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -144,11 +144,11 @@ class Reads:
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
-            before, last = path[:-1], path[-1]
+            before = path[:-1]
             if before and before not in now:
                 continue  # what it is in has changed already
             try:
-                new = step_to(now[before], *last) if before else old
+                new = step_to(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
                 alike = _alike(old, new, {kind for kind, _, _ in answers})
                 alike = alike and all(

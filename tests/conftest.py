@@ -1,0 +1,175 @@
+"""Two speeds of tests: which tests need real ranks, Inductor or a process of their own, and which
+ones `make quick` runs. Kernels compiled by one test are cached for the others of the same run.
+
+A test is marked for what it reaches: its function, its fixtures, and the functions of the tests
+that those name.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import shutil
+import tempfile
+import types
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+LAWS = [  # folders in which nearly every test captures a program
+    TESTS / name
+    for name in (
+        "capture",
+        "conformance",
+        "laws",
+        "partition",
+        "schedule",
+        "transforms",
+    )
+]
+KEPT_OF_LAWS = 5  # make quick runs one law of so many
+NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
+    "run_ranks": "ranks",
+    "shardfn.demo.runs": "ranks",
+    "subprocess": "slow",
+}
+SLOW = {
+    line
+    for line in (TESTS / "slow.txt").read_text().splitlines()
+    if not line.startswith("#")
+}
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_made = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if CACHE not in os.environ:  # set for the workers of this run, which inherit it
+        config.stash[_made] = os.environ[CACHE] = tempfile.mkdtemp(
+            prefix="kernels-"
+        )
+    if config.option.markexpr == "quick":
+        _skip_inductor()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(_made, None):
+        del os.environ[CACHE]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in sorted(markers(item)):
+            item.add_marker(name)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and collected tests live to the end: no need to search them
+
+
+def _skip_inductor() -> None:
+    """Skip a test at the moment when it asks Inductor for kernels."""
+    from shardfn import _compat
+
+    def skip(*_: Any) -> NoReturn:
+        pytest.skip("compiles with Inductor")
+
+    _compat.inductor = skip
+
+
+def markers(item: pytest.Item) -> set[str]:
+    """Those of `ranks`, `inductor`, `slow`, `laws` and `quick` that hold of a test."""
+    names: set[str] = set()
+    if isinstance(item, pytest.Function):  # not the example of a docstring
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        names |= needs(_functions(item), params)
+    if item.nodeid.partition("[")[0] in SLOW:
+        names.add("slow")
+    fast = not names
+    if is_law(item):
+        names.add("laws")
+    if fast and ("laws" not in names or is_kept(item.nodeid)):
+        names.add("quick")
+    return names
+
+
+def is_law(item: pytest.Item) -> bool:
+    """Whether a test is one case of many, or stands in a folder of laws."""
+    in_folder = any(item.path.is_relative_to(folder) for folder in LAWS)
+    return in_folder or hasattr(item, "callspec")
+
+
+def is_kept(nodeid: str) -> bool:
+    """Whether a law is in the fixed fifth: the same one at every run and on every machine."""
+    return zlib.crc32(nodeid.encode()) % KEPT_OF_LAWS == 0
+
+
+def needs(
+    functions: list[types.FunctionType], params: Mapping[str, Any]
+) -> set[str]:
+    """Those of `ranks`, `inductor` and `slow` that a case of a test needs by what it reaches.
+
+    Args:
+        functions: the test and its fixtures.
+        params: of the case.
+    """
+    found: set[str] = set()
+    reached = list(_reached(functions))
+    named = [value for value in reached if isinstance(value, str)]
+    asked = [value for value in params.values() if isinstance(value, str)]
+    # A case of another backend names this one only to compare.
+    other = params.get("backend", "inductor") != "inductor"
+    if "inductor" in asked or ("inductor" in named and not other):
+        found.add("inductor")
+    for value in reached:
+        if isinstance(value, types.FunctionType | types.ModuleType):
+            found |= {NEEDS[name] for name in [value.__name__] if name in NEEDS}
+    return found
+
+
+def _functions(item: pytest.Function) -> list[types.FunctionType]:
+    """A test's own function and those of its fixtures."""
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    found = [item.function, *(fixture[-1].func for fixture in fixtures)]
+    return [f for f in map(inspect.unwrap, found) if _is_ours(f)]
+
+
+def _reached(functions: list[types.FunctionType]) -> Iterator[Any]:
+    """The globals and string constants that functions name, and those that the tests' functions
+    among these name.
+    """
+    waiting = list(functions)
+    seen: set[types.CodeType] = set()
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        for value in _named(function.__code__, function.__globals__):
+            yield value
+            if _is_ours(value):
+                waiting.append(value)
+
+
+def _named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
+    yield from (names[name] for name in code.co_names if name in names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _named(constant, names)
+        elif isinstance(constant, tuple):
+            yield from (part for part in constant if isinstance(part, str))
+        elif isinstance(constant, str):
+            yield constant
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a value is a function of the tests."""
+    if not isinstance(value, types.FunctionType):
+        return False
+    return Path(value.__code__.co_filename).is_relative_to(TESTS)

@@ -1,0 +1,63 @@
+"""The two speeds of tests: what a test reaches decides its markers, and the fifth is fixed."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+from tests.conftest import SLOW, TESTS, is_kept, needs
+
+
+def plain() -> None: ...
+
+
+def on_ranks() -> Any:
+    return deeper()
+
+
+def deeper() -> Any:
+    return run_ranks(1, plain)
+
+
+def compiling() -> Any:
+    return dict(backend="inductor")
+
+
+def starting() -> Any:
+    return subprocess.run(["true"], check=True)
+
+
+REACHED = [
+    (plain, {}, set()),
+    (plain, {"backend": "aten"}, set()),
+    (plain, {"backend": "inductor"}, {"inductor"}),
+    (on_ranks, {}, {"ranks"}),
+    (compiling, {}, {"inductor"}),
+    (compiling, {"backend": "aten"}, set()),
+    (starting, {}, {"slow"}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REACHED)))
+def test_a_test_needs_what_its_functions_reach(case: int) -> None:
+    function, params, wanted = REACHED[case]
+    assert needs([function], params) == wanted
+
+
+def test_a_fixed_fifth_is_kept() -> None:
+    kept = [n for n in range(10_000) if is_kept(f"tests/test_a.py::test_b[{n}]")]
+    assert 1900 < len(kept) < 2100
+    assert kept[:3] == [0, 2, 4]
+
+
+def test_every_slow_test_exists() -> None:
+    gone = []
+    for entry in SLOW:
+        path, _, name = entry.partition("::")
+        text = (TESTS.parent / path).read_text()
+        if f"def {name.rpartition('.')[2]}(" not in text:
+            gone.append(entry)
+    assert not gone
