@@ -50,6 +50,7 @@ CONTEXTS = (
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
+    State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
 )
 
 REGISTRIES = (
@@ -58,6 +59,8 @@ REGISTRIES = (
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
+    State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
+    State("collectives", "MOVES", "the same, by step of a redistribution"),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),
@@ -82,9 +85,9 @@ ONCE = (
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
     State("_compat.distributed", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed", "_gone_class", "a class over torch's"),
-    State("_compat.dynamo", "_substitute", "what Dynamo reads instead"),
+    State("_compat.dynamo", "_handler", "what Dynamo reads instead"),
     State("_compat.inductor", "_register_lowerings", "lowerings of our ops"),
-    State("_compat.known_sizes", "install", "fake kernels"),
+    State("_compat.zeros", "_warn_of_overrides", "torch's warning of them"),
 )
 
 NUMBERS = (

@@ -68,7 +68,7 @@ def _own_what_as_strided_reads(
             node.args = (_copied(graph, viewed_node, holders), *layout)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Taken:
     """Which parts of which memory results lie in."""
 

@@ -239,15 +239,21 @@ def istft(
     spectra = x.transpose(1, 2)  # (batch, frames, freqs)
     frames = _frames(spectra, n_fft, norm, return_complex) * window
     signal, weight = _overlap_added(frames, window, step)
-    total = weight.shape[0]
     start = n_fft // 2 if center else 0
-    end = start + length if length is not None else total - start
+    end = weight.shape[0] - start if length is None else start + length
+    out = _trimmed(signal, weight, start, end)  # (batch, length)
+    return out if input.dim() == 3 else out.squeeze(0)
+
+
+def _trimmed(
+    signal: torch.Tensor, weight: torch.Tensor, start: int, end: int
+) -> torch.Tensor:
+    """The signal from start to end over the weight of its windows, NaN in a gap between them."""
+    total = weight.shape[0]
     inside = slice(start, min(end, total))
     weight = weight[inside]
     weight = torch.where(weight.abs() < GAP, math.nan, weight)  # where torch stops
-    out = signal[:, inside] / weight
-    out = F.pad(out, (0, max(end - total, 0)))  # (batch, length)
-    return out if input.dim() == 3 else out.squeeze(0)
+    return F.pad(signal[:, inside] / weight, (0, max(end - total, 0)))
 
 
 def _padded(window: torch.Tensor, width: int, n_fft: int) -> torch.Tensor:

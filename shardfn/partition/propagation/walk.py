@@ -375,6 +375,7 @@ class Walk(Chooser):
 
     def fill(self, value: Value, marks: Marks) -> plan.Slot:
         """A constant, made at a placement."""
+        assert value.fill is not None
         node, number = value.fill
         slot = self.slot(value.fake, marks)
         self.steps.append(plan.Fill(node, slot, number))
