@@ -67,6 +67,7 @@ ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it
 TORCH_HOME = (
     "_compat"  # may touch private torch modules and ask for torch's version
 )
+MAX_PRIVATE_MEMBERS = 10
 OPTIONAL = {
     "rich",
     "matplotlib",
@@ -155,6 +156,27 @@ def _is_private(dotted: str) -> bool:
         if part[:1].isupper():
             return False
     return False
+
+
+def private_members(found: list[Module]) -> list[str]:
+    """Uses of torch's private members outside of _compat, which has a public name for each."""
+    trees = {module: list(ast.walk(module.tree)) for module in found}
+    getters = [
+        node.args[0].value
+        for module, nodes in trees.items()
+        if module.unit == TORCH_HOME
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "operator.attrgetter"
+    ]
+    names = {*getters, "_make_wrapper_subclass"}
+    return [
+        f"{module.at(node)}: {node.attr}"
+        for module, nodes in trees.items()
+        if module.unit != TORCH_HOME
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr in names
+    ]
 
 
 def nameless(found: list[Module]) -> list[str]:
@@ -252,6 +274,12 @@ def test_only_tree_imports_optree():
 
 def test_only_compat_touches_private_torch_and_its_version():
     assert not (bad := private_torch(modules())), said(bad)
+
+
+def test_few_private_members_of_torch_are_used_outside_of_compat():
+    """Two in the call path, where a function call a leaf would show; the rest write or subclass."""
+    assert len(bad := private_members(modules())) <= MAX_PRIVATE_MEMBERS, said(bad)
+    assert len(bad) > 0, "the search finds those that there are"
 
 
 def test_no_file_has_a_name_that_says_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers the functional collective ops
 from torch.distributed.tensor import DTensor, Placement
+
+# Private members of torch, each by a name of ours.
+local_tensor = operator.attrgetter("_local_tensor")  # of a DTensor
+spec_of = operator.attrgetter(
+    "_spec"
+)  # of a DTensor: mesh, placements, global shape
 
 
 def fake_store() -> dist.Store:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +17,17 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .threads import replaced
+
+# Private members of torch, each by a name of ours.
+parameters_of = operator.attrgetter("_parameters")
+buffers_of = operator.attrgetter("_buffers")
+modules_of = operator.attrgetter("_modules")
+forward_hooks_of = operator.attrgetter("_forward_hooks")
+forward_pre_hooks_of = operator.attrgetter("_forward_pre_hooks")
+backward_hooks_of = operator.attrgetter(
+    "_backward_hooks"
+)  # of a module or a tensor
+backward_pre_hooks_of = operator.attrgetter("_backward_pre_hooks")
 
 _HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "hooked", default=False

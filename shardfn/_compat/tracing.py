@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -21,6 +22,22 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import forward_ad
 
 from .threads import is_capturing, overridden
+
+# Private members of torch, each by a name of ours.
+schema = operator.attrgetter("_schema")  # of an op
+overload_of = operator.attrgetter("_opoverload")  # of a custom op
+namespace_of = operator.attrgetter("_namespace")  # of a custom op
+backward_of = operator.attrgetter("_backward_fn")  # of a custom op
+setup_context_of = operator.attrgetter("_setup_context_fn")  # of a custom op
+name_of_op = operator.attrgetter("_opname")  # without namespace and overload
+codegen_of = operator.attrgetter("_codegen")  # of a graph
+sequence_number = operator.attrgetter("_sequence_nr")  # of an autograd node
+version_of = operator.attrgetter(
+    "_version"
+)  # of a tensor: how often it was written to
+base_of = operator.attrgetter(
+    "_base"
+)  # of a view: the tensor whose memory it shares
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 

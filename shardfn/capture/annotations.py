@@ -39,7 +39,9 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
         if fn in seen:
             continue
         seen.add(fn)
-        fn.register_prehook(functools.partial(_note, fn._sequence_nr(), inside))
+        fn.register_prehook(
+            functools.partial(_note, _compat.sequence_number(fn)(), inside)
+        )
         queue += [after for after, _ in fn.next_functions if after is not None]
 
 

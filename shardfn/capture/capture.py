@@ -297,7 +297,7 @@ def _replayed(
 ) -> Any:
     """What Dynamo's graph returns, with values for the tensors of these ids."""
     arguments = _tree.tree_map(lambda x: values.get(id(x), x), positional)
-    entering = python.graph._codegen.process_inputs(*arguments)
+    entering = _compat.codegen_of(python.graph).process_inputs(*arguments)
     outputs = Replay(python).run(
         *(values.get(id(x), x) for x in entering), enable_io_processing=False
     )
@@ -320,7 +320,7 @@ def _entering(
 ) -> closed_over.ClosedOver:
     """The tensors that Dynamo's graph takes and that are no arguments."""
     known = {id(x) for x in tensors}
-    inputs = python.graph._codegen.process_inputs(*positional)
+    inputs = _compat.codegen_of(python.graph).process_inputs(*positional)
     # what is made of an argument, as x.T is, is an input of Dynamo's graph too, and a fake tensor
     rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
     mine = [

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import attrs
 import torch
 
+from .. import _compat
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
 from ..collectives import MOVES
@@ -235,7 +236,7 @@ def _placed(slot: steps.Slot, axes: MeshAxes) -> str:
 def argument_names(node: torch.fx.Node) -> list[str]:
     """What the schema calls each tensor argument of a call: self, other, tensors[0]."""
     schema = (
-        [a.name for a in node.target._schema.arguments]
+        [a.name for a in _compat.schema(node.target).arguments]
         if hasattr(node.target, "_schema")
         else [""] * len(node.args)
     )

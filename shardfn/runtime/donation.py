@@ -118,13 +118,14 @@ class Donation:
         """
         mine = {id(leaves[i]) for i in self.taken}
         outs = [
-            _free(x) if id(x) in mine or id(x._base) in mine else x for x in outs
+            _free(x) if id(x) in mine or id(_compat.base_of(x)) in mine else x
+            for x in outs
         ]
         for i in self.taken:
             x = leaves[i]
             if isinstance(x, DTensor):
-                x._local_tensor = DonatedTensor(x._local_tensor, self.name)
-                x._spec = _compat.gone_spec(x._spec)
+                x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
+                x._spec = _compat.gone_spec(_compat.spec_of(x))
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
         return outs
@@ -132,14 +133,16 @@ class Donation:
 
 def _donated_to(x: Any) -> str | None:
     """The call that took a tensor away."""
-    return getattr(x._local_tensor if isinstance(x, DTensor) else x, "call", None)
+    return getattr(
+        _compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None
+    )
 
 
 def _locals(x: Any) -> Sequence[torch.Tensor]:
     """The tensors of this process that an argument lies in; none where it has no values, or no
     elements.
     """
-    local = x._local_tensor if isinstance(x, DTensor) else x
+    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     if isinstance(local, SimulatedTensor):
         return [shard for shard in local.shards if shard.numel()]
     return () if isinstance(local, UnreadTensor) or not local.numel() else (local,)

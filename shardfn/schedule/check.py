@@ -19,7 +19,9 @@ def sends(target: torch.library.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
     if target.namespace == "_c10d_functional":
         return target is not WAIT  # those that we never emit, too
-    return started_by(f"{target.namespace}.{target._opname}") is not None
+    return (
+        started_by(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
+    )
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:

@@ -251,7 +251,11 @@ def _names(code: types.CodeType) -> list[str]:
 
 
 def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    held = (module._parameters, module._buffers, module._modules)
+    held = (
+        _compat.parameters_of(module),
+        _compat.buffers_of(module),
+        _compat.modules_of(module),
+    )
     yield from (
         (f"{name}.{key}", x)
         for table in held

@@ -213,7 +213,11 @@ class PureModule:
 def _held(module: torch.nn.Module, path: str) -> Any:
     owner, _, name = path.rpartition(".")
     part = module.get_submodule(owner)
-    return part._buffers[name] if name in part._buffers else part._parameters[name]
+    return (
+        _compat.buffers_of(part)[name]
+        if name in _compat.buffers_of(part)
+        else _compat.parameters_of(part)[name]
+    )
 
 
 def frozen_names(module: torch.nn.Module) -> frozenset[str]:
@@ -343,7 +347,7 @@ class Traced(TorchFunctionMode):
             return x
         if id(x) not in self.fakes:
             made = self.mode.from_tensor(x)
-            self.fakes[id(x)] = (x, made, made._version)
+            self.fakes[id(x)] = (x, made, _compat.version_of(made))
         return self.fakes[id(x)][1]
 
     def refuse_written(self) -> None:
@@ -353,7 +357,10 @@ class Traced(TorchFunctionMode):
         Raises:
             CaptureError: saying what to do.
         """
-        if any(fake._version > version for _, fake, version in self.fakes.values()):
+        if any(
+            _compat.version_of(fake) > version
+            for _, fake, version in self.fakes.values()
+        ):
             got, fix = explain.HELD
             raise CaptureError(
                 problem(

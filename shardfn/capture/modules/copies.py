@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ... import _compat
+
 CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict)
 
 
@@ -41,8 +43,12 @@ def copied(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    if "_orig_mod" in module._modules:  # what torch.compile makes of a module
-        made = memo[id(module)] = copied(module._modules["_orig_mod"], memo)
+    if "_orig_mod" in _compat.modules_of(
+        module
+    ):  # what torch.compile makes of a module
+        made = memo[id(module)] = copied(
+            _compat.modules_of(module)["_orig_mod"], memo
+        )
         return made
     made = memo[id(module)] = object.__new__(type(module))
     state = {name: copied(x, memo) for name, x in module.__dict__.items()}
@@ -101,10 +107,10 @@ def code(module: torch.nn.Module) -> list[Any]:
     found: list[Any] = []
     for part in module.modules():
         hooks = (
-            part._forward_pre_hooks,
-            part._forward_hooks,
-            part._backward_pre_hooks,
-            part._backward_hooks,
+            _compat.forward_pre_hooks_of(part),
+            _compat.forward_hooks_of(part),
+            _compat.backward_pre_hooks_of(part),
+            _compat.backward_hooks_of(part),
         )
         found += [
             part.__dict__.get("forward") or type(part).forward,
@@ -121,7 +127,7 @@ def changes(
     """
     computed = set()
     for prefix, part in module.named_modules():
-        for hook in part._forward_pre_hooks.values():
+        for hook in _compat.forward_pre_hooks_of(part).values():
             name = getattr(hook, "name", None) or getattr(
                 hook, "_tensor_name", None
             )

@@ -23,7 +23,7 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     """
     if not x.requires_grad:
         return ()
-    found = tuple((x._backward_hooks or {}).values())
+    found = tuple((_compat.backward_hooks_of(x) or {}).values())
     after, several = (
         getattr(x, "_post_accumulate_grad_hooks", None),
         any(map(_is_of_several, found)),

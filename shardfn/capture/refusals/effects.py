@@ -46,7 +46,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     out=(v, i))`.
     """
     found: list[torch.fx.Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(_compat.schema(node.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = (
                 node.args[position]
@@ -60,7 +60,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
 def _mutates(node: torch.fx.Node) -> bool:
     return (
         isinstance(node.target, _compat.OpOverload)
-        and node.target._schema.is_mutable
+        and _compat.schema(node.target).is_mutable
     )
 
 

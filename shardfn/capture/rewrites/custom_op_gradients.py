@@ -18,7 +18,7 @@ TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
 
 def has_derivative(op: Any) -> bool:
     """Whether an op is a custom op with a gradient that capture can take."""
-    return any(record._opoverload is op for record in _differentiable())
+    return any(_compat.overload_of(record) is op for record in _differentiable())
 
 
 def _differentiable() -> list[Any]:
@@ -28,13 +28,14 @@ def _differentiable() -> list[Any]:
     mine = [
         r
         for r in _compat.custom_ops()
-        if r._backward_fn is not None and r._namespace not in TORCHS
+        if _compat.backward_of(r) is not None
+        and _compat.namespace_of(r) not in TORCHS
     ]
     return [
         r
         for r in mine
-        if not r._opoverload._schema.is_mutable
-        and "Tensor[]" not in str(r._opoverload._schema)
+        if not _compat.schema(_compat.overload_of(r)).is_mutable
+        and "Tensor[]" not in str(_compat.schema(_compat.overload_of(r)))
     ]
 
 
@@ -87,7 +88,7 @@ def differentiated() -> Callable[..., Any] | None:
     """
     records: dict[Any, Any] = {}
     for record in _differentiable():
-        op = record._opoverload
+        op = _compat.overload_of(record)
         records[op] = records[op.overloadpacket] = record
 
     def run(call: Callable[..., Any], op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,9 +103,9 @@ def differentiated() -> Callable[..., Any] | None:
 def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
     """The autograd.Function of one call."""
     op, setup, derivative = (
-        record._opoverload,
-        record._setup_context_fn,
-        record._backward_fn,
+        _compat.overload_of(record),
+        _compat.setup_context_of(record),
+        _compat.backward_of(record),
     )
 
     class Differentiable(torch.autograd.Function):
@@ -114,7 +115,7 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            left = op._schema.arguments[
+            left = _compat.schema(op).arguments[
                 count:
             ]  # the dispatcher takes away what is as by default
             args = (*inputs, *(a.default_value for a in left if not a.kwarg_only))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 import torch
 
+from ... import _compat
 from ...errors import RuleError, problem
 from ...types import Mark
 from .strategy import Choice, OpCall, replicated
@@ -89,7 +90,10 @@ class Factors:
 
     def strangers(self, op: torch.library.OpOverload) -> list[str]:
         """What of the mapping does not fit the schema of an op."""
-        tensors, returns = len(tensor_arguments(op)), len(op._schema.returns)
+        tensors, returns = (
+            len(tensor_arguments(op)),
+            len(_compat.schema(op).returns),
+        )
         wrong = []
         if len(self.ins) != tensors:
             wrong.append(
@@ -146,12 +150,15 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
 
 def tensor_arguments(op: torch.library.OpOverload) -> list[str]:
     """The names of an op's arguments that are tensors, may be, or are lists of them."""
-    return [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
+    return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 
 
 def in_owners(call: OpCall) -> list[int]:
     """For each tensor of a call, the number of the tensor argument that it comes from."""
-    names, arguments = tensor_arguments(call.target), call.target._schema.arguments
+    names, arguments = (
+        tensor_arguments(call.target),
+        _compat.schema(call.target).arguments,
+    )
     owners: list[int] = []
     for name, value in (
         *zip((a.name for a in arguments), call.args, strict=False),
@@ -167,7 +174,7 @@ def out_owners(call: OpCall) -> list[int]:
     """For each tensor that a call returns, the number of the result; a list of tensors is one
     result.
     """
-    one = len(call.target._schema.returns) == 1
+    one = len(_compat.schema(call.target).returns) == 1
     return [0 if one else i for i in range(len(call.outs))]
 
 

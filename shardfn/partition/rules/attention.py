@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ... import _compat
 from ...types import Mark
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
@@ -44,13 +45,15 @@ def _marks(
 
 def _position(call: OpCall, *names: str) -> int:
     return next(
-        i for i, a in enumerate(call.target._schema.arguments) if a.name in names
+        i
+        for i, a in enumerate(_compat.schema(call.target).arguments)
+        if a.name in names
     )
 
 
 def _mask(call: OpCall) -> torch.Tensor | None:
     names = {"attn_mask", "attn_bias"} & {
-        a.name for a in call.target._schema.arguments
+        a.name for a in _compat.schema(call.target).arguments
     }
     found = [call.arg(_position(call, name), name) for name in names]
     return found[0].meta["val"] if found and found[0] is not None else None

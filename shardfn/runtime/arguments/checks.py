@@ -117,10 +117,11 @@ def check_leaves(
     for i, (x, path) in enumerate(zip(leaves, paths, strict=True)):
         where = f"{request.name}, argument {path}"
         if isinstance(x, DonatedTensor) or (
-            isinstance(x, DTensor) and isinstance(x._local_tensor, DonatedTensor)
+            isinstance(x, DTensor)
+            and isinstance(_compat.local_tensor(x), DonatedTensor)
         ):
             raise used_after_donation(
-                getattr(x, "call", None) or x._local_tensor.call
+                getattr(x, "call", None) or _compat.local_tensor(x).call
             )
         if isinstance(x, torch.Tensor):
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):

@@ -40,7 +40,7 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
 
 def local_of(x: Any) -> torch.Tensor:
     """The local tensor of a DTensor."""
-    return x._local_tensor
+    return _compat.local_tensor(x)
 
 
 def _itself(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def _itself(x: torch.Tensor) -> torch.Tensor:
 
 def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
     def read(x: Any) -> list[torch.Tensor]:
-        local = x._local_tensor
+        local = _compat.local_tensor(x)
         return local.shards if isinstance(local, SimulatedTensor) else [local] * n
 
     return read

@@ -66,7 +66,7 @@ def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:
     return tuple(
         i
         for i, x in enumerate(values)
-        if isinstance(x, DTensor) and _compat.is_unreduced(x._spec)
+        if isinstance(x, DTensor) and _compat.is_unreduced(_compat.spec_of(x))
     )
 
 

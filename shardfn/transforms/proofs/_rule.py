@@ -183,7 +183,7 @@ def _from_text(
     except ValueError as error:
         wrong = list(error.args)
     if wrong or factors is None:
-        needed = f"a name for each dim, as in 'b i k, k j -> b i j', for {target._schema}"
+        needed = f"a name for each dim, as in 'b i k, k j -> b i j', for {_compat.schema(target)}"
         raise RuleError(problem(where, *wrong, needed=needed), fix=needed)
     if factors.contracted and example is None:
         fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
@@ -208,7 +208,7 @@ def _overload(op: Any) -> Any:
             o
             for o in known
             if tensor_arguments(o)
-            and not any(a.is_out for a in o._schema.arguments)
+            and not any(a.is_out for a in _compat.schema(o).arguments)
         ]
     elif isinstance(op, _compat.OpOverload):
         found = [op]
@@ -236,7 +236,7 @@ def _overload(op: Any) -> Any:
 
 def _refuse(target: Any, example: Sequence[Any] | None) -> None:
     """Refuse ops that no rule can be for."""
-    schema = target._schema
+    schema = _compat.schema(target)
     causes = (
         (
             target.namespace == "shardfn",

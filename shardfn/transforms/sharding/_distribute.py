@@ -333,7 +333,7 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
     """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one
     that holds it.
     """
-    local, is_complex = x._local_tensor, x.dtype.is_complex
+    local, is_complex = _compat.local_tensor(x), x.dtype.is_complex
     carried = (
         torch.view_as_real(local.contiguous())
         if is_complex
@@ -358,7 +358,7 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
 def _whole(x: Any) -> Any:
     if not isinstance(x, DTensor):
         return x
-    local = x._local_tensor
+    local = _compat.local_tensor(x)
     if isinstance(local, UnreadTensor):
         return local.numpy()
     if not isinstance(local, SimulatedTensor):
