@@ -69,7 +69,7 @@ bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
-	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu_check
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
 
 sizes:  ## AST nodes a line of code; functions, files, lines and folders that are too long
 	$(PYTHON) -m tests.support.sizes

@@ -1,3 +1,3 @@
 """Benchmarks and checks that need more than a test may ask: `python -m bench.calls`, `python -m
-bench.gpu_check`.
+bench.gpu.check`.
 """

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is missing.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu_check", description="The laws on one GPU."
+        prog="python -m bench.gpu.check", description="The laws on one GPU."
     )
     parser.add_argument(
         "--device",
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "PYTHONPATH may name a folder with it."
         )
         return 2
-    return importlib.import_module("bench.gpu_laws").check(
+    return importlib.import_module("bench.gpu.laws").check(
         args.device, quick=args.quick
     )
 

@@ -1,4 +1,4 @@
-"""What `bench.gpu_check` runs: the demo's train step in three worlds, compared with the CPU in
+"""What `bench.gpu.check` runs: the demo's train step in three worlds, compared with the CPU in
 float64, then timed.
 """
 

@@ -1,0 +1,1 @@
+"""The laws on one GPU: `python -m bench.gpu.check`."""
