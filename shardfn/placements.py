@@ -1,4 +1,4 @@
-"""Placements at the door: what users write, and how it becomes marks."""
+"""Placements at the door: what users write, and how it becomes placements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_spec(x: Any) -> bool:
 
 
 def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
-    """One placement leaf as marks.
+    """One placement leaf as placements.
 
     Raises:
         ValueError: what does not fit, in words.
@@ -73,7 +73,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 
 def check_whole(spec: Any, marks: Marks) -> None:
-    """ValueError for a plain tensor that is asked to be pending."""
+    """ValueError for a plain tensor that is asked to be Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
             f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local"
@@ -119,7 +119,7 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 
 def names_of(spec: P) -> list[tuple[str, ...]]:
-    """The mesh axes that each dim is cut by.
+    """The mesh axes that each dim is sharded by.
 
     Raises:
         ValueError: a part that is neither None, nor an axis name, nor a tuple of names.

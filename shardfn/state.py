@@ -106,7 +106,7 @@ STATE = (*CONTEXTS, *REGISTRIES, *CACHES, *ONCE, *NUMBERS, *AT_WORK)
 
 
 def clear() -> None:
-    """Forget what can be made again; the next call captures and compiles anew."""
+    """Forget what can be made again; the next call captures and compiles again."""
     for row in STATE:
         module = sys.modules.get(f"shardfn.{row.module}")
         if row.forget is not None and module is not None:

@@ -78,7 +78,7 @@ def _unreduced_class() -> type:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class UnreducedSpec(DTensorSpec):
-        """Of a gradient that nobody has reduced yet; equal to none of a value that is pending
+        """Of a gradient that nobody has reduced yet; equal to none of a value that is Partial
         for another reason.
         """
 

@@ -18,7 +18,7 @@ class Bucket:
     gathered, without the fused small reductions. A program that follows a plan takes from it
     the buckets, their order, and the leaves of each with their order. `cap` is repeated as it
     is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program and are
-    computed again.
+    recomputed.
     """
 
     index: int

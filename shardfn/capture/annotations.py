@@ -16,8 +16,8 @@ from .. import _compat
 from ..errors import is_ours
 from .checkpoint import policies
 
-ASKS = "implicit_comm="  # with a setting behind it, what a shard inside another asks of its ops
-# with a number behind it: one call of a checkpointed function; its policy is the value
+ASKS = "implicit_comm="  # with a setting after it, what a shard inside another asks of its ops
+# with a number after it: one call of a checkpointed function; its policy is the value
 REGION = "checkpoint="
 OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
 # one number for each such call: two captures, one inside the other, share none

@@ -1,4 +1,4 @@
-"""Run what Dynamo read once more, now under make_fx: each node of its graph, noting what only
+"""Run what Dynamo read again, now under make_fx: each node of its graph, noting what only
 this graph knows.
 """
 

@@ -85,7 +85,7 @@ def functional(
     _compat.write_out_zeros(graph)
     sources.attach(
         graph
-    )  # before the graph is traced once more, which keeps what is noted
+    )  # before the graph is traced again, which keeps what is noted
     refuse_collectives(graph, name)
     if refuse_mutation(graph, name, paths):
         pure = torch.func.functionalize(
@@ -109,7 +109,7 @@ def traced(
         fn: the function.
         examples: tensors of such shapes and dtypes.
         name: of the loop, for errors.
-        again: whether it computes again what another loop computes, as a derivative does.
+        again: whether it recomputes what another loop computes, as a derivative does.
 
     Raises:
         CaptureError: it would draw other random numbers than that loop.
@@ -134,7 +134,7 @@ def traced(
 
 
 def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph whose loops hold what is needed, and whose backward computes again what
+    """A graph whose loops hold what is needed, and whose backward recomputes what
     checkpoints do not keep.
     """
     scan_residuals.simplify(graph)

@@ -1,5 +1,5 @@
 """What the walk weighed: every way to place an op on an axis, with its price. Found on demand,
-by walking once more.
+by walking again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Alternative:
     sent for each argument.
     """
 
-    ins: Marks  # a mark for each tensor argument
+    ins: Marks  # a placement for each tensor argument
     outs: Marks
     sends: tuple[float, ...]
     price: float

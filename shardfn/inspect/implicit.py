@@ -35,7 +35,7 @@ def report_implicit(
 
     Raises:
         PlacementError: with setting error, listing every implicit collective and every op that
-            is computed whole.
+            is computed replicated.
     """
     if all(
         not step.implicit or strictest(step.node, setting) == "allow"
@@ -56,7 +56,7 @@ def report_implicit(
 
 def report(name: str, found: tuple[Transfer, ...]) -> str:
     """Implicit transfers as text: each with its price and what would need none, then the ops
-    that are computed whole.
+    that are computed replicated.
     """
     plural = "" if len(found) == 1 else "s"
     head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
@@ -81,7 +81,7 @@ def transfer_line(t: Transfer) -> str:
 
 
 def whole_line(f: Fallback) -> str:
-    """An op that is computed whole: its arguments, its line, its price, and why."""
+    """An op that is computed replicated: its arguments, its line, its price, and why."""
     return (
         f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for "
         f"{human_bytes(f.nbytes)}: {f.why}"

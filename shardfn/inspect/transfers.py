@@ -59,7 +59,7 @@ class Transfer:
     wanted: str  # as the op takes it
     whole: (
         str | None
-    )  # why the op is computed whole on this axis, if that is what the transfer is for
+    )  # why the op is computed replicated on this axis, if that is what the transfer is for
     native: Marks
     alternatives: tuple[
         Alternative, ...
@@ -68,8 +68,8 @@ class Transfer:
 
 @attrs.frozen
 class Fallback:
-    """An op that is computed whole on every rank, at one line, and the bytes that its arguments
-    cost.
+    """An op that is computed replicated on every rank, at one line, and the bytes that its
+    arguments cost.
     """
 
     op: str
@@ -92,7 +92,7 @@ def transfers(
     found = []
     for number, inner in enumerate(
         plans(plan)
-    ):  # those of loops are weighed anew for each placement of their carries: not kept
+    ):  # those of loops are weighed again for each placement of their carries: not kept
         readers = _readers(inner)
         found += [
             _transfer(
@@ -146,7 +146,7 @@ def strictest(node: torch.fx.Node, setting: str) -> str:
 
 
 def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
-    """The ops that are computed whole, once for each op and line."""
+    """The ops that are computed replicated, once for each op and line."""
     groups: dict[tuple[str, str | None], list[Transfer]] = {}
     for transfer in found:
         if transfer.whole and transfer.implicit:

@@ -33,7 +33,7 @@ class HigherOrder:
         op: of torch.ops.higher_order.
         template: (args, kwargs) with graphs in their places and holes for tensors.
 
-    Partition sees an op without a rule, what it reads is made whole; or, if all that the
+    Partition sees an op without a rule, what it reads is all-gathered; or, if all that the
     branches do is element by element, a pointwise one. Every rank runs the same branch as often
     as the others.
     """

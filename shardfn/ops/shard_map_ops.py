@@ -1,5 +1,5 @@
 """The ops of per-rank code that a Program holds, each with the shape of its result; and the text
-that says how mesh axes cut a tensor.
+that says how mesh axes shard a tensor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def prim_vary(x: torch.Tensor, axes: str) -> torch.Tensor:
 
 @torch.library.custom_op("shardfn::psum", mutates_args=())
 def prim_psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
-    """The sum over the ranks of some axes; it may stay pending."""
+    """The sum over the ranks of some axes; it may stay Partial."""
     return uncaptured()
 
 

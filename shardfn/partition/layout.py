@@ -1,4 +1,5 @@
-"""How marks cut a tensor: local sizes, offsets, strides, and when two marks are the same cut.
+"""How placements shard a tensor: local sizes, offsets, strides, and when two placements are the
+same.
 
 Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two
 axes on one dim cut in mesh order: the first axis cuts the dim, the next cuts each piece.
@@ -12,14 +13,14 @@ from ..types import Mark, Marks
 
 
 def split(mark: Mark) -> tuple[int, int] | None:
-    """A shard mark as (dim, unit), or None for a mark that shards nothing."""
+    """A Shard as (dim, unit), or None for a placement that shards nothing."""
     if isinstance(mark, str):
         return None
     return mark[:2] if isinstance(mark, tuple) else (mark, 1)
 
 
 def cut_of(mark: Mark) -> tuple[int, int]:
-    """(dim, unit) of a mark that is known to shard."""
+    """(dim, unit) of a placement that is known to shard."""
     found = split(mark)
     assert found is not None, f"{mark} shards nothing"
     return found
@@ -33,7 +34,7 @@ def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0)) -> Mark:
 
 
 def halo(mark: Mark) -> tuple[int, int]:
-    """How many elements a mark holds of the neighbour before it and of the one after it."""
+    """How many elements a placement holds of the neighbour before it and of the one after it."""
     return mark[2:] if isinstance(mark, tuple) and len(mark) == 4 else (0, 0)
 
 
@@ -43,7 +44,7 @@ def without_halo(mark: Mark) -> Mark:
 
 
 def halo_share(shape: Sequence[int], mark: Mark) -> float:
-    """The elements that a mark holds of the neighbours, for each element of its dim."""
+    """The elements that a placement holds of the neighbours, for each element of its dim."""
     return (
         sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
     )
@@ -70,7 +71,7 @@ def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
 def grain(
     size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
 ) -> tuple[int, bool]:
-    """What every chunk of a dim is a multiple of, after these axes have cut it, and whether all
+    """What every chunk of a dim is a multiple of, after these axes have sharded it, and whether all
     chunks are that size.
     """
     length, even = size, True
@@ -88,7 +89,7 @@ def grain(
 def canonical(
     shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
 ) -> Marks | None:
-    """The same cut with the plainest marks, or None where a unit does not fit the chunks that
+    """The same cut with the plainest placements, or None where a unit does not fit the chunks that
     it cuts.
 
     A halo must fit into the chunks that it is taken from, and no other axis may cut its dim.

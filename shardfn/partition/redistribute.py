@@ -106,7 +106,7 @@ def mark_price(
 def local_bytes(
     nbytes: float, marks: Sequence[Mark], sizes: Sequence[int], without: int
 ) -> float:
-    """The bytes of a rank's piece if the axis `without` did not cut it."""
+    """The bytes of a rank's local tensor if the axis `without` did not shard it."""
     for k, (mark, n) in enumerate(zip(marks, sizes, strict=True)):
         if k != without and not isinstance(mark, str):
             nbytes /= n

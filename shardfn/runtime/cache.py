@@ -99,7 +99,7 @@ def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
 
 
 def clear() -> None:
-    """Forget all that can be made again; the next call captures and compiles anew."""
+    """Forget all that can be made again; the next call captures and compiles again."""
     state.clear()
 
 

@@ -176,7 +176,7 @@ class _Timing:
 
     def hold_order(self, keys: dict[int, tuple[int, int, int, int]]) -> None:
         """Move what a given plan has later behind what it has earlier, and what depends on that
-        behind it.
+        after it.
         """
         queue, batches = list(keys), self.assignment.batches
         while queue:

@@ -165,7 +165,7 @@ class _Naming:
 
 
 def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
-    """The tensor with a dim cut over mesh axes, other dims as they are."""
+    """The tensor with a dim sharded over mesh axes, other dims as they are."""
     axes = (axis,) if isinstance(axis, str) else axis
     dim = dim + x.dim() if dim < 0 else dim
     return placement.redistribute(

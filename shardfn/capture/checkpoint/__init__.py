@@ -1,1 +1,1 @@
-"""Rematerialization: which residuals the backward saves, and which it computes again."""
+"""Rematerialization: which residuals the backward saves, and which it recomputes."""

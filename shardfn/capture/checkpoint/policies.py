@@ -73,7 +73,7 @@ def read(text: str) -> Policy:
     """The policy that a text stands for.
 
     Args:
-        text: a name of PLAIN, a name of NAMED with names behind it, or two policies:
+        text: a name of PLAIN, a name of NAMED with names after it, or two policies:
             `save_only_these_names('q', 'k')`.
 
     Raises:

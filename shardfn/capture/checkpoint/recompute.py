@@ -1,4 +1,4 @@
-"""Checkpointed calls: what their backward reads is computed once more, from what went in, and
+"""Checkpointed calls: what their backward reads is recomputed, from what went in, and
 not kept.
 
 A pass on the joint graph of forward and backward. It looks at each node's meta alone: `phase`,
@@ -39,7 +39,7 @@ SAME_MEMORY = {
 
 
 def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph in which the backward of each checkpointed call computes again what the call's
+    """The graph in which the backward of each checkpointed call recomputes what the call's
     policy does not keep.
 
     A forward node of such a call that a backward node of it reads is copied, in phase
@@ -220,7 +220,7 @@ class _Work:
     tokens: dict[torch.fx.Node, torch.fx.Node | None]  # of each backward node
 
     def enter(self, made: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Take note of a node made for a reader: calls around may have to compute again what it
+        """Take note of a node made for a reader: calls around may have to recompute what it
         reads.
         """
         self.tokens[made] = self.tokens[reader]
@@ -246,7 +246,7 @@ class _Region:
     )  # what no compiler can compute in the forward
 
     def recompute(self) -> None:
-        """Let every backward node of this call read what is computed again."""
+        """Let every backward node of this call read what is recomputed."""
         members = self.work.members[self.key]
         inputs = {x for node in members for x in node.all_input_nodes}
         for reader in sorted(

@@ -1,4 +1,4 @@
-"""A pure call of a module: Dynamo leaves it whole, and it runs once more as it is when the
+"""A pure call of a module: Dynamo leaves it whole, and it runs again as it is when the
 graph is flattened.
 """
 

@@ -122,7 +122,7 @@ def code(module: torch.nn.Module) -> list[Any]:
 def changes(
     before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module
 ) -> list[str]:
-    """The attributes that a call changed, but for weights that hooks of torch compute anew each
+    """The attributes that a call changed, but for weights that hooks of torch recompute each
     time: old weight_norm, pruning.
     """
     computed = set()

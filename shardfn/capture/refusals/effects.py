@@ -65,7 +65,7 @@ def _mutates(node: torch.fx.Node) -> bool:
 
 
 def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
-    """Refuse what communicates by itself: on values of whole tensors it would mean something
+    """Refuse what communicates by itself: on values of global tensors it would mean something
     else for every placement.
 
     Raises:

@@ -134,7 +134,7 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
-    """A product that is a pending sum must be reduced before anything is added to it, so the
+    """A product that is a Partial sum must be reduced before anything is added to it, so the
     two are apart.
     """
 

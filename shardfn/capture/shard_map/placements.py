@@ -142,7 +142,7 @@ def _check_divides(
 
 
 def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
-    """A mark for each manual axis; ValueError names an axis that is none of those."""
+    """A placement for each manual axis; ValueError names an axis that is none of those."""
     manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
     if spec is None:
         return ["R"] * len(axes)

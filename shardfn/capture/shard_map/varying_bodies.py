@@ -2,7 +2,7 @@
 run, and what a branch returns is of one kind.
 
 What is differentiated by and closed over is brought to the kind that a region needs outside of
-it, so that its gradient is summed once, behind the loop.
+it, so that its gradient is summed once, after the loop.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _cut_axes(text: str) -> Axes:
 
 def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
     """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
-    do not cut it.
+    do not shard it.
     """
     x, text, where = args_of(node)
     every = frozenset(name for name, _, _ in parse_shards(text))

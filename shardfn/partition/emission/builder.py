@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @attrs.frozen(eq=False, repr=False)
 class Piece:
-    """A rank's piece of a global value: the node that holds it, and how it was cut."""
+    """A rank's piece of a global value: the node that holds it, and how it was sharded."""
 
     node: torch.fx.Node
     shape: tuple[int, ...]  # global

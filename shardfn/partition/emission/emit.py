@@ -58,7 +58,7 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
     sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
 
     def note(slot: steps.Slot, marks: Marks) -> None:
-        """The local shape, and those that it had before each axis cut it: offsets are counted
+        """The local shape, and those that it had before each axis sharded it: offsets are counted
         from them.
         """
         for level in range(len(marks), 0, -1):
@@ -213,7 +213,7 @@ def _emptied(piece: Piece) -> bool:
 
 def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
     """What a rank with an empty chunk has of a result: an empty chunk, or the identity of the
-    pending reduction.
+    Partial reduction.
     """
     pending = next((m for m in slot.marks if m in IDENTITY), "sum")
     dtype, value = slot.value.dtype, IDENTITY[pending]

@@ -79,7 +79,7 @@ def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
 
 
 def _level(b: Builder, piece: Piece, move: Move, dim: int) -> int:
-    """The size of a dim before this axis cuts it."""
+    """The size of a dim before this axis shards it."""
     marks = [m if k < move.axis else "R" for k, m in enumerate(move.before)]
     return b.local_shape(piece.shape, tuple(marks))[dim]
 

@@ -26,7 +26,7 @@ class Inside:
     Args:
         around: the walk over the graph that the loop stands in.
         graph: one of the loop's.
-        ins: the marks of its inputs.
+        ins: the placements of its inputs.
         values: what comes in at first.
         later: gradients that stay Partial.
     """
@@ -293,7 +293,7 @@ def _changed(
 
 
 def natural(value: Any, axes: Any) -> Marks:
-    """A value's placement as it fell, pending sums included."""
+    """A value's placement as it fell, Partial sums included."""
     if value.fill is not None and not value.slots:
         return ("R",) * len(axes.sizes)
     return tuple(

@@ -115,7 +115,7 @@ def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
 def constrained(
     text: str, axes: MeshAxes, shape: Sequence[int], current: Marks
 ) -> Marks:
-    """The marks that a constraint's text asks for; dims that say `*` keep their cut."""
+    """The placements that a constraint's text asks for; dims that say `*` keep their cut."""
     if not axes.names:
         return ()
     entries = parse_spec(text)
@@ -147,7 +147,7 @@ def constrained(
 def aligned(
     shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
 ) -> Marks:
-    """The marks of `like` where its dims have the same size; replicated elsewhere."""
+    """The placements of `like` where its dims have the same size; replicated elsewhere."""
     plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
     marks = [
         "R"

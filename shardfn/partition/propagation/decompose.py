@@ -1,5 +1,5 @@
 """Ops that are kept whole for speed, written out in smaller ones where the dim that they work
-along is cut.
+along is sharded.
 
 Then only what they reduce is sent: for a softmax one maximum and one sum for each row.
 """
@@ -26,7 +26,7 @@ ALONG = {
 def is_cut(
     call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]
 ) -> bool:
-    """Whether an op works along a dim that some input is cut on, wherever that input is.
+    """Whether an op works along a dim that some input is sharded on, wherever that input is.
 
     Args:
         call: the op.

@@ -68,7 +68,7 @@ class Ahead:
         axis: int,
     ) -> float:
         """What one choice of a reader moves: of the value, of what else is there already, and
-        of a sum that it leaves pending.
+        of a sum that it leaves Partial.
         """
         walk, total = self.walk, 0.0
         n, sizes = walk.axes.sizes[axis], walk.axes.sizes

@@ -1,4 +1,4 @@
-"""Means over mesh axes: arguments and results may be pending means; inside a program each is a
+"""Means over mesh axes: arguments and results may be Partial means; inside a program each is a
 sum of shares.
 """
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def as_sums(marks: Marks) -> Marks:
-    """The marks with sums in place of means."""
+    """The placements with sums in place of means."""
     return tuple("sum" if m == MEAN else m for m in marks)
 
 

@@ -1,4 +1,4 @@
-"""Choices for one axis of a mesh, in the units in which values are cut already, and added to
+"""Choices for one axis of a mesh, in the units in which values are sharded already, and added to
 those of the axes before.
 """
 
@@ -14,7 +14,9 @@ from ..rule_api.strategy import Choice
 def in_units(
     choice: Choice, held: list[list[plan.Slot]], axis: int
 ) -> list[Choice]:
-    """The choice for each unit in which some input is already cut on the dim that it wants cut."""
+    """The choice for each unit in which some input is already sharded on the dim that it wants
+    cut.
+    """
     units = {1}
     for mark, slots in zip(choice[0], held, strict=True):
         wanted = layout.split(mark)
@@ -37,7 +39,7 @@ def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
 def extended(
     shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]
 ) -> Marks | None:
-    """The marks of one more axis; None where they do not go together."""
+    """The placements of one more axis; None where they do not go together."""
     pending = {m for m in (*marks, mark) if m in PENDING}
     if len(pending) > 1:
         return None

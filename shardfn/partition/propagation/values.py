@@ -30,7 +30,7 @@ class Value:
     equal: frozenset[str] = (
         frozenset()
     )  # those of them over which all ranks' happen to be equal
-    asked: bool = False  # whether per-rank code asks for its pending sum
+    asked: bool = False  # whether per-rank code asks for its Partial sum
 
     def readable(self, phase: str) -> list[plan.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
@@ -49,7 +49,7 @@ class Value:
 
 
 def is_partial(marks: Marks) -> bool:
-    """Whether a reduction is pending on some axis."""
+    """Whether a reduction is Partial on some axis."""
     return any(m in PENDING for m in marks)
 
 

@@ -1,8 +1,8 @@
 """The prims of per-rank code in the walk: into a shard_map and out of it, and its collectives.
 
 A value that varies over an axis is held whole there ("R"): each rank has its own. Most
-collectives are then known moves between placements: a sum over ranks is a pending sum that is
-reduced, an all-gather a cut value made whole. Only what the value is called changes before and
+collectives are then known moves between placements: a sum over ranks is a Partial sum that is
+reduced, an all-gather a sharded value replicated. Only what the value is called changes before and
 after, which is a step that emits nothing (`steps.Relabel`).
 """
 
@@ -237,7 +237,7 @@ def _relabelled(
     fake: torch.Tensor,
     marks: Marks,
 ) -> plan.Slot:
-    """What a slot holds, as another value at other marks: nothing is computed."""
+    """What a slot holds, as another value at other placements: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {fake.shape}"
     made = walk.slot(fake, plain)
@@ -259,7 +259,7 @@ def _at(walk: Any, marks: Marks, axis: str) -> Mark:
 
 
 def _with(walk: Any, marks: Marks, wanted: dict[str, Mark]) -> Marks:
-    """The marks with others on some axes."""
+    """The placements with others on some axes."""
     return tuple(
         wanted.get(name, mark)
         for name, mark in zip(walk.axes.names, marks, strict=True)
@@ -275,16 +275,16 @@ def _brought(
     *,
     alone: bool = False,
 ) -> tuple[Value, plan.Slot]:
-    """The argument of a prim, with the marks wanted on its axes; on other axes as it is, as far
-    as that can be.
+    """The argument of a prim, with the placements wanted on its axes; on other axes as it is,
+    as far as that can be.
 
     Args:
         walk: at work.
         node: the prim.
-        wanted: a mark for each of its axes.
-        dims: those that it cuts or makes whole; other axes may cut them only inside of its own
+        wanted: a placement for each of its axes.
+        dims: those that it shards or gathers; other axes may shard them only inside of its own
             axes' cuts.
-        pending: the reductions that may stay pending on other axes.
+        pending: the reductions that may stay Partial on other axes.
         alone: whether no other axis may cut those dims.
     """
     value = walk.values[node.args[0]]

@@ -31,7 +31,7 @@ def answered(
         node: of the Program, whose line errors name.
 
     Raises:
-        RuleError: the rule raises, gives nothing, or marks that do not fit the call.
+        RuleError: the rule raises, gives nothing, or placements that do not fit the call.
     """
     if rule is None or not call.ins:
         return [replicated(call)]

@@ -1,5 +1,5 @@
 """Rules as text: "b i k, k j -> b i j" names every dim of every tensor; what a name in the
-result cuts, or leaves pending.
+result cuts, or leaves Partial.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Factors:
 
     @property
     def contracted(self) -> list[str]:
-        """Factors that some result has not: cutting one leaves that result a pending sum."""
+        """Factors that some result has not: cutting one leaves that result a Partial sum."""
         names = dict.fromkeys(f for row in self.ins for f in row)
         return [
             f

@@ -10,9 +10,10 @@ import torch
 
 from ...types import Mark
 
-# One way to place an op on ONE mesh axis: a mark for each tensor input, a mark for each tensor
+# One way to place an op on ONE mesh axis: a placement for each tensor input, a placement for
+# each tensor
 # output.
-# A shard mark (d, scale) says that dim d is cut in runs of `scale` elements for each element of
+# A shard mark (d, scale) says that dim d is sharded in runs of `scale` elements for each element of
 # the cut factor.
 # "*" for an input: its values are not read.
 Choice = tuple[tuple[Mark, ...], tuple[Mark, ...]]
@@ -72,5 +73,5 @@ def replicated(call: OpCall) -> Choice:
 
 
 def together(call: OpCall, dims: Any) -> list[Choice]:
-    """Every input and output cut on the same dim, for each of some dims."""
+    """Every input and output sharded on the same dim, for each of some dims."""
     return [((d,) * len(call.ins), (d,) * len(call.outs)) for d in dims]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from .einsum import parsed
 from .strategy import Choice, OpCall, Rule, replicated
 
-# DTensor's placements -> the marks of `types.Mark`
+# DTensor's placements -> the placements of `types.Mark`
 MARKS: dict[type, Callable[[Any], Any]] = {
     Shard: lambda p: p.dim,
     Replicate: lambda p: "R",
@@ -21,8 +21,8 @@ MARKS: dict[type, Callable[[Any], Any]] = {
 
 
 def from_function(fn: Callable[[OpCall], Any]) -> Rule:
-    """The rule of a function that answers with a text, or with a list of (marks of the inputs,
-    marks of the results).
+    """The rule of a function that answers with a text, or with a list of (placements of the inputs,
+    placements of the results).
     """
 
     def choices(call: OpCall) -> list[Choice]:

@@ -43,5 +43,5 @@ def fill_value(target: object, args: tuple[Any, ...]) -> Any:
 
 
 def fits(value: Any, mark: object) -> bool:
-    """Whether a fill may stand at a mark: zeros are a pending sum too."""
+    """Whether a fill may stand at a placement: zeros are a Partial sum too."""
     return mark != "sum" or value == 0

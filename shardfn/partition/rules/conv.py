@@ -70,7 +70,7 @@ def _over_space(
 def _other_cuts(
     x: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int
 ) -> list[tuple[Mark, Mark, Mark, Mark]]:
-    """Ways to cut all but space: marks of input, weight, bias and result."""
+    """Ways to cut all but space: placements of input, weight, bias and result."""
     batch: tuple[Mark, Mark, Mark, Mark] = (0, "R", "R", 0)
     if groups > 1:
         read, made = x.shape[1] // groups, y.shape[1] // groups
@@ -105,8 +105,8 @@ def convolution(call: OpCall) -> list[Choice]:
 
 
 def convolution_backward(call: OpCall) -> list[Choice]:
-    """The transpose of each way: what was cut has a gradient that is cut, what was whole one
-    that is a pending sum.
+    """The transpose of each way: what was sharded has a gradient that is sharded, what was
+    whole one that is a Partial sum.
     """
     (g, x, weight), mask = call.ins, call.args[10]
     transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)
@@ -168,7 +168,7 @@ def _has_halo(piece: Any) -> bool:
 
 
 def _local_padding(padding: Any, x: Any) -> list[int]:
-    """A dim that is cut has its padding in the halo."""
+    """A dim that is sharded has its padding in the halo."""
     space = range(2, len(x.shape))
     return [
         0 if x.cuts(d) else p
@@ -187,7 +187,7 @@ def _local_groups(groups: int, x: Any) -> int:
 def lower_convolution(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
 ) -> Any:
-    """A bias is added once to a pending sum: by the rank with the first input channels."""
+    """A bias is added once to a Partial sum: by the rank with the first input channels."""
     x, groups = pieces[0], args[8]
     if args[2] is not None and groups == 1 and x.cuts(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)

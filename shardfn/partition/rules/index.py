@@ -1,7 +1,7 @@
 """Lookups and their gradients: embedding, gather, scatter, indexing.
 
-A table that is cut along the dim looked up in answers with zeros for what another rank holds,
-so the result is a pending sum.
+A table that is sharded along the dim looked up in answers with zeros for what another rank holds,
+so the result is a Partial sum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def embedding(call: OpCall) -> list[Choice]:
 
 
 def embedding_backward(call: OpCall) -> list[Choice]:
-    """Rows are added up, so index dims leave a pending sum."""
+    """Rows are added up, so index dims leave a Partial sum."""
     grad, index = call.ins
     choices = [replicated(call), ((grad.dim() - 1, "R"), (1,))]
     if call.arg(4, "scale_grad_by_freq", False):
@@ -52,8 +52,8 @@ def _same_sizes(call: OpCall, *positions: int) -> list[int]:
 
 
 def gather(call: OpCall) -> list[Choice]:
-    """Other dims stay cut; the index may be cut anywhere; a table cut along the dim gives a
-    pending sum.
+    """Other dims stay cut; the index may be sharded anywhere; a table cut along the dim gives a
+    Partial sum.
     """
     x, at = call.ins
     if x.dim() == 0 or at.dim() == 0:
@@ -135,7 +135,7 @@ def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
 
 
 def index_put(call: OpCall) -> list[Choice]:
-    """The transpose of indexing: added values leave a pending sum."""
+    """The transpose of indexing: added values leave a Partial sum."""
     x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
     values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
     masked = any(i.dtype == torch.bool for i in indices)
@@ -306,7 +306,7 @@ def lower_scatter_reduce(
 
 
 def lower_scatter(target: Any) -> Any:
-    """What falls outside goes to one extra slot, which is cut off again."""
+    """What falls outside goes to one extra slot, which is sharded off again."""
 
     def lower(
         b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]

@@ -13,7 +13,7 @@ def factors(text: str) -> Rule:
     """The choices of a product written as an einsum: one for each letter, and linear in each
     operand.
 
-    A letter of the result cuts it; a contracted letter leaves a pending sum.
+    A letter of the result shards it; a contracted letter leaves a Partial sum.
     """
     left, out = text.split("->")
     operands = left.split(",")

@@ -1,4 +1,4 @@
-"""Normalisations, kept whole: they are cut over batch dims only."""
+"""Normalisations, kept whole: they are sharded over batch dims only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def _some(mask: list[bool], marks: list[Any]) -> tuple[Any, ...]:
-    """The marks of the gradients that are asked for."""
+    """The placements of the gradients that are asked for."""
     return tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
 
 
@@ -24,7 +24,7 @@ def layer_norm(call: OpCall) -> list[Choice]:
 
 
 def layer_norm_backward(call: OpCall) -> list[Choice]:
-    """Cut over batch dims, the gradients of the weights are pending sums; linear in the
+    """Cut over batch dims, the gradients of the weights are Partial sums; linear in the
     incoming gradient.
     """
     batch, mask = call.ins[0].dim() - len(call.args[2]), call.args[7]

@@ -8,7 +8,7 @@ from ..rule_api.strategy import Choice, OpCall, replicated
 
 aten = torch.ops.aten
 
-# A pending sum passes through where the op is linear:
+# A Partial sum passes through where the op is linear:
 ADDS = {
     aten.add.Tensor,
     aten.sub.Tensor,

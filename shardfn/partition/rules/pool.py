@@ -96,8 +96,8 @@ TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
 
 
 def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
-    """Places in an image, counted through a rank's piece, as places counted through the whole;
-    or the other way round.
+    """Places in an image, counted through a rank's local tensor, as places counted through the
+    whole; or the other way round.
     """
     dims = range(len(x.shape) - space, len(x.shape))
     if not any(x.cuts(d) for d in dims):

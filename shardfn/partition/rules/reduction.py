@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def keeps_values(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast is linear: rounding the terms of a pending sum is not rounding the sum."""
+    """Whether a cast is linear: rounding the terms of a Partial sum is not rounding the sum."""
     return torch.promote_types(before, after) == after
 
 
@@ -28,7 +28,7 @@ def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
 def reduction(
     pending: str | None, position: int = 1, default: int | None = None
 ) -> Rule:
-    """A reduced dim that is cut leaves a pending reduction, if the op has one; other dims stay
+    """A reduced dim that is sharded leaves a Partial reduction, if the op has one; other dims stay
     cut.
     """
 

@@ -41,7 +41,7 @@ def _scaled(dim: int, scale: int) -> Mark:
 
 
 def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
-    """(leading dim of a, elements behind it, leading dim of b, elements behind it) for each
+    """(leading dim of a, elements after it, leading dim of b, elements after it) for each
     group of dims that a reshape mixes.
 
     Example:

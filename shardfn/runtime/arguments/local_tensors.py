@@ -58,7 +58,7 @@ def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
 def cut(
     x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """One rank's piece of a whole tensor, in memory of its own, in the whole's order of dims."""
+    """One rank's piece of a global tensor, in memory of its own, in the whole's order of dims."""
     out = x
     for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
         found = layout.split(mark)
@@ -83,7 +83,7 @@ def join(
     marks: Marks,
     axes: MeshAxes,
 ) -> torch.Tensor:
-    """The whole tensor from all ranks' pieces."""
+    """The global tensor from all ranks' pieces."""
     values = dict(zip(all_coordinates(axes), shards, strict=True))
     for k in reversed(range(len(marks))):
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}

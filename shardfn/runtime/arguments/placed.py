@@ -13,7 +13,9 @@ from ...world import World
 
 @attrs.frozen(eq=False, repr=False)
 class Placed:
-    """The arguments of one call, looked at once: what is static, and the marks of each tensor."""
+    """The arguments of one call, looked at once: what is static, and the placements of each
+    tensor.
+    """
 
     world: World
     mesh: Any

@@ -24,7 +24,7 @@ def marks_of_arguments(
     paths: Sequence[str],
     mesh: Any,
 ) -> tuple[Marks, ...]:
-    """The marks of each tensor argument.
+    """The placements of each tensor argument.
 
     Args:
         request: whose `in_placements` count.
@@ -131,7 +131,7 @@ def _named(
 
 
 def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
-    """The marks of one argument; ValueError says what does not fit."""
+    """The placements of one argument; ValueError says what does not fit."""
     if (
         isinstance(x, torch.Tensor)
         and mesh is not None

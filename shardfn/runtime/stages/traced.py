@@ -207,7 +207,7 @@ class Lowered:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Every collective of the plan with who needs it and what else was weighed; priced anew
+        """Every collective of the plan with who needs it and what else was weighed; priced again
         each time it is asked for.
         """
         weighed = considered(self.traced.program, *self.traced.placements())
@@ -220,7 +220,7 @@ class Lowered:
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """The ops that are computed whole on every rank, with what that costs."""
+        """The ops that are computed replicated on every rank, with what that costs."""
         return fallbacks(self.transfers)
 
     def verbose(self, rank: int = 0) -> str:

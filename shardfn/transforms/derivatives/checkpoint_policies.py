@@ -1,7 +1,7 @@
 """Policies for `checkpoint`: which values of a checkpointed call its backward keeps; under
 JAX's names.
 
-A policy is a text. What is not kept is computed again.
+A policy is a text. What is not kept is recomputed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The proof of a sharding rule: the op run on pieces, in every way that the rule allows,
-against the op on whole inputs.
+against the op on global inputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORLDS = (
     2,
     3,
     5,
-)  # a size that is no multiple of 30 is cut unevenly by one of them
+)  # a size that is no multiple of 30 is sharded unevenly by one of them
 TOLERANCE = {
     torch.float64: 1e-10,
     torch.complex128: 1e-10,
@@ -112,7 +112,7 @@ def _slots(
 def prove_gradient(
     rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Prove that the gradient of a custom op is right when its inputs are cut as its rule says
+    """Prove that the gradient of a custom op is right when its inputs are sharded as its rule says
     first.
 
     Raises:
@@ -251,7 +251,7 @@ def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
 def _pieces(
     x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes
 ) -> list[torch.Tensor]:
-    """What each rank holds: its chunk, all of it, or a term of a pending reduction."""
+    """What each rank holds: its chunk, all of it, or a term of a Partial reduction."""
     if marks[0] not in PENDING:
         return [cut(x, tuple(marks), axes, c) for c in all_coordinates(axes)]
     generator = torch.Generator().manual_seed(0)

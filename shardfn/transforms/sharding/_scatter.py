@@ -114,7 +114,7 @@ def check_size(
     names: str,
     tiled: bool,
 ) -> None:
-    """Check that a dim can be cut over the axes.
+    """Check that a dim can be sharded over the axes.
 
     Raises:
         PlacementError: it is not there, or not of a size that can.

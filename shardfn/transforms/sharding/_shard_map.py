@@ -1,4 +1,4 @@
-"""shard_map: per-rank code with explicit collectives, inside a program of whole tensors or on
+"""shard_map: per-rank code with explicit collectives, inside a program of global tensors or on
 its own.
 """
 
@@ -166,7 +166,7 @@ def _texts(
     tree: tuple[Any, ...],
     specs: Any,
 ) -> Any:
-    """For each leaf, how the manual axes cut it, and over which it is pending: what
+    """For each leaf, how the manual axes shard it, and over which it is Partial: what
     `cuts` returns.
     """
     wrong: list[str] = []
