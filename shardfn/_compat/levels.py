@@ -32,7 +32,7 @@ class _Pulled(_SingleLevelFunction):
         ctx.level, ctx.pull = level, pull
         if (
             level.kind is None
-        ):  # torch's own autograd may differentiate once more, by these
+        ):  # torch's own autograd may differentiate again, by these
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
         here = tuple(level.wrapped(x) for x in outs)

@@ -72,7 +72,7 @@ def closed_over(
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """The tensor with these strides, its own memory where it fits; neither negated nor
-    conjugated by a placement on it.
+    conjugated by its conj bit.
     """
     if x.stride() == stride and not x.is_neg() and not x.is_conj():
         return x

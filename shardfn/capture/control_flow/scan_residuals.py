@@ -1,4 +1,4 @@
-"""Residuals of scans: what a transposed scan would compute again, its scan saves."""
+"""Residuals of scans: what a transposed scan would recompute, its scan saves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def simplify(graph: torch.fx.Graph) -> None:
 
 
 def keep_residuals(graph: torch.fx.Graph) -> bool:
-    """Have each scan keep what its transpose would compute again, row by row; whether any does.
+    """Have each scan keep what its transpose would recompute, row by row; whether any does.
 
     The transpose's graph starts with the scan's own, on the carries that entered each run. What
     of it the rest reads becomes another result of the scan and another row of the transpose.
-    Views do not, nor what a checkpoint has computed again, which is of the backward.
+    Views do not, nor what a checkpoint has recomputed, which is of the backward.
     """
     found = False
     for node in list(graph.nodes):

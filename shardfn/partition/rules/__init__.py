@@ -69,9 +69,7 @@ fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LI
 
 
 def find(target: object) -> Rule | None:
-    """The rule of an op, the user's first; None where there is none and the op must be computed
-    whole.
-    """
+    """The rule of an op, the user's first; None for a fallback."""
     mine = registry.find(target) or registry.find(PUBLIC.get(target))
     return (
         mine

@@ -179,7 +179,7 @@ def _every(x: torch.Tensor, k: int, i: int) -> torch.Tensor:
 def check_rows(
     name: str, k: int, paths: Sequence[str], rows: Sequence[int | None]
 ) -> None:
-    """Check that every batch leaf can be sharded in k microbatches.
+    """Check that every batch leaf can be split into k microbatches.
 
     Raises:
         TreeError: naming the leaves that cannot.
