@@ -15,11 +15,24 @@ from torch import nn
 from bystander import programs, state
 from bystander.programs import W, X, Y, tried
 
-HELD = {**programs.EAGER, **state.SHARED}
+EVERY = {**programs.EAGER, **state.SHARED, **programs.COMPILING}
+# torch keeps settings for each thread: another one sees the defaults.
+OF_A_THREAD = ("configs",)
+# torch.fx traces in one thread at a time, and torch.compile's lock does not cover make_fx.
+UNLOCKED = ("make_fx",)
+HELD = {
+    name: program
+    for name, program in EVERY.items()
+    if name not in programs.COMPILING and name not in OF_A_THREAD
+}
 # Python's catch_warnings, which torch uses in both threads, is not safe between threads.
 RACED = ("warnings.filters",)
-BESIDE = {**HELD, **programs.COMPILING}
-ALL = {**BESIDE, **programs.IN_GROUP, **state.AFTERWARDS}
+BESIDE = {
+    name: program
+    for name, program in EVERY.items()
+    if name not in (*OF_A_THREAD, *UNLOCKED)
+}
+ALL = {**EVERY, **programs.IN_GROUP, **state.AFTERWARDS}
 
 
 def twice(table: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -150,7 +163,7 @@ def main() -> None:
     result["at last"] = answers(ALL)
     for phase in ("beside captures", "at last"):
         for name in RACED:
-            del result[phase][name]
+            result[phase].pop(name, None)
     json.dump(result, sys.stdout)
 
 
