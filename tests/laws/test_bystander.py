@@ -55,14 +55,15 @@ def test_torch_answers_the_same_before_during_and_after_us(
     seen: dict[str, dict[str, str]], name: str
 ) -> None:
     wanted = seen["before"][name]
-    answers = {p: seen[p][name] for p in PHASES if name in seen[p]}
+    answers = {p: seen[p][name] for p in PHASES if name in seen.get(p, {})}
     assert answers == dict.fromkeys(answers, wanted)
 
 
 def test_the_table_holds_what_it_is_to_hold(
     seen: dict[str, dict[str, str]],
 ) -> None:
-    assert tuple(seen) == ("before", *PHASES)
+    on_demand = () if os.environ.get(run.RACES) else ("beside captures",)
+    assert [*seen] == ["before", *(p for p in PHASES if p not in on_demand)]
     assert len(run.ALL) >= 80 and len(run.BESIDE) >= 60 and len(run.HELD) >= 40
     assert (
         "ValueError: ['var has negative"
