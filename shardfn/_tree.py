@@ -14,6 +14,8 @@ from typing import Any
 import optree
 import torch
 
+from . import _compat
+
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
 _ordered = optree.dict_insertion_ordered(
@@ -43,8 +45,9 @@ def _is_plain(x: Any) -> bool:
     return plain or (isinstance(x, tuple) and hasattr(x, "_fields"))
 
 
+@_compat.of_trees
 def quick_leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree in the order of `refill`; a fifth of the time of `flatten` where
+    """The leaves of a container in the order of `refill`; a fifth of the time of `flatten` where
     Dynamo reads it.
     """
     out: list[Any] = []
@@ -62,6 +65,7 @@ def quick_leaves(tree: Any) -> list[Any]:
     return out
 
 
+@_compat.of_trees
 def quick_paths(x: Any, path: str) -> list[str]:
     """How each leaf of `quick_leaves` is reached from x, as Python writes it."""
     if isinstance(x, torch.Tensor):
@@ -96,34 +100,41 @@ def _children(x: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def refill(tree: Any, feed: Iterator[Any]) -> Any:
-    """A tree like this one with other leaves, taken in the order of `quick_leaves`."""
+@_compat.of_trees
+def refill(tree: Any, leaves: Iterable[Any]) -> Any:
+    """A container like this one with other leaves, taken in the order of `quick_leaves`."""
+    return _refilled(tree, iter(leaves))
+
+
+def _refilled(tree: Any, feed: Iterator[Any]) -> Any:
     if isinstance(tree, dict):
-        return _dict_like(
-            tree, {key: _refilled(child, feed) for key, child in tree.items()}
-        )
-    return _row_like(tree, [_refilled(child, feed) for child in tree])
+        children = {key: _refilled_child(x, feed) for key, x in tree.items()}
+        return _dict_like(tree, children)
+    return _row_like(tree, [_refilled_child(x, feed) for x in tree])
 
 
-def _refilled(child: Any, feed: Iterator[Any]) -> Any:
+def _refilled_child(child: Any, feed: Iterator[Any]) -> Any:
     if _is_plain(child):
-        return refill(child, feed)
+        return _refilled(child, feed)
     if isinstance(child, torch.Tensor):
         return next(feed)
     old, treedef = flatten(child)
     return unflatten(treedef, [next(feed) for _ in old])
 
 
+@_compat.of_trees
 def is_tensor(x: Any) -> bool:
     """Whether a leaf is a tensor."""
     return isinstance(x, torch.Tensor)
 
 
+@_compat.of_trees
 def is_floating(x: Any) -> bool:
     """Whether a leaf is a tensor that has derivatives."""
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
+@_compat.of_trees
 def tensors(
     tree: Any, chosen: Callable[[Any], bool] = is_tensor
 ) -> list[torch.Tensor]:
@@ -131,6 +142,7 @@ def tensors(
     return [x for x in quick_leaves((tree,)) if chosen(x)]
 
 
+@_compat.of_trees
 def with_tensors(
     tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor
 ) -> Any:
@@ -235,6 +247,7 @@ def _positional_names(bound: inspect.BoundArguments, count: int) -> list[str]:
     return names[:count]
 
 
+@_compat.of_trees
 def pair(
     tree: Any,
     like: Any,

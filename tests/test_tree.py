@@ -297,7 +297,7 @@ def tensors(tree: Any) -> Any:
 def test_refill_undoes_quick_leaves(tree: Any) -> None:
     leaves = _tree.quick_leaves(tree)
     assert sorted(map(str, leaves)) == sorted(map(str, _tree.leaves(tree)))
-    assert _tree.refill(tree, iter(leaves)) == tree
+    assert _tree.refill(tree, leaves) == tree
     assert _tree.quick_leaves(_tree.refill(tree, iter(["x"] * len(leaves)))) == [
         "x"
     ] * len(leaves)

@@ -89,6 +89,7 @@ from .tracing import (
     values,
     version_of,
 )
+from .tree_functions import of_trees
 from .zeros import write_out_zeros
 
 __all__ = [
@@ -153,6 +154,7 @@ __all__ = [
     "name_of_op",
     "named_group",
     "namespace_of",
+    "of_trees",
     "open_dual",
     "outside_only",
     "overload_of",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from . import dynamo, known_sizes, modules, threads, tracing, zeros
+from . import dynamo, known_sizes, modules, threads, tracing, tree_functions, zeros
 
 NEVER = "not known to end"
 
@@ -134,6 +134,12 @@ READING = (  # a captured function, by Dynamo
         "a collective of torch.distributed; " + REFUSED,
         NEVER,
         new=dynamo.refused_collective,
+    ),
+    Patch(
+        _methods(VARIABLES + "UserFunctionVariable", "call_function"),
+        "it reads hundreds of bytecodes a leaf in functions of trees, which may run as they are",
+        NEVER,
+        new=tree_functions.run_as_it_is,
     ),
     Patch(
         _methods(VARIABLES + "TensorVariable", "method_as_subclass"),

@@ -100,7 +100,7 @@ def _branch_region(
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         feed = iter(bodies.leave(tensors or [torch.zeros(())]))
         results = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
-        return _tree.refill((out if like is None else like,), iter(results))[0]
+        return _tree.refill((out if like is None else like,), results)[0]
 
     return bodies.region(run, [])
 
@@ -146,7 +146,7 @@ def _cond_eagerly(
     check_choice(f"{name}, pred", kind(pred))
     yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
     others = _branch(name, false_fn(*operands), yes)
-    dtypes = _dtypes(name, yes, _tree.refill((yes,), iter(others))[0])
+    dtypes = _dtypes(name, yes, _tree.refill((yes,), others)[0])
     pairs = zip(
         _as_tensors(_tree.quick_leaves((yes,)), dtypes),
         _as_tensors(others, dtypes),
@@ -156,7 +156,7 @@ def _cond_eagerly(
         torch.where(truth, a, b) if isinstance(a, torch.Tensor) else a
         for a, b in pairs
     ]
-    return _tree.refill((yes,), iter(chosen))[0]
+    return _tree.refill((yes,), chosen)[0]
 
 
 def while_loop(

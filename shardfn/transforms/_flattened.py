@@ -91,7 +91,7 @@ class Flattened:
             next(feed) if isinstance(x, torch.Tensor) else zero_like(x)
             for x in _tree.quick_leaves(tree)
         ]
-        return _tree.refill(tree, iter(filled))[0]
+        return _tree.refill(tree, filled)[0]
 
     def aux(self, tensors: Iterable[torch.Tensor]) -> Any:
         """The tree of aux, with these tensors in place of those that were traced."""
@@ -104,7 +104,7 @@ class Flattened:
             next(feed) if self.moving(x) else None
             for x in _tree.quick_leaves(self.chosen)
         ]
-        return _tree.refill(self.chosen, iter(filled))
+        return _tree.refill(self.chosen, filled)
 
 
 def check_moving(where: str, flat: Flattened) -> None:

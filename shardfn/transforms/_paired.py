@@ -15,6 +15,7 @@ from ..errors import TreeError, problem
 NUMBERS = (bool, int, float, complex)
 
 
+@_compat.of_trees
 def kind(x: Any) -> Any:
     """A leaf as a constant: (shape, dtype) of a tensor, the name of its type of anything else."""
     return (
@@ -24,11 +25,13 @@ def kind(x: Any) -> Any:
     )
 
 
+@_compat.of_trees
 def kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """The kinds of several leaves."""
     return tuple([kind(x) for x in leaves])
 
 
+@_compat.of_trees
 def paired(
     where: str,
     tree: Any,
@@ -122,6 +125,7 @@ def described(leaf: Any) -> str:
     return f"a {leaf}" if isinstance(leaf, str) else f"{leaf[0]} {leaf[1]}"
 
 
+@_compat.of_trees
 def zero_like(x: Any) -> Any:
     """The tangent of a constant: zero of a number, None of anything else."""
     return type(x)(0) if isinstance(x, NUMBERS) else None

@@ -120,7 +120,7 @@ def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
         scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
         for x in leaves
     ]
-    return carried(name, after, init), _tree.refill((y,), iter(filled))[0]
+    return carried(name, after, init), _tree.refill((y,), filled)[0]
 
 
 def _scan_eagerly(

@@ -146,7 +146,7 @@ class Mapped(Flattened):
                 filled.append(x)
             else:
                 filled.append(torch.full((size,), x, device=axis_names.device()))
-        return _tree.refill((value,), iter(filled))[0]
+        return _tree.refill((value,), filled)[0]
 
 
 class _Naming:
@@ -180,6 +180,7 @@ def _key(axes: Any) -> Any:
     return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
 
 
+@_compat.of_trees
 def spread(
     where: str, what: str, prefix: Any, tree: Any, path: str
 ) -> list[int | None]:
@@ -199,6 +200,7 @@ def spread(
     return axes
 
 
+@_compat.of_trees
 def is_axis(x: Any) -> bool:
     """Whether x is a leaf of a tree of axes."""
     return x is None or is_number(x)

@@ -159,7 +159,7 @@ def _as_tensors(tree: Any) -> Any:
         scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
         for x in leaves
     ]
-    return _tree.refill((tree,), iter(filled))[0]
+    return _tree.refill((tree,), filled)[0]
 
 
 def _microbatch(arg: Any, k: int, i: int) -> Any:

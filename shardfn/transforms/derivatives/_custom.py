@@ -124,7 +124,7 @@ def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
     filled = [
         next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves
     ]
-    return _tree.refill((out,), iter(filled))[0]
+    return _tree.refill((out,), filled)[0]
 
 
 @_compat.constant_in_graph

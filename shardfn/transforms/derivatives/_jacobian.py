@@ -40,7 +40,7 @@ class Jacobian(Transformed):
         """The tree of the value with derivatives in the places of its leaves."""
         value = flat.returned[0][0]
         filled = [self.leaf(flat, x, rows) for x in _tree.quick_leaves(value)]
-        return _tree.refill(value, iter(filled))[0]
+        return _tree.refill(value, filled)[0]
 
     def leaf(self, flat: Flattened, x: Any, rows: Iterator[Any]) -> Any:
         """The derivatives of one result: zeros for those of a number."""

@@ -118,7 +118,7 @@ class _Backward(Transformed):
             for i, x in zip(numbers, primals, strict=True):
                 filled[i] = x
             out = _tree.quick_leaves(
-                (self.fn(*_tree.refill(args, iter(filled)), **kwargs),)
+                (self.fn(*_tree.refill(args, filled), **kwargs),)
             )
             floating = [
                 x

@@ -58,7 +58,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
-    return _tree.refill((x,), iter(filled))[0]
+    return _tree.refill((x,), filled)[0]
 
 
 def is_constraint(x: Any) -> bool:

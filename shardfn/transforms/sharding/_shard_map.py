@@ -142,7 +142,7 @@ def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
         manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
         for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
     ]
-    return _tree.refill(args, iter(leaves))
+    return _tree.refill(args, leaves)
 
 
 def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]
             x = manual.psum(x, partial, True) if partial else x
             x = manual.from_local(x, text, f"{where}: {path}")
         leaves.append(x)
-    return _tree.refill(out, iter(leaves))
+    return _tree.refill(out, leaves)
 
 
 def _texts(

@@ -1,0 +1,160 @@
+"""Functions of trees that Dynamo runs as they are: it would read hundreds of bytecodes for each
+leaf of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import _pytree
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype)
+
+
+class UnknownVariable(Exception):
+    """A variable of Dynamo's that is neither a plain container, nor a tensor, nor a constant."""
+
+
+def of_trees(fn: Function) -> Function:
+    """Have Dynamo run this function as it is, where it meets a call of it.
+
+    The function takes trees of tensors and constants, and other functions marked so, and returns
+    new trees of them. It changes none of its arguments.
+    """
+    fn.__dict__["of_trees"] = True
+    return fn
+
+
+TORCHS = {  # torch.func calls these at every level
+    _pytree.tree_flatten,
+    _pytree.tree_leaves,
+    _pytree.tree_unflatten,
+    _pytree._broadcast_to_and_flatten,
+}
+
+
+def is_of_trees(fn: Any) -> bool:
+    """Whether a Python function is marked, or is one of torch's that are as good."""
+    return "of_trees" in fn.__dict__ or fn in TORCHS
+
+
+def run_as_it_is(
+    read: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
+) -> Any:
+    """Dynamo's call of a Python function: one that is marked `of_trees` is run, not read."""
+    fn = function.fn
+    run = _mapped if fn is _pytree.tree_map else _run if is_of_trees(fn) else read
+    try:
+        return run(function, tx, args, kwargs)
+    except UnknownVariable:
+        return read(function, tx, args, kwargs)
+
+
+def _run(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """One call of a function of trees."""
+    values = Values()
+    given = [values.of(x) for x in args]
+    named = {name: values.of(x) for name, x in kwargs.items()}
+    return values.variable(function.fn(*given, **named))
+
+
+def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """One call of torch's `tree_map`: Dynamo reads what is applied to the leaves of a tree."""
+    if kwargs or len(args) != 2:
+        raise UnknownVariable
+    values = Values()
+    leaves, treedef = _pytree.tree_flatten(values.of(args[1]))
+    mapped = [
+        args[0].call_function(tx, [values.variable(x)], {}).realize()
+        for x in leaves
+    ]
+    return values.variable(_pytree.tree_unflatten(mapped, treedef))
+
+
+class Values:
+    """Python's values for Dynamo's variables, with a fake tensor for each tensor."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, Any] = {}  # the id of a fake tensor: its variable
+
+    def of(self, variable: Any) -> Any:
+        """The value of a variable.
+
+        Raises:
+            UnknownVariable: it has none that a function of trees may see.
+        """
+        variable = variable.realize()
+        read = READ.get(type(variable).__name__)
+        if read is None:
+            raise UnknownVariable
+        return read(self, variable)
+
+    def tensor(self, variable: Any) -> torch.Tensor:
+        fake = variable.proxy.node.meta["example_value"]
+        if self.tensors.setdefault(id(fake), variable) is not variable:
+            raise UnknownVariable
+        return fake
+
+    def constant(self, variable: Any) -> Any:
+        if type(variable.value) not in CONSTANTS:
+            raise UnknownVariable
+        return variable.value
+
+    def function(self, variable: Any) -> Any:
+        if not is_of_trees(variable.fn):
+            raise UnknownVariable
+        return variable.fn
+
+    def row(self, variable: Any) -> list[Any]:
+        return [self.of(x) for x in variable.items]
+
+    def mapping(self, variable: Any) -> dict[Any, Any]:
+        if variable.user_cls is not dict:
+            raise UnknownVariable
+        variable.install_dict_keys_match_guard()
+        return {self.of(key.vt): self.of(x) for key, x in variable.items.items()}
+
+    def structure(self, variable: Any) -> _pytree.TreeSpec:
+        # one that Dynamo has read the making of keeps its fields elsewhere
+        is_whole = variable.mutation_type is None
+        if not is_whole or not isinstance(variable.value, _pytree.TreeSpec):
+            raise UnknownVariable
+        return variable.value
+
+    def variable(self, value: Any) -> Any:
+        """The variable of a value: a tensor's own, a new one of a container."""
+        from torch._dynamo import variables
+        from torch._dynamo.variables.base import ValueMutationNew
+
+        kind = type(value)
+        if kind in CONSTANTS:
+            return variables.ConstantVariable.create(value)
+        if isinstance(value, torch.Tensor):
+            return self.tensors[id(value)]
+        if isinstance(value, variables.VariableTracker):
+            return value
+        if isinstance(value, _pytree.TreeSpec):
+            return variables.UserDefinedObjectVariable(value)
+        if kind is dict:
+            items = {self.variable(k): self.variable(x) for k, x in value.items()}
+            return variables.ConstDictVariable(
+                items, mutation_type=ValueMutationNew()
+            )
+        make = {list: variables.ListVariable, tuple: variables.TupleVariable}[kind]
+        children = [self.variable(x) for x in value]
+        return make(children, mutation_type=ValueMutationNew())
+
+
+READ: dict[str, Callable[[Values, Any], Any]] = {  # by the name of Dynamo's class
+    "TensorVariable": Values.tensor,
+    "ConstantVariable": Values.constant,
+    "UserFunctionVariable": Values.function,
+    "ListVariable": Values.row,
+    "TupleVariable": lambda values, x: tuple(values.row(x)),
+    "ConstDictVariable": Values.mapping,
+    "UserDefinedObjectVariable": Values.structure,
+}
