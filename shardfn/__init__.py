@@ -2,6 +2,7 @@
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from . import random
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
 from .errors import (
@@ -119,6 +120,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "random",
     "rule",
     "saved_residuals",
     "scan",

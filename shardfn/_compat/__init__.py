@@ -36,7 +36,13 @@ from .dynamo import (
     wrapped,
 )
 from .guards import Itself, Read
-from .inductor import generated_code, inductor, trace_artifact
+from .inductor import (
+    Integer,
+    generated_code,
+    inductor,
+    lower_by_formula,
+    trace_artifact,
+)
 from .levels import Level, jvp
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import (
@@ -104,6 +110,7 @@ __all__ = [
     "PATCHES",
     "SETTINGS",
     "FakeTensorMode",
+    "Integer",
     "Itself",
     "Level",
     "OpOverload",
@@ -150,6 +157,7 @@ __all__ = [
     "level_of",
     "local_tensor",
     "mapped_index",
+    "lower_by_formula",
     "modules_of",
     "name_of_op",
     "named_group",

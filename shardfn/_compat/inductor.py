@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .patches import patched
+from .tracing import OpOverload
 
 
 def trace_artifact(name: str, text: str) -> None:
@@ -97,6 +98,77 @@ def _lower_permute(
     )
 
 
+class Loader:
+    """A tensor that a formula reads: its shape, and its element at a place."""
+
+    def __init__(self, x: Any) -> None:
+        self.sizes, self.at = [int(n) for n in x.get_size()], x.make_loader()
+
+
+class Integer:
+    """An int64 in code that Inductor is writing, with the operators of a tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _operator(name: str) -> Callable[[Integer, Integer | int], Integer]:
+    """One of Inductor's operations of two integers."""
+
+    def apply(left: Integer, right: Integer | int) -> Integer:
+        from torch._inductor.virtualized import ops
+
+        if isinstance(right, int):
+            right = Integer(ops.constant(right, torch.int64))
+        return Integer(getattr(ops, name)(left.value, right.value))
+
+    return apply
+
+
+for _sign, _name in {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+}.items():
+    setattr(Integer, f"__{_sign}__", _operator(_name))
+for _sign in ("add", "mul", "and", "or", "xor"):
+    setattr(Integer, f"__r{_sign}__", getattr(Integer, f"__{_sign}__"))
+
+
+_formulas: dict[Any, Callable[..., Any]] = {}
+
+
+def lower_by_formula(op: OpOverload, formula: Callable[..., Any]) -> None:
+    """Have Inductor compute an op by a formula, which it writes into whatever reads the result.
+
+    Args:
+        op: one of ours; its result has the shape, dtype and device of its fake.
+        formula: an element of the result, from (Inductor's operations, the place of the element,
+            the arguments of the op); a tensor argument comes as a `Loader`.
+    """
+    _formulas[op] = formula
+
+
+def _lower_formula(op: OpOverload, *args: Any) -> Any:
+    """Inductor's code for an op that a formula computes."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V, ops
+
+    like = V.graph.current_node.meta["val"]
+    given = [Loader(x) if isinstance(x, ir.TensorBox) else x for x in args]
+    return ir.Pointwise.create(
+        device=like.device,
+        dtype=like.dtype,
+        inner_fn=lambda place: _formulas[op](ops, place, *given),
+        ranges=list(like.shape),
+    )
+
+
 @functools.cache
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
@@ -110,6 +182,9 @@ def _register_lowerings() -> None:
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
         _lower_pack
     )
+    for op in _formulas:
+        lower = functools.partial(_lower_formula, op)
+        register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def inductor(

@@ -15,6 +15,7 @@ import torch
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
 from ..ops import higher_order, placement, shard_map
+from ..random import ambient
 from ..types import CONSTANTS, TENSOR, Program
 from . import annotations as sources
 from .closure import closed_over
@@ -157,7 +158,7 @@ def _captured(
     sources.attach(graph)
     in_paths = (
         *tensor_paths,
-        *(f"<closed over {i}>" for i in range(len(outside.tensors))),
+        *outside.paths(),
     )
     memory = strides.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
@@ -269,14 +270,18 @@ def _flatten(
     with TENSOR for tensors.
     """
     name, tensors = inputs.name, inputs.tensors
-    positional = inputs.positional
+    positional, device = inputs.positional, named.device()
     outside = _entering(python, tensors, positional)
     results: list[Any] = []
+    calls: list[ambient.Traced] = []
     ends: set[int] = set()
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
+        *values, state = values
+        calls.append(ambient.Traced(state))
         pairs = zip((*tensors, *outside.tensors), values, strict=True)
-        out = _replayed(python, positional, {id(x): v for x, v in pairs})
+        with ambient.drawing_from(calls[-1]):
+            out = _replayed(python, positional, {id(x): v for x, v in pairs})
         tensor_classes.refuse_results(out, name)
         results[:] = [_tree.tree_map(_mark_tensor, out)]
         leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
@@ -285,11 +290,24 @@ def _flatten(
 
     _refuse_closed_over(outside.tensors, name)
     stand_ins = [_stand_in(x, mode) for x in outside.tensors]
-    graph = functional(flat, [*tensors, *stand_ins], name, inputs.tensor_paths)
+    state = mode.from_tensor(ambient.PLACE.to(device))
+    graph = functional(
+        flat, [*tensors, *stand_ins, state], name, inputs.tensor_paths
+    )
     higher_order.fold(graph)
+    draws = calls[-1].calls
+    outside = outside.drawing(draws)
+    if not draws:
+        _drop_last_input(graph)
     constants = lifted_constants(graph, mode, name)
     tensor_classes.refuse_fakes([*outside.tensors, *constants], name)
     return graph, outside.traced(stand_ins, ends, constants), results[0]
+
+
+def _drop_last_input(module: torch.fx.GraphModule) -> None:
+    """Take away an input that nothing reads."""
+    module.graph.erase_node(module.graph.find_nodes(op="placeholder")[-1])
+    module.recompile()
 
 
 def _replayed(

@@ -17,6 +17,7 @@ import torch
 from .. import _compat
 from ..errors import CaptureError, problem
 from ..ops.loops import Loop, inner_nodes, shapes_of
+from ..random.ambient import Refused, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
 from .control_flow import scan_residuals, trim_loops
@@ -114,7 +115,13 @@ def traced(
     Raises:
         CaptureError: it would draw other random numbers than that loop.
     """
-    with _compat.paused_tracing(), torch.enable_grad(), _recording.get().mode:
+    refused = drawing_from(Refused(name, "in the body of a loop or a branch"))
+    with (
+        _compat.paused_tracing(),
+        torch.enable_grad(),
+        _recording.get().mode,
+        refused,
+    ):
         inputs = [
             torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples
         ]

@@ -12,6 +12,7 @@ import torch
 from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
 from ..partition import layout
+from ..random import ambient
 from ..types import LocalProgram
 from .arguments import Placed, reader
 
@@ -59,15 +60,33 @@ def closed_over(
     captured: Captured, programs: Sequence[LocalProgram]
 ) -> Callable[[], list[list[torch.Tensor]]]:
     """How closed-over tensors are read at each call: a list for each program."""
-    closed = list(captured.closed_over)
+    closed, draws = list(captured.closed_over), captured.outside.draws
+    read = _with_state(captured, closed) if draws else lambda: closed
     if not any(_is_odd(x.shape, x.stride(), x.dtype) for x in closed):
-        return lambda: [closed] * len(programs)
+        return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
-    return lambda: [
-        [laid_out(x, stride) for x, stride in zip(closed, row, strict=True)]
-        for row in rows
-    ]
+
+    def laid() -> list[list[torch.Tensor]]:
+        now = read()
+        return [
+            [laid_out(x, stride) for x, stride in zip(now, row, strict=True)]
+            for row in rows
+        ]
+
+    return laid
+
+
+def _with_state(
+    captured: Captured, closed: list[torch.Tensor]
+) -> Callable[[], list[torch.Tensor]]:
+    """How closed-over tensors are read where random calls take a state that nobody else gets."""
+    (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACE)
+    first = len(_values(captured.program.graph.graph)) - len(closed)
+    device = _values(captured.program.graph.graph)[first + at].device
+    draws = captured.outside.draws
+    before, after = closed[:at], closed[at + 1 :]
+    return lambda: [*before, ambient.state.take(draws).to(device), *after]
 
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:

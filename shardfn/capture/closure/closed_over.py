@@ -14,6 +14,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError, ShardError, call_site, problem
+from ...random.ambient import PLACE
 from .. import annotations as sources
 
 DEEP, MANY = 8, 20_000  # how far, and among how many objects, a name is looked for
@@ -40,6 +41,21 @@ class ClosedOver:
     reached: frozenset[int] = (
         frozenset()
     )  # those of them that a gradient of a result would reach
+    draws: int = 0  # random calls; their state comes in the place of PLACE
+
+    def drawing(self, calls: int) -> ClosedOver:
+        """With the random state as one more tensor, if there are random calls."""
+        if not calls:
+            return self
+        tensors, lines = (*self.tensors, PLACE), (*self.lines, None)
+        return attrs.evolve(self, tensors=tensors, lines=lines, draws=calls)
+
+    def paths(self) -> list[str]:
+        """How printed programs call each tensor."""
+        return [
+            "<random state>" if x is PLACE else f"<closed over {i}>"
+            for i, x in enumerate(self.tensors)
+        ]
 
     def traced(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...random import torch_ops
 from . import reductions
 from .reductions import narrow, wide
 
@@ -168,6 +169,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: _product_then_add(aten.mm.default),
     aten.addmv.default: _product_then_add(aten.mv.default),
     aten.baddbmm.default: _product_then_add(aten.bmm.default),
+    **torch_ops.TABLE,
 }
 
 

@@ -243,7 +243,11 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         )
     if target in rules.LOCAL_ARGS:
         args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
-    if target in rules.LOWER:
+    if target in rules.BY_PLACE:
+        result = rules.BY_PLACE[target](
+            b, args, _place(b, step.outs[0], mine[0].node)
+        )
+    elif target in rules.LOWER:
         result = rules.LOWER[target](b, args, dict(kwargs), mine)
     elif target in rules.AS_VIEW:
         result = _view(
@@ -254,6 +258,13 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
     else:
         result = b.call(target, *args, **kwargs)
     return result if isinstance(result, list) else _results(b, result)
+
+
+def _place(b: Builder, slot: steps.Slot, node: torch.fx.Node) -> Piece:
+    """Where the result of a call will be; the node is any of its arguments."""
+    shape, stride = tuple(slot.value.shape), tuple(slot.value.stride())
+    local_shape = b.local_shape(shape, slot.marks)
+    return Piece(node, shape, stride, slot.marks, local_shape)
 
 
 def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:

@@ -17,6 +17,7 @@ from . import (
     norm,
     pointwise,
     pool,
+    random,
     reduction,
     shard_map,
     view,
@@ -32,6 +33,7 @@ RULES: dict[object, Rule] = {
     **attention.TABLE,
     **index.TABLE,
     **batch.TABLE,
+    **random.TABLE,
 }
 SIZES = view.SIZES  # op -> which argument is the shape of the result
 # op -> what a rank passes instead of the global arguments
@@ -54,6 +56,8 @@ LOWER = {
     **reduction.LOWER,
     **shard_map.LOWER,
 }
+# op -> how a rank computes its shard, where that depends on where the shard is
+BY_PLACE = random.BY_PLACE
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 

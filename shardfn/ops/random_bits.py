@@ -1,0 +1,235 @@
+"""random_bits: numbers that depend on a key and on where an element stands in the global tensor.
+
+Each element is one block of Philox-4x32-10: the counter is the element's number in row-major
+order, so a rank that knows where its shard starts makes exactly its part.
+
+Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .. import _compat
+
+WORD = 0xFFFFFFFF  # the bits of one word
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (
+    0x9E3779B9,
+    0xBB67AE85,
+)  # what is added to the two words of a key in each round
+ROUNDS = 10
+CHUNK = 1 << 16  # elements that are made at a time, so that temporaries stay small
+
+# What a counter is used for is its last word: no two uses of one key share a block.
+DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY = 0, 1, 2, 3, 4
+
+SIGNIFICANT = {  # of a number in [0, 1): how many random bits, so that it is exact
+    torch.float64: 53,
+    torch.float32: 24,
+    torch.float16: 11,
+    torch.bfloat16: 8,
+}
+WIDTH = {  # of an integer, in bits
+    torch.int64: 64,
+    torch.int32: 32,
+    torch.int16: 16,
+    torch.int8: 8,
+    torch.uint8: 8,
+    torch.bool: 1,
+}
+DTYPES = (*SIGNIFICANT, *WIDTH)
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """One block of Philox-4x32-10, of whatever has the operators of 64-bit integers.
+
+    Args:
+        counter: four words, each below 2**32.
+        key: two words.
+
+    Returns:
+        Four words, each below 2**32. Products wrap around in 64 bits; their low bits are right.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        p0, p1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        high0, high1 = (p0 >> 32) & WORD, (p1 >> 32) & WORD
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, p1 & WORD, high0 ^ c3 ^ k1, p0 & WORD
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def bits_of(words: Sequence[Any], dtype: torch.dtype) -> Any:
+    """The random integer that becomes an element of this dtype: 53, 24, 11 or 8 bits for a
+    floating number, else as many as the dtype has, in two's complement.
+    """
+    low, high = words[0], words[1]
+    if dtype == torch.float64:
+        return ((low >> 5) << 26) | (high >> 6)
+    if dtype in SIGNIFICANT:
+        return low >> (32 - SIGNIFICANT[dtype])
+    if dtype == torch.int64:
+        return (high << 32) | low
+    width = WIDTH[dtype]
+    bits = low >> (32 - width)
+    if not dtype.is_signed:
+        return bits
+    sign = 1 << (width - 1)
+    return (bits ^ sign) - sign
+
+
+def scale_of(dtype: torch.dtype) -> float:
+    """What the bits of a floating number are multiplied by."""
+    return 2.0 ** -SIGNIFICANT[dtype]
+
+
+@torch.library.custom_op("shardfn::random_bits", mutates_args=())
+def random_bits(
+    key: torch.Tensor,
+    start: torch.Tensor | None,
+    size: list[int],
+    stride: list[int],
+    use: int,
+    call: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Random numbers, one for each element.
+
+    Args:
+        key: int64 (*batch, 2): two words below 2**32; one stream for each of a batch. Of a state,
+            (*batch, 3), the third one is the number of the first call.
+        start: int64 (*batch) or (): the number of the first element; 0 by default.
+        size: of what is made for each key.
+        stride: by how much the number of an element grows along each dim.
+        use: DRAW, SPLIT, FOLD_IN, AMBIENT or AMBIENT_KEY.
+        call: the number of the call, from the first one.
+        dtype: uniform in [0, 1) for a floating dtype, else all bits.
+
+    Returns:
+        (*batch, *size).
+    """
+    batch = key.shape[:-1]
+    out = torch.empty((*batch, *size), dtype=dtype, device=key.device)
+    rows = out.view(-1, math.prod(size)) if out.numel() else out.view(0, 0)
+    keys = key.reshape(-1, key.shape[-1])
+    starts = None if start is None else start.expand(batch).reshape(-1)
+    for i, row in enumerate(rows):
+        first = None if starts is None else starts[i]
+        for begin in range(0, row.numel(), CHUNK):
+            part = row[begin : begin + CHUNK]
+            flat = torch.arange(
+                begin, begin + part.numel(), dtype=torch.int64, device=key.device
+            )
+            part.copy_(_made(keys[i], first, flat, size, stride, use, call, dtype))
+    return out
+
+
+def _made(
+    key: torch.Tensor,
+    start: torch.Tensor | None,
+    flat: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    use: int,
+    call: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The elements at these places of a flattened result."""
+    number = torch.zeros_like(flat) if start is None else start.expand(flat.shape)
+    for d in reversed(range(len(size))):
+        number = number + (flat % size[d]) * stride[d]
+        flat = flat // size[d]
+    first_call = torch.zeros_like(key[0]) if len(key) == 2 else key[2]
+    calls = ((first_call + call) & WORD).expand(number.shape)
+    words = philox(
+        (number & WORD, (number >> 32) & WORD, calls, use), (key[0], key[1])
+    )
+    bits = bits_of(words, dtype)
+    return bits.to(dtype) * scale_of(dtype) if dtype in SIGNIFICANT else bits
+
+
+@random_bits.register_fake
+def _(
+    key: torch.Tensor,
+    start: torch.Tensor | None,
+    size: list[int],
+    stride: list[int],
+    use: int,
+    call: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return key.new_empty((*key.shape[:-1], *size), dtype=dtype)
+
+
+@random_bits.register_vmap
+def _(
+    info: Any,
+    in_dims: Any,
+    key: torch.Tensor,
+    start: torch.Tensor | None,
+    size: list[int],
+    stride: list[int],
+    use: int,
+    call: int,
+    dtype: torch.dtype,
+) -> Any:
+    n, (key_dim, start_dim, *_) = info.batch_size, in_dims
+    batch = key.dim() - 1 - (key_dim is not None)  # of each sample
+    key = _batched(key, key_dim, n)
+    if start is not None and (start_dim is not None or start.dim()):
+        start = _batched(start, start_dim, n)
+        if start.dim() == 1:
+            start = start.view(n, *[1] * batch)
+    return random_bits(key, start, size, stride, use, call, dtype), 0
+
+
+def _batched(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """The tensor with the mapped dim first."""
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+RANDOM_BITS = torch.ops.shardfn.random_bits.default
+
+
+def _element(
+    ops: Any,
+    place: Sequence[Any],
+    key: Any,
+    start: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    use: int,
+    call: int,
+    dtype: torch.dtype,
+) -> Any:
+    """One element, in Inductor's operations."""
+    batch, own = place[: len(key.sizes) - 1], place[len(key.sizes) - 1 :]
+    steps = (i * step for i, step in zip(own, stride, strict=True))
+    number = _compat.Integer(ops.index_expr(sum(steps), torch.int64))
+    if start is not None:
+        first = start.at(batch[len(batch) - len(start.sizes) :])
+        number = number + _compat.Integer(first)
+    parts = [_compat.Integer(key.at([*batch, i])) for i in range(key.sizes[-1])]
+    calls = _compat.Integer(ops.constant(call, torch.int64))
+    for first_call in parts[2:]:
+        calls = (calls + first_call) & WORD
+    last = _compat.Integer(ops.constant(use, torch.int64))
+    words = philox((number & WORD, (number >> 32) & WORD, calls, last), parts[:2])
+    value = ops.to_dtype(bits_of(words, dtype).value, dtype)
+    if dtype not in SIGNIFICANT:
+        return value
+    return value * ops.constant(scale_of(dtype), dtype)
+
+
+_compat.lower_by_formula(RANDOM_BITS, _element)
+
+
+def strides_of(size: Sequence[int]) -> list[int]:
+    """By how much the number of an element grows along each dim, in row-major order."""
+    return [math.prod(size[d + 1 :]) for d in range(len(size))]

@@ -1,0 +1,44 @@
+"""Random numbers: a rank makes those of its shard, which are what one device would make there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops.random_bits import RANDOM_BITS
+from ..rule_api.strategy import Choice, OpCall, Rule, replicated
+
+aten = torch.ops.aten
+
+
+def random_bits(call: OpCall) -> list[Choice]:
+    """Keys may be sharded as their results are; any dim of what a key makes may be sharded."""
+    key, *starts = call.ins
+    batch, dims = key.dim() - 1, call.outs[0].dim()
+    choices = [replicated(call)]
+    for d in range(dims):
+        own = tuple(
+            d if d < batch and x.dim() > d and x.shape[d] > 1 else "R"
+            for x in starts
+        )
+        choices.append(((d if d < batch else "R", *own), (d,)))
+    return choices
+
+
+def make_shard(b: Any, args: list[Any], out: Any) -> Any:
+    """The call that makes a rank's shard: it knows the number of its first element."""
+    key, start, size, stride, *rest = args
+    batch = len(out.shape) - len(size)
+    for d, step in enumerate(stride, batch):
+        if out.cuts(d):
+            offset = b.call(aten.mul.Tensor, b.offset(out, d), step)
+            start = (
+                offset if start is None else b.call(aten.add.Tensor, start, offset)
+            )
+    local = list(out.local_shape[batch:])
+    return b.call(RANDOM_BITS, key, start, local, stride, *rest)
+
+
+TABLE: dict[object, Rule] = {RANDOM_BITS: random_bits}
+BY_PLACE = {RANDOM_BITS: make_shard}

@@ -1,0 +1,40 @@
+"""Random numbers that depend on a key and on an element's place in the global tensor: the same on
+every mesh.
+"""
+
+from .ambient import state
+from .arrays import choice, dropout, permutation
+from .continuous import (
+    beta,
+    exponential,
+    gamma,
+    gumbel,
+    normal,
+    truncated_normal,
+    uniform,
+)
+from .discrete import bernoulli, bits, categorical, randint
+from .keys import fold_in, key, split
+from .plain import plain
+
+__all__ = [
+    "bernoulli",
+    "beta",
+    "bits",
+    "categorical",
+    "choice",
+    "dropout",
+    "exponential",
+    "fold_in",
+    "gamma",
+    "gumbel",
+    "key",
+    "normal",
+    "permutation",
+    "plain",
+    "randint",
+    "split",
+    "state",
+    "truncated_normal",
+    "uniform",
+]

@@ -1,0 +1,229 @@
+"""The state that torch's own random calls draw from: named keys, each with the number of calls
+that it has served.
+
+A call's numbers follow from the key, the number of the call and the element. A captured function
+takes (key, number of its first call) as an input, so the next call of it draws others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CaptureError, ShardError, problem
+from ..ops.random_bits import AMBIENT, AMBIENT_KEY, WORD, random_bits, strides_of
+from .keys import words_of
+
+DEFAULT = "default"
+WORDS = 3  # of a state: the two of its key, the number of the next call
+PLACE = torch.zeros(
+    WORDS, dtype=torch.int64
+)  # stands for the state in what is captured
+
+_tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default=DEFAULT)
+
+
+class States:
+    """Named random states; the same on every rank that seeds and calls alike.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.state.seed(7)
+        >>> saved = sf.random.state.get()
+        >>> saved["default"]
+        tensor([7, 0, 0])
+        >>> sf.random.state.set(saved)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # two threads never take the same call
+        self._states: dict[str, list[int]] = {DEFAULT: [0, 0, 0]}
+
+    def seed(self, seed: int, tag: str | None = None) -> None:
+        """Start a state again from a seed.
+
+        Args:
+            seed: an int; its low 64 bits count.
+            tag: the name of the state, made if there is none; by default that of the
+                innermost `fork`.
+
+        Raises:
+            ShardError: the seed is no int.
+        """
+        with self._lock:
+            self._states[_tag.get() if tag is None else tag] = [*words_of(seed), 0]
+
+    def get(self) -> dict[str, torch.Tensor]:
+        """All states, as a tree that `set` takes back and a checkpoint can hold.
+
+        Returns:
+            For each tag an int64 tensor of shape (3,): the key's words, the number of calls.
+        """
+        with self._lock:
+            return {tag: torch.tensor(state) for tag, state in self._states.items()}
+
+    def set(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Take states back that `get` gave; other states stay.
+
+        Raises:
+            ShardError: not such a tree, or a tag that is not known here: `seed` makes one.
+        """
+        wrong = [tag for tag, x in states.items() if not _is_state(x)]
+        if wrong:
+            fix = "what sf.random.state.get() returned, from the same version of shardfn"
+            got = f"{wrong[0]!r} is {_described(states[wrong[0]])}"
+            needed = f"an int64 tensor of shape ({WORDS},)"
+            text = problem("random.state.set", got, needed=needed, fix=fix)
+            raise ShardError(text, arg_path=f"states[{wrong[0]!r}]", fix=fix)
+        with self._lock:
+            strange = [tag for tag in states if tag not in self._states]
+            if strange:
+                known = ", ".join(map(repr, self._states))
+                fix = f"sf.random.state.seed(0, {strange[0]!r}) before"
+                got = f"there is no state {strange[0]!r}, only {known}"
+                text = problem("random.state.set", got, fix=fix)
+                raise ShardError(text, arg_path=f"states[{strange[0]!r}]", fix=fix)
+            self._states.update({tag: x.tolist() for tag, x in states.items()})
+
+    @contextlib.contextmanager
+    def fork(self, tag: str) -> Iterator[None]:
+        """Draw from another state inside; where there is none of that name, one is split off.
+
+        Args:
+            tag: the name of the state; the outer one stands where it stood afterwards.
+        """
+        with self._lock:
+            if tag not in self._states:
+                outer = self._states[_tag.get()][:2]
+                named = int.from_bytes(tag.encode(), "little") & (2**63 - 1)
+                self._states[tag] = [*_folded(outer, named), 0]
+        token = _tag.set(tag)
+        try:
+            yield
+        finally:
+            _tag.reset(token)
+
+    def take(self, calls: int) -> torch.Tensor:
+        """The state for some calls, which nobody else gets: int64 (3,)."""
+        with self._lock:
+            state = self._states[_tag.get()]
+            taken = torch.tensor(state)
+            state[2] = (state[2] + calls) & WORD
+            return taken
+
+
+def _folded(key: Sequence[int], number: int) -> list[int]:
+    """The words of a key that follow from a key and a number."""
+    bits = int(
+        random_bits(
+            torch.tensor(key),
+            torch.tensor(number),
+            [],
+            [],
+            AMBIENT_KEY,
+            0,
+            torch.int64,
+        )
+    )
+    return [bits & WORD, (bits >> 32) & WORD]
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (tuple(x.shape), x.dtype) == (
+        (WORDS,),
+        torch.int64,
+    )
+
+
+def _described(x: Any) -> str:
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+
+
+state = States()
+
+
+class Source:
+    """Where the random calls of a trace, or of `plain`, get their state from."""
+
+    def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        """(a state, the number of this call from the first one of that state)."""
+        raise NotImplementedError
+
+
+class Traced(Source):
+    """The random calls of a function that is being captured; they are counted.
+
+    Args:
+        state: stands for the state in the trace.
+    """
+
+    def __init__(self, state: torch.Tensor) -> None:
+        self.state, self.calls = state, 0
+
+    def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        self.calls += 1
+        return self.state, self.calls - 1
+
+
+class Eager(Source):
+    """Random calls that are made one by one."""
+
+    def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        return state.take(1).to(device), 0
+
+
+class Refused(Source):
+    """No random calls: those of a body that has no state of its own.
+
+    Args:
+        name: of the function.
+        where: what the body is of.
+    """
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name, self.where = name, where
+
+    def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        fix = "keys: sf.random.split(key, n) as rows, and sf.random's functions of them"
+        got = f"it draws random numbers {self.where}, which would be the same in each run"
+        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
+
+
+_source: contextvars.ContextVar[Source | None] = contextvars.ContextVar(
+    "source", default=None
+)
+
+
+@contextlib.contextmanager
+def drawing_from(source: Source) -> Iterator[None]:
+    """Torch's random calls inside, where they are ours to replace, draw from this source."""
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def draw(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The numbers of one call: uniform in [0, 1) for a floating dtype, else all bits."""
+    source = _source.get()
+    assert source is not None, "no capture is at work"
+    state, call = source.next(device)
+    size = list(shape)
+    return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
+
+
+def call_key(device: torch.device) -> torch.Tensor:
+    """A key of one call, for numbers that take several draws: int64 (2,)."""
+    source = _source.get()
+    assert source is not None, "no capture is at work"
+    state, call = source.next(device)
+    bits = random_bits(state, None, [], [], AMBIENT_KEY, call, torch.int64)
+    return torch.stack([bits & WORD, (bits >> 32) & WORD])

@@ -1,0 +1,146 @@
+"""What random numbers do to an array: shuffle it, pick from it, drop parts of it."""
+
+from __future__ import annotations
+
+import torch
+
+from .checks import check_device, check_probability, check_shape, dims_of, floating
+from .continuous import gumbel
+from .discrete import bits, randint
+from .keys import draw
+
+
+def permutation(
+    key: torch.Tensor,
+    x: int | torch.Tensor,
+    axis: int = 0,
+    independent: bool = False,
+) -> torch.Tensor:
+    """An array in random order.
+
+    Args:
+        key: int64 (2,).
+        x: a tensor to shuffle, or n for the integers below n.
+        axis: the dim to shuffle.
+        independent: whether each row along `axis` gets an order of its own.
+
+    Returns:
+        Tensor like x, or int64 (n,).
+
+    Raises:
+        ShardError: no key.
+
+    Source: jax.random.permutation, by sorting random 64-bit numbers.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.permutation(sf.random.key(0), 5).sort().values
+        tensor([0, 1, 2, 3, 4])
+    """
+    if isinstance(x, int):
+        return torch.argsort(bits(key, (x,), torch.int64), stable=True)
+    if independent:
+        order = torch.argsort(
+            bits(key, tuple(x.shape), torch.int64), dim=axis, stable=True
+        )
+        return torch.gather(x, axis, order)
+    order = torch.argsort(bits(key, (x.shape[axis],), torch.int64), stable=True)
+    return torch.index_select(x, axis, order)
+
+
+def choice(
+    key: torch.Tensor,
+    a: int | torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    replace: bool = True,
+    p: torch.Tensor | None = None,
+    axis: int = 0,
+) -> torch.Tensor:
+    """Random elements of an array.
+
+    Args:
+        key: int64 (2,).
+        a: a tensor to choose from, or n for the integers below n.
+        shape: how many to choose, as a shape.
+        replace: whether an element may be chosen more than once.
+        p: (n,) the probability of each element; all are equal for None.
+        axis: the dim of `a` to choose along.
+
+    Returns:
+        Tensor of that shape, in the place of `axis`.
+
+    Raises:
+        ShardError: no key, a negative size.
+
+    Source: jax.random.choice; without replacement by Gumbel-top-k (Kool et al., ICML 2019).
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.random.choice(sf.random.key(0), torch.tensor([3, 3, 3]), (2,))
+        tensor([3, 3])
+    """
+    dims = dims_of(shape)
+    check_shape("random.choice", dims)
+    n = a if isinstance(a, int) else a.shape[axis]
+    index = _chosen(key, n, dims, replace, p)
+    if isinstance(a, int):
+        return index
+    rows = torch.index_select(a, axis, index.reshape(-1))
+    axis = axis % a.dim()
+    return rows.reshape(*a.shape[:axis], *dims, *a.shape[axis + 1 :])
+
+
+def _chosen(
+    key: torch.Tensor,
+    n: int,
+    shape: tuple[int, ...],
+    replace: bool,
+    p: torch.Tensor | None,
+) -> torch.Tensor:
+    """The positions that are chosen, of n."""
+    count = 1
+    for size in shape:
+        count *= size
+    if not replace:
+        if p is None:
+            order = permutation(key, n)
+        else:
+            order = torch.argsort(
+                gumbel(key, (n,), p.dtype) + torch.log(p), descending=True
+            )
+        return order[:count].reshape(shape)
+    if p is None:
+        return randint(key, shape, 0, n)
+    ends = torch.cumsum(p, 0)
+    u = draw(key, shape, p.dtype) * ends[-1]
+    return torch.searchsorted(ends, u, right=True).clamp_max(n - 1)
+
+
+def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tensor:
+    """A tensor with some elements set to zero and the others scaled to keep the mean.
+
+    Args:
+        key: int64 (2,), on the device of x.
+        x: floating tensor.
+        rate: the probability that an element becomes zero, from 0 to 1.
+
+    Returns:
+        Tensor like x: elements that stay are divided by 1 - rate.
+
+    Raises:
+        ShardError: no key, one of another device, a rate that is no probability.
+
+    Source: Srivastava et al., Dropout (JMLR 2014); flax.linen.Dropout.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.random.dropout(sf.random.key(0), torch.ones(3), 0.0)
+        tensor([1., 1., 1.])
+    """
+    check_probability("random.dropout", "rate", rate)
+    check_device("random.dropout", str(key.device), str(x.device))
+    keep = 1 - rate
+    if not keep:
+        return torch.zeros_like(x)
+    kept = draw(key, tuple(x.shape), floating(torch.float32)) < keep
+    return torch.where(kept, x * (1 / keep), 0)

@@ -1,0 +1,316 @@
+"""Real numbers: uniform, normal, exponential, gamma and their kin."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .checks import FLOATING, check_ends, checked_draw, dims_of, floating
+from .keys import draw, split
+
+Number = float | torch.Tensor
+ATTEMPTS = 12  # one in 20 is rejected at most: all of 12 once in 10**15
+
+
+def uniform(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    dtype: torch.dtype | None = None,
+    minval: Number = 0.0,
+    maxval: Number = 1.0,
+) -> torch.Tensor:
+    """Numbers spread evenly over [minval, maxval).
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        dtype: floating; torch's default one for None.
+        minval: the lower end, in the range; a tensor is broadcast.
+        maxval: the upper end, out of it.
+
+    Returns:
+        Tensor of that shape and dtype: 53, 24, 11 or 8 random bits for float64, float32,
+        float16 or bfloat16.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype that is not floating.
+
+    Source: jax.random.uniform; Salmon et al. 2011 (Philox).
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.uniform(sf.random.key(0), (2, 3)).shape
+        torch.Size([2, 3])
+    """
+    dtype = floating(dtype)
+    dims = checked_draw("random.uniform", key, shape, dtype, FLOATING)
+    unit = draw(key, dims, dtype)
+    if (
+        not isinstance(minval, torch.Tensor)
+        and not isinstance(maxval, torch.Tensor)
+        and (minval, maxval) == (0, 1)
+    ):
+        return unit
+    scaled = (unit * (maxval - minval) + minval).to(dtype)
+    low = torch.as_tensor(minval, dtype=dtype, device=key.device)
+    return torch.maximum(scaled, low)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a function of random numbers is computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _centred(
+    key: torch.Tensor, shape: tuple[int, ...], wide: torch.dtype
+) -> torch.Tensor:
+    """Numbers in (-1, 1), evenly spaced around zero, which is not among them."""
+    half = 2.0 ** (-53 if wide == torch.float64 else -24)
+    return (2 * draw(key, shape, wide) - 1) + half
+
+
+def normal(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Numbers with mean 0 and variance 1, normally distributed.
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype that is not floating.
+
+    Source: jax.random.normal, by the inverse of the error function.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool(sf.random.normal(sf.random.key(0), (1000,)).mean().abs() < 0.1)
+        True
+    """
+    dtype = floating(dtype)
+    dims = checked_draw("random.normal", key, shape, dtype, FLOATING)
+    u = _centred(key, dims, _wide(dtype))
+    return (math.sqrt(2) * torch.special.erfinv(u)).to(dtype)
+
+
+def truncated_normal(
+    key: torch.Tensor,
+    lower: Number,
+    upper: Number,
+    shape: int | tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Normally distributed numbers, given that they lie between two bounds.
+
+    Args:
+        key: int64 (2,).
+        lower: the lower bound, in standard deviations; a tensor is broadcast.
+        upper: the upper bound.
+        shape: of the result, global; that of the bounds for None.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype, with lower <= value <= upper.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype that is not floating.
+
+    Source: jax.random.truncated_normal.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool(
+        ...     (
+        ...         sf.random.truncated_normal(sf.random.key(0), -1.0, 2.0, (9,))
+        ...         >= -1
+        ...     ).all()
+        ... )
+        True
+    """
+    dtype = floating(dtype)
+    wide = _wide(dtype)
+    low = torch.as_tensor(lower, dtype=wide, device=key.device)
+    high = torch.as_tensor(upper, dtype=wide, device=key.device)
+    common = tuple(torch.broadcast_shapes(low.shape, high.shape))
+    shape = common if shape is None else dims_of(shape)
+    dims = checked_draw("random.truncated_normal", key, shape, dtype, FLOATING)
+    first, last = torch.erf(low / math.sqrt(2)), torch.erf(high / math.sqrt(2))
+    u = (_centred(key, dims, wide) + 1) / 2
+    value = math.sqrt(2) * torch.special.erfinv(first + u * (last - first))
+    return torch.minimum(torch.maximum(value, low), high).to(dtype)
+
+
+def exponential(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Exponentially distributed numbers with mean 1.
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype that is not floating.
+
+    Source: jax.random.exponential.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool((sf.random.exponential(sf.random.key(0), (9,)) >= 0).all())
+        True
+    """
+    dtype = floating(dtype)
+    dims = checked_draw("random.exponential", key, shape, dtype, FLOATING)
+    return (-torch.log1p(-draw(key, dims, _wide(dtype)))).to(dtype)
+
+
+def gumbel(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Numbers with the standard Gumbel distribution.
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype that is not floating.
+
+    Source: jax.random.gumbel.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.gumbel(sf.random.key(0), (2,)).shape
+        torch.Size([2])
+    """
+    dtype = floating(dtype)
+    dims = checked_draw("random.gumbel", key, shape, dtype, FLOATING)
+    wide = _wide(dtype)
+    u = draw(key, dims, wide).clamp_min(torch.finfo(wide).tiny)
+    return (-torch.log(-torch.log(u))).to(dtype)
+
+
+def gamma(
+    key: torch.Tensor,
+    a: Number,
+    shape: int | tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Numbers with a gamma distribution of scale 1, differentiable by its shape parameter.
+
+    Args:
+        key: int64 (2,).
+        a: the shape parameter, above 0; a tensor is broadcast.
+        shape: of the result, global, which ends in the shape of `a`; that of `a` for None.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, a shape that does not end in that of `a`, a dtype
+            that is not floating.
+
+    Source: jax.random.gamma; Marsaglia and Tsang, A Simple Method for Generating Gamma Variables
+        (ACM TOMS 2000); the derivative is that of torch.distributions.Gamma.rsample.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool((sf.random.gamma(sf.random.key(0), 2.5, (9,)) > 0).all())
+        True
+    """
+    dtype = floating(dtype)
+    wide = _wide(dtype)
+    parameter = torch.as_tensor(a, dtype=wide, device=key.device)
+    own = tuple(parameter.shape)
+    shape = own if shape is None else dims_of(shape)
+    check_ends("random.gamma", shape, own)
+    dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
+    parameter = parameter.expand(dims)
+    fixed = parameter.detach()
+    value = _gamma(key, fixed, dims, wide)
+    slope = torch._standard_gamma_grad(fixed, value)
+    return (value + (parameter - fixed) * slope).to(dtype)
+
+
+def _gamma(
+    key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...], wide: torch.dtype
+) -> torch.Tensor:
+    """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts."""
+    keys = split(key, 2 * ATTEMPTS + 1)
+    d = torch.where(a < 1, a + 1, a) - 1 / 3
+    c = 1 / torch.sqrt(9 * d)
+    value, done = d, torch.zeros(shape, dtype=torch.bool, device=key.device)
+    for i in range(ATTEMPTS):
+        x = normal(keys[2 * i], shape, wide)
+        u = draw(keys[2 * i + 1], shape, wide)
+        cube = (1 + c * x) ** 3
+        tiny = torch.finfo(wide).tiny
+        bound = 0.5 * x * x + d - d * cube + d * torch.log(cube.clamp_min(tiny))
+        accepted = (cube > 0) & (torch.log(u.clamp_min(tiny)) < bound)
+        value = torch.where(accepted & ~done, d * cube, value)
+        done = done | accepted
+    u = draw(keys[2 * ATTEMPTS], shape, wide).clamp_min(torch.finfo(wide).tiny)
+    return torch.where(a < 1, value * torch.exp(torch.log(u) / a), value)
+
+
+def beta(
+    key: torch.Tensor,
+    a: Number,
+    b: Number,
+    shape: int | tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Numbers with a beta distribution, differentiable by its parameters.
+
+    Args:
+        key: int64 (2,).
+        a: the first parameter, above 0; a tensor is broadcast.
+        b: the second parameter.
+        shape: of the result, global; that of the parameters for None.
+        dtype: floating; torch's default one for None.
+
+    Returns:
+        Tensor of that shape and dtype, between 0 and 1.
+
+    Raises:
+        ShardError: no key, a negative size, a shape that does not end in that of the parameters,
+            a dtype that is not floating.
+
+    Source: jax.random.beta.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool((sf.random.beta(sf.random.key(0), 2.0, 3.0, (9,)) < 1).all())
+        True
+    """
+    dtype = floating(dtype)
+    wide = _wide(dtype)
+    first = torch.as_tensor(a, dtype=wide, device=key.device)
+    second = torch.as_tensor(b, dtype=wide, device=key.device)
+    common = tuple(torch.broadcast_shapes(first.shape, second.shape))
+    shape = common if shape is None else dims_of(shape)
+    keys = split(key)
+    x = gamma(keys[0], first.expand(common), shape, wide)
+    y = gamma(keys[1], second.expand(common), shape, wide)
+    return (x / (x + y)).to(dtype)

@@ -1,0 +1,161 @@
+"""Integers and truth values: bits, bernoulli, randint, categorical."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ops.random_bits import WIDTH
+from .checks import (
+    check_ends,
+    check_probability,
+    check_range,
+    checked_draw,
+    dims_of,
+    floating,
+)
+from .continuous import gumbel
+from .keys import draw
+
+INTEGERS = tuple(WIDTH)
+LARGEST = 2**63 - 1
+
+
+def bits(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...] = (),
+    dtype: torch.dtype = torch.int32,
+) -> torch.Tensor:
+    """Integers of which all bits are random.
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        dtype: an integer dtype, or bool.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, a dtype without integers.
+
+    Source: jax.random.bits; Salmon et al. 2011 (Philox).
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.random.bits(sf.random.key(0), (2,), torch.uint8).dtype
+        torch.uint8
+    """
+    dims = checked_draw("random.bits", key, shape, dtype, INTEGERS)
+    return draw(key, dims, dtype)
+
+
+def bernoulli(
+    key: torch.Tensor,
+    p: float | torch.Tensor = 0.5,
+    shape: int | tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Truth values that are True with some probability.
+
+    Args:
+        key: int64 (2,).
+        p: the probability of True, from 0 to 1; a tensor is broadcast.
+        shape: of the result, global; that of `p` for None.
+
+    Returns:
+        bool tensor of that shape.
+
+    Raises:
+        ShardError: no key, a negative size, a number that is no probability.
+
+    Source: jax.random.bernoulli.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.bernoulli(sf.random.key(0), 1.0, (3,))
+        tensor([True, True, True])
+    """
+    if isinstance(p, torch.Tensor):
+        dtype, own = p.dtype, tuple(p.shape)
+    else:
+        check_probability("random.bernoulli", "p", p)
+        dtype, own = floating(None), ()
+    dims = checked_draw(
+        "random.bernoulli", key, own if shape is None else shape, dtype
+    )
+    return draw(key, dims, dtype) < p
+
+
+def randint(
+    key: torch.Tensor,
+    shape: int | tuple[int, ...],
+    minval: int | torch.Tensor,
+    maxval: int | torch.Tensor,
+    dtype: torch.dtype = torch.int64,
+) -> torch.Tensor:
+    """Integers spread evenly over [minval, maxval).
+
+    Args:
+        key: int64 (2,).
+        shape: of the result, global.
+        minval: the lower end, in the range; a tensor is broadcast.
+        maxval: the upper end, out of it.
+        dtype: an integer dtype.
+
+    Returns:
+        Tensor of that shape and dtype.
+
+    Raises:
+        ShardError: no key, a negative size, an empty range, a dtype without integers.
+
+    Source: jax.random.randint; 63 random bits modulo the size of the range.
+
+    Example:
+        >>> import shardfn as sf
+        >>> bool((sf.random.randint(sf.random.key(0), (99,), 0, 10) < 10).all())
+        True
+    """
+    dims = checked_draw("random.randint", key, shape, dtype, INTEGERS)
+    if not isinstance(minval, torch.Tensor) and not isinstance(
+        maxval, torch.Tensor
+    ):
+        check_range("random.randint", minval, maxval)
+    number = draw(key, dims, torch.int64) & LARGEST
+    return (number % (maxval - minval) + minval).to(dtype)
+
+
+def categorical(
+    key: torch.Tensor,
+    logits: torch.Tensor,
+    axis: int = -1,
+    shape: int | tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Indices drawn with the probabilities softmax(logits).
+
+    Args:
+        key: int64 (2,).
+        logits: (..., classes, ...) floating: logarithms of probabilities, up to a constant.
+        axis: the dim of the classes.
+        shape: of the result, global, which ends in the shape of the logits without `axis`; that
+            shape for None.
+
+    Returns:
+        int64 tensor of that shape: indices from 0 to classes - 1.
+
+    Raises:
+        ShardError: no key, or a shape that does not end so.
+
+    Source: jax.random.categorical; the Gumbel-max trick.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.random.categorical(sf.random.key(0), torch.tensor([0.0, 99.0]))
+        tensor(1)
+    """
+    dim = axis % logits.dim()
+    own = tuple(logits.shape)
+    batch = own[:dim] + own[dim + 1 :]
+    dims = batch if shape is None else dims_of(shape)
+    check_ends("random.categorical", dims, batch)
+    prefix = dims[: len(dims) - len(batch)]
+    noise = gumbel(key, (*prefix, *own), logits.dtype)
+    return torch.argmax(logits + noise, dim=len(prefix) + dim)

@@ -1,0 +1,119 @@
+"""Keys: small tensors from which random numbers follow."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _compat
+from ..errors import ShardError, problem
+from ..ops.random_bits import DRAW, FOLD_IN, SPLIT, WORD, random_bits, strides_of
+from .checks import check_key, check_shape, dims_of
+
+
+def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """A key from a seed.
+
+    Args:
+        seed: an int; its low 64 bits count.
+        device: where the key lives, and what is drawn from it.
+
+    Returns:
+        int64 (2,): the seed's two 32-bit words.
+
+    Raises:
+        ShardError: the seed is no int.
+
+    Source: jax.random.key.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.key(7)
+        tensor([7, 0])
+    """
+    words = words_of(seed)
+    return torch.tensor(words, dtype=torch.int64, device=device)
+
+
+@_compat.constant_in_graph
+def words_of(seed: object) -> list[int]:
+    """The two words of a seed.
+
+    Raises:
+        ShardError: the seed is no int.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        fix = "sf.random.key(0); sf.random.fold_in(key, n) for a number in a tensor"
+        text = problem("random.key", f"seed is {seed!r}", needed="an int", fix=fix)
+        raise ShardError(text, arg_path="seed", fix=fix)
+    return [seed & WORD, (seed >> 32) & WORD]
+
+
+def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
+    """Several new keys from one, which is used up.
+
+    Args:
+        key: int64 (2,).
+        num: how many, or the shape of an array of keys.
+
+    Returns:
+        int64 (num, 2) or (*num, 2): keys whose streams are independent of each other.
+
+    Raises:
+        ShardError: no key, or a number of keys below 0.
+
+    Source: jax.random.split.
+
+    Example:
+        >>> import shardfn as sf
+        >>> sf.random.split(sf.random.key(0), 3).shape
+        torch.Size([3, 2])
+    """
+    check_key("random.split", key)
+    shape = dims_of(num)
+    check_shape("random.split", shape)
+    return _keys(
+        random_bits(
+            key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64
+        )
+    )
+
+
+def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
+    """A new key from a key and a number, such as the number of a step or of a rank.
+
+    Args:
+        key: int64 (2,).
+        data: an int, or an integer tensor without dims.
+
+    Returns:
+        int64 (2,).
+
+    Raises:
+        ShardError: no key.
+
+    Source: jax.random.fold_in.
+
+    Example:
+        >>> import shardfn as sf
+        >>> step = sf.random.fold_in(sf.random.key(0), 12)
+        >>> sf.random.uniform(step).shape
+        torch.Size([])
+    """
+    check_key("random.fold_in", key)
+    if isinstance(data, torch.Tensor):
+        number = data.to(torch.int64)
+    else:
+        number = torch.full((), data, dtype=torch.int64, device=key.device)
+    return _keys(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
+
+
+def _keys(bits: torch.Tensor) -> torch.Tensor:
+    """64 random bits as the two words of a key."""
+    return torch.stack([bits & WORD, (bits >> 32) & WORD], -1)
+
+
+def draw(
+    key: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Uniform in [0, 1) for a floating dtype, else all bits of a dtype."""
+    return random_bits(key, None, list(shape), strides_of(shape), DRAW, 0, dtype)

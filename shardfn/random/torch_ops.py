@@ -1,0 +1,347 @@
+"""torch's random ops, by numbers that depend on state, call and global element.
+
+One row for each op: what it returns, from its arguments. Ops that write in place follow from the
+rows of their functional twins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import ShardError, problem
+from . import ambient
+from .continuous import gamma as gamma_of
+from .discrete import LARGEST
+
+aten = torch.ops.aten
+Op = Callable[..., Any]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _unit(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uniform in [0, 1), like x, in the dtype in which it is computed with."""
+    return ambient.draw(x.shape, dtype or _wide(x.dtype), x.device)
+
+
+def _positive(x: torch.Tensor) -> torch.Tensor:
+    """Uniform in (0, 1)."""
+    u = _unit(x)
+    return u.clamp_min(torch.finfo(u.dtype).tiny)
+
+
+def _normal_like(x: torch.Tensor) -> torch.Tensor:
+    """Normally distributed, like x, in the dtype in which it is computed with."""
+    half = 2.0 ** (-53 if _wide(x.dtype) == torch.float64 else -24)
+    return math.sqrt(2) * torch.special.erfinv((2 * _unit(x) - 1) + half)
+
+
+def _made(
+    size: Any, like: torch.Tensor | None = None, **kwargs: Any
+) -> torch.Tensor:
+    """A tensor of the shape, dtype and device that a factory call asks for; it is not read."""
+    given = {k: kwargs.get(k) for k in ("dtype", "device")}
+    if like is not None:
+        return like.new_empty(size, **given)
+    device = given["device"] or torch.get_default_device()
+    return torch.empty(size, dtype=given["dtype"], device=device)
+
+
+def _no_generator(op: str, generator: Any) -> None:
+    if generator is not None:
+        fix = "sf.random.state.seed(seed) before the call, or sf.random with a key"
+        got = "it is given a torch.Generator, whose numbers depend on the device"
+        raise ShardError(
+            problem(f"torch.{op}", got, fix=fix), arg_path="generator", fix=fix
+        )
+
+
+def rand(size: Any, **kwargs: Any) -> torch.Tensor:
+    x = _made(size, **kwargs)
+    return ambient.draw(x.shape, x.dtype, x.device)
+
+
+def rand_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    return rand(x.shape, like=x, **kwargs)
+
+
+def randn(size: Any, **kwargs: Any) -> torch.Tensor:
+    x = _made(size, **kwargs)
+    return _normal_like(x).to(x.dtype)
+
+
+def randn_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    return randn(x.shape, like=x, **kwargs)
+
+
+def _integers(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Integers in [low, high), like x."""
+    number = ambient.draw(x.shape, torch.int64, x.device) & LARGEST
+    return (number % (high - low) + low).to(x.dtype)
+
+
+def randint(high: int, size: Any, **kwargs: Any) -> torch.Tensor:
+    return randint_low(0, high, size, **kwargs)
+
+
+def randint_low(low: int, high: int, size: Any, **kwargs: Any) -> torch.Tensor:
+    kwargs["dtype"] = kwargs.get("dtype") or torch.int64
+    return _integers(_made(size, **kwargs), low, high)
+
+
+def randint_like(x: torch.Tensor, high: int, **kwargs: Any) -> torch.Tensor:
+    return randint_like_low(x, 0, high, **kwargs)
+
+
+def randint_like_low(
+    x: torch.Tensor, low: int, high: int, **kwargs: Any
+) -> torch.Tensor:
+    return _integers(_made(x.shape, like=x, **kwargs), low, high)
+
+
+def randperm(n: int, **kwargs: Any) -> torch.Tensor:
+    kwargs["dtype"] = kwargs.get("dtype") or torch.int64
+    x = _made([n], **kwargs)
+    order = torch.argsort(ambient.draw([n], torch.int64, x.device), stable=True)
+    return order.to(x.dtype)
+
+
+def bernoulli(x: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    return bernoulli_p(x, x, generator=generator)
+
+
+def bernoulli_p(
+    x: torch.Tensor, p: Any = 0.5, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("bernoulli", generator)
+    wide = p.dtype == torch.float64 if isinstance(p, torch.Tensor) else False
+    u = _unit(x, torch.float64 if wide else torch.float32)
+    return (u < p).to(x.dtype)
+
+
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    kept = _unit(x, torch.float32) < 1 - p
+    return x * kept.to(x.dtype).div(1 - p), kept
+
+
+def uniform(
+    x: torch.Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("uniform", generator)
+    return (_unit(x, x.dtype) * (high - low) + low).to(x.dtype)
+
+
+def normal(
+    x: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("normal", generator)
+    return (_normal_like(x) * std + mean).to(x.dtype)
+
+
+def normal_of_tensors(
+    mean: Any, std: Any = 1.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("normal", generator)
+    x = mean if isinstance(mean, torch.Tensor) else std
+    if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor):
+        x = torch.empty(
+            torch.broadcast_shapes(mean.shape, std.shape),
+            dtype=x.dtype,
+            device=x.device,
+        )
+    return (_normal_like(x) * std + mean).to(x.dtype)
+
+
+def normal_of_numbers(
+    mean: float, std: float, size: Any, **kwargs: Any
+) -> torch.Tensor:
+    _no_generator("normal", kwargs.pop("generator", None))
+    return normal(_made(size, **kwargs), mean, std)
+
+
+def exponential(
+    x: torch.Tensor, lambd: float = 1.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("exponential", generator)
+    return (-torch.log1p(-_unit(x)) / lambd).to(x.dtype)
+
+
+def cauchy(
+    x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("cauchy", generator)
+    return (median + sigma * torch.tan(math.pi * (_unit(x) - 0.5))).to(x.dtype)
+
+
+def log_normal(
+    x: torch.Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("log_normal", generator)
+    return torch.exp(_normal_like(x) * std + mean).to(x.dtype)
+
+
+def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
+    _no_generator("geometric", generator)
+    return (
+        torch.ceil(torch.log(_positive(x)) / math.log1p(-p))
+        .clamp_min(1)
+        .to(x.dtype)
+    )
+
+
+def random(x: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    return random_from(x, 0, None, generator=generator)
+
+
+def random_to(x: torch.Tensor, high: int, generator: Any = None) -> torch.Tensor:
+    return random_from(x, 0, high, generator=generator)
+
+
+def random_from(
+    x: torch.Tensor, low: int, high: int | None, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("random_", generator)
+    return _integers(x, low, _end(x.dtype) if high is None else high)
+
+
+def _end(dtype: torch.dtype) -> int:
+    """The end of the integers that a dtype holds exactly."""
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps) + 1
+    return 2 if dtype == torch.bool else min(torch.iinfo(dtype).max + 1, LARGEST)
+
+
+def multinomial(
+    p: torch.Tensor, count: int, replacement: bool = False, generator: Any = None
+) -> torch.Tensor:
+    _no_generator("multinomial", generator)
+    dim, shape = p.dim() - 1, list(p.shape)
+    if replacement or count == 1:
+        size = [*shape[:-1], count, shape[-1]]
+        u = ambient.draw(size, _wide(p.dtype), p.device)
+        return torch.argmax(_gumbel(u) + torch.log(p).unsqueeze(dim), -1)
+    u = ambient.draw(shape, _wide(p.dtype), p.device)
+    order = torch.argsort(_gumbel(u) + torch.log(p), descending=True, stable=True)
+    return order.narrow(dim, 0, count)
+
+
+def _gumbel(u: torch.Tensor) -> torch.Tensor:
+    return -torch.log(-torch.log(u.clamp_min(torch.finfo(u.dtype).tiny)))
+
+
+def rrelu(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    _no_generator("rrelu", generator)
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
+    slope = (_unit(x) * (upper - lower) + lower).to(x.dtype)
+    slope = torch.where(x <= 0, slope, 1)
+    return x * slope, slope
+
+
+def rrelu_writing(
+    x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    out, slope = rrelu(x, noise, *args, **kwargs)
+    noise.copy_(slope)
+    return out
+
+
+def standard_gamma(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    _no_generator("_standard_gamma", generator)
+    return gamma_of(ambient.call_key(a.device), a, dtype=a.dtype)
+
+
+def dirichlet(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    x = standard_gamma(a, generator)
+    return x / x.sum(-1, keepdim=True)
+
+
+def _refusing_generator(fn: Op) -> Op:
+    """A factory that was given a generator."""
+
+    def refused(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
+        _no_generator(fn.__name__, generator)
+        return fn(*args, **kwargs)
+
+    return refused
+
+
+def _in_place(fn: Op) -> Op:
+    """The op that writes into its first argument what a functional one returns."""
+
+    def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return x.copy_(fn(x, *args, **kwargs))
+
+    return written
+
+
+FACTORIES: dict[Any, Op] = {
+    aten.rand: rand,
+    aten.randn: randn,
+    aten.randperm: randperm,
+    aten.randint: randint,
+}
+TABLE: dict[Any, Op] = {
+    **{packet.default: fn for packet, fn in FACTORIES.items()},
+    **{
+        packet.generator: _refusing_generator(fn)
+        for packet, fn in FACTORIES.items()
+    },
+    aten.randint.low: randint_low,
+    aten.randint.low_generator: _refusing_generator(randint_low),
+    aten.rand_like.default: rand_like,
+    aten.randn_like.default: randn_like,
+    aten.randint_like.default: randint_like,
+    aten.randint_like.low_dtype: randint_like_low,
+    aten.bernoulli.default: bernoulli,
+    aten.bernoulli.p: bernoulli_p,
+    aten.bernoulli.Tensor: bernoulli_p,
+    aten.bernoulli_.float: _in_place(bernoulli_p),
+    aten.bernoulli_.Tensor: _in_place(bernoulli_p),
+    aten.native_dropout.default: native_dropout,
+    aten.uniform.default: uniform,
+    aten.uniform_.default: _in_place(uniform),
+    aten.normal_functional.default: normal,
+    aten.normal_.default: _in_place(normal),
+    aten.normal.Tensor_float: normal_of_tensors,
+    aten.normal.float_Tensor: normal_of_tensors,
+    aten.normal.Tensor_Tensor: normal_of_tensors,
+    aten.normal.float_float: normal_of_numbers,
+    aten.exponential.default: exponential,
+    aten.exponential_.default: _in_place(exponential),
+    aten.cauchy.default: cauchy,
+    aten.cauchy_.default: _in_place(cauchy),
+    aten.log_normal.default: log_normal,
+    aten.log_normal_.default: _in_place(log_normal),
+    aten.geometric.default: geometric,
+    aten.geometric_.default: _in_place(geometric),
+    aten.random.default: random,
+    aten.random_.default: _in_place(random),
+    aten.random.to: random_to,
+    aten.random_.to: _in_place(random_to),
+    getattr(aten.random, "from"): random_from,
+    getattr(aten.random_, "from"): _in_place(random_from),
+    aten.multinomial.default: multinomial,
+    aten.rrelu_with_noise_functional.default: rrelu,
+    aten.rrelu_with_noise.default: rrelu_writing,
+    aten.rrelu_with_noise_.default: _in_place(rrelu_writing),
+    aten._standard_gamma.default: standard_gamma,
+    aten._sample_dirichlet.default: dirichlet,
+}
