@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .ambient import Eager, drawing_from

@@ -294,7 +294,7 @@ def _changed(
 
 def natural(value: Any, axes: Any) -> Marks:
     """A value's placement as it fell, Partial sums included."""
-    if value.fill is not None and not value.slots:
+    if value.is_unmade:
         return ("R",) * len(axes.sizes)
     return tuple(
         layout.without_halo(m) if isinstance(m, tuple) else m

@@ -178,6 +178,8 @@ class Chooser:
         """What it costs to have one input at a placement on one axis."""
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
+        if value.recipe is not None:
+            return INFINITE if wanted in PENDING else 0.0
         n = self.axes.sizes[axis]
         if n == 1:
             is_partial = any(slot.marks[axis] == wanted for slot in slots)
@@ -218,6 +220,8 @@ class Chooser:
         """Whether a value can have a placement."""
         if value.fill is not None:
             return all(rules.fill_fits(value.fill[1], mark) for mark in marks)
+        if value.recipe is not None:
+            return not any(mark in PENDING for mark in marks)
         slots = value.readable("forward")
         return any(self.route(value, slot, marks) for slot in slots)
 

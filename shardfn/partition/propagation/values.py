@@ -18,6 +18,8 @@ class Value:
     fake: torch.Tensor
     early: bool  # an input, or only a rearrangement of inputs
     fill: tuple[torch.fx.Node, Any] | None = None
+    # how it is made where it is read, if that is at any placement: the op and its arguments
+    recipe: tuple[torch.fx.Node, tuple[Value, ...]] | None = None
     slots: dict[Marks, tuple[plan.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
     unreduced: str | None = (
@@ -31,6 +33,11 @@ class Value:
         frozenset()
     )  # those of them over which all ranks' happen to be equal
     asked: bool = False  # whether per-rank code asks for its Partial sum
+
+    @property
+    def is_unmade(self) -> bool:
+        """Whether it can be made at any placement, and has not been made yet."""
+        return not self.slots and (self.fill is not None or self.recipe is not None)
 
     def readable(self, phase: str) -> list[plan.Slot]:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
@@ -57,7 +64,7 @@ def settled(value: Value, axes: MeshAxes) -> Marks:
     """The placement of a value that nothing asks for: as it is, Partial reduced, in plain
     chunks.
     """
-    if value.fill is not None and not value.slots:
+    if value.is_unmade:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))
     plain = tuple(

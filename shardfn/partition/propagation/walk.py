@@ -17,7 +17,7 @@ from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import means, refusals, walk_shard_map
+from . import made_anywhere, means, refusals, walk_shard_map
 from .choose import Chooser
 from .constraints import Unaligned, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
@@ -27,6 +27,10 @@ from .walk_loops import nest
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 AFTER = "after"
+READ_ANYWHERE = {
+    CONSTRAIN,
+    "random_bits",
+}  # prims that read a value at any placement
 # moves whose result takes memory beside the value that it is made of: a checkpointed call makes
 # them again in the backward
 KEPT_TWICE = ("gather", "all_to_all", "halo")
@@ -160,6 +164,8 @@ class Walk(Chooser):
         """Place the result of one node."""
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
         is_prim = getattr(node.target, "namespace", "") == "shardfn"
+        if isinstance(node.target, Loop) or (is_prim and op not in READ_ANYWHERE):
+            self.make_inputs(node)
         if isinstance(node.target, Loop):
             nest(self, node)
         elif op == "getitem":
@@ -188,6 +194,19 @@ class Walk(Chooser):
             users=len(node.users),
             like=self.values.get(node.args[0]) if is_like else None,
         )
+
+    def unmade(self, node: torch.fx.Node, values: list[Value]) -> Value:
+        """The result of an op that is run where it is read, at any placement."""
+        users, recipe = len(node.users), (node, tuple(values))
+        return Value(node.meta["val"], early=False, recipe=recipe, users=users)
+
+    def make_inputs(self, node: torch.fx.Node) -> None:
+        """Make what a node reads and what could be made at any placement, replicated."""
+        replicated = ("R",) * len(self.axes.sizes)
+        for read in node.all_input_nodes:
+            value = self.values[read]
+            if isinstance(value, Value) and value.recipe and not value.slots:
+                self.redistribute(value, replicated, node, implicit=False)
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""
@@ -246,6 +265,9 @@ class Walk(Chooser):
         readable = [v.readable(node.meta["phase"]) for v in values]
         if is_cut(call, readable, self.axes.sizes):
             self.write_out(node, call, values)
+            return
+        if made_anywhere.is_made_anywhere(call, values):
+            self.values[node] = self.unmade(node, values)
             return
         refusals.refuse_random(node, self.name, self.axes)
         in_marks, out_marks = self.choose(call, values, node)
@@ -359,6 +381,8 @@ class Walk(Chooser):
                 return slot
         if value.fill is not None:
             return self.fill(value, marks)
+        if value.recipe is not None:
+            return made_anywhere.make(self, value, marks)
         source, moves = self.cheapest(value, marks, phase)
         reduces = any(move.kind.startswith("reduce") for move in moves)
         if implicit and value.unreduced and reduces:

@@ -69,6 +69,7 @@ PUBLIC = {
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
 }
 
+is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
 
 

@@ -1,0 +1,70 @@
+"""Values that each rank can make for itself at any placement: random numbers, and what is computed
+element by element from them alone.
+
+They are made where they are read, at the placement that the reader wants: only a rank's shard,
+and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops.random_bits import RANDOM_BITS
+from ...types import Marks
+from .. import plan, rules
+from ..rule_api.strategy import OpCall
+from .values import Value
+
+EXPAND = torch.ops.aten.expand.default
+
+
+def is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
+    """Whether an op's result can be made at any placement, given its arguments."""
+    if any(v.varies for v in values) or len(call.outs) != 1:
+        return False
+    if call.target is RANDOM_BITS:
+        return (
+            len(values) == 1
+            and call.ins[0].dim() == 1
+            and _is_replicated(values[0])
+        )
+    if call.target is EXPAND:
+        return values[0].fill is not None and not call.ins[0].dim()
+    if not rules.is_pointwise(call.target) or not any(v.recipe for v in values):
+        return False
+    return all(_follows(v, call.outs[0]) for v in values)
+
+
+def _is_replicated(value: Value) -> bool:
+    """Whether every rank has the global tensor anyway."""
+    return any(all(m == "R" for m in marks) for marks in value.slots)
+
+
+def _follows(value: Value, result: torch.Tensor) -> bool:
+    """Whether an argument can be made at whatever placement its result gets."""
+    if value.recipe is None and value.fill is None:
+        return False
+    return value.fake.shape == result.shape or not value.fake.dim()
+
+
+def make(walk: Any, value: Value, marks: Marks) -> plan.Slot:
+    """Make a value at a placement."""
+    assert value.recipe is not None
+    node, values = value.recipe
+    replicated = ("R",) * len(marks)
+    is_random = node.target is RANDOM_BITS
+    ins = tuple(
+        walk.redistribute(
+            v,
+            replicated if is_random or not v.fake.dim() else marks,
+            node,
+            implicit=False,
+        )
+        for v in values
+    )
+    slot = walk.slot(value.fake, marks)
+    walk.steps.append(plan.Apply(node, ins, (slot,)))
+    value.slots[marks] = slot, None
+    return slot
