@@ -19,13 +19,13 @@ Argnums = int | tuple[int, ...]
 
 
 def is_number(x: Any) -> bool:
-    """Whether x is an int; True and False are not."""
+    """Whether x is an int and not a bool."""
     return isinstance(x, int) and not isinstance(x, bool)
 
 
 @_compat.constant_in_graph
 def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
-    """The positions that an option names, as they are written: an int, or a tuple or list of ints.
+    """The positions that an option names, unchanged: an int, or a tuple or list of ints.
 
     Raises:
         TreeError: something else, or one position twice.
@@ -47,10 +47,11 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
 
 @_compat.constant_in_graph
 def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, ...]:
-    """The arguments that an option names, of so many; negative positions count from the end.
+    """The arguments that an option names, given the number of arguments. Negative positions
+    count from the end.
 
     Raises:
-        TreeError: a position that is no int, that no argument has, or that is named twice.
+        TreeError: a position that is not an int, is out of range, or is named twice.
     """
     numbers = check_argnums(where, option, argnums)
     if any(not -count <= n < count for n in numbers):
@@ -74,7 +75,7 @@ def _twice(where: str, option: str, argnums: Any) -> TreeError:
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a function; None of a builtin that has none."""
+    """The signature of a function, or None for a builtin without one."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -82,7 +83,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _parameters(signature: inspect.Signature | None) -> list[str] | None:
-    """The names of positional parameters; None where there may be any number of them."""
+    """The names of positional parameters, or None if there may be any number of them."""
     if signature is None:
         return None
     every = signature.parameters.values()

@@ -1,4 +1,4 @@
-"""What a device and its links can do: the figures that a price in milliseconds is stated under."""
+"""Figures of a device and its links, from which costs in milliseconds are computed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MATMUL = 16  # bits of the dtypes that run at the full rate
 
 @attrs.frozen
 class Link:
-    """What connects the ranks along one mesh axis: the figures that the choice of placements
-    weighs collectives by.
+    """The link among the ranks of one mesh axis. Sharding propagation weighs collectives by its
+    figures.
 
     Args:
         latency: seconds that a collective takes beside its bytes.

@@ -1,4 +1,4 @@
-"""Placements at the door: what users write, and how it becomes placements."""
+"""Placements as users write them, and the placements of the stages that they become."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     """One placement leaf as placements.
 
     Raises:
-        ValueError: what does not fit, in words.
+        ValueError: says why the leaf does not fit.
     """
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
@@ -73,7 +73,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 
 def check_whole(spec: Any, marks: Marks) -> None:
-    """ValueError for a plain tensor that is asked to be Partial."""
+    """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
             f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local"
@@ -81,7 +81,7 @@ def check_whole(spec: Any, marks: Marks) -> None:
 
 
 def check_pending(marks: Marks, dtype: torch.dtype) -> None:
-    """ValueError for a reduction that the dtype does not have."""
+    """Raise ValueError if the dtype does not have the reduction of a Partial placement."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
             f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or "
@@ -119,7 +119,7 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 
 def names_of(spec: P) -> list[tuple[str, ...]]:
-    """The mesh axes that each dim is sharded by.
+    """The mesh axes over which each dim is sharded.
 
     Raises:
         ValueError: a part that is neither None, nor an axis name, nor a tuple of names.
@@ -148,11 +148,11 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
 
 
 def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
-    """Check that no axis is named twice, and that those on one dim go in mesh order, where the
-    mesh's axes are known.
+    """Check that no axis is named twice. Where the mesh is known, also check that the axes of
+    one dim are in mesh order.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the axis.
     """
     used: dict[str, int] = {}
     for dim, names in enumerate(names_of(spec)):
@@ -193,7 +193,7 @@ def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
 
 
 def torch_placements(marks: Marks) -> tuple[Placement, ...]:
-    """Marks as DTensor's placements."""
+    """Placements of the stages as DTensor's placements."""
     return tuple(_placement(m) for m in marks)
 
 
@@ -207,7 +207,7 @@ def _placement(mark: Mark) -> Placement:
 
 
 def describe(marks: Marks, axes: MeshAxes) -> str:
-    """Marks in the user's words: `Shard(0) on dp, Replicate() on tp`."""
+    """Placements in the user's words: `Shard(0) on dp, Replicate() on tp`."""
     said = [
         f"{_placement(m)!r} on {name}"
         for name, m in zip(axes.names, marks, strict=True)

@@ -33,7 +33,8 @@ class World:
 
 @attrs.define(eq=False)
 class _Entered:
-    """The fake world of this process: every thread is in it, as every thread has torch's group."""
+    """The fake world of this process. It holds for every thread, as torch's process group does.
+    """
 
     world: World | None = None
     by: fake_world | None = None
@@ -46,14 +47,15 @@ _entered = _Entered()
 _door = threading.Lock()  # one thread at a time enters or leaves
 _real: dict[
     Any, tuple[World, int]
-] = {}  # a process group -> its world, and the process it is of
+] = {}  # process group -> its world, and the id of the process that made it
 
 
 def current_world() -> World:
-    """The world here and now: a fake one, the initialised process group's, or one rank alone.
+    """The current world: a fake world, that of the initialised process group, or a single rank.
 
     Raises:
-        ShardError: this process was forked from a rank of several, whose connections it shares.
+        ShardError: this process was forked from a rank of a world of several ranks, and shares
+            its connections.
     """
     world = _entered.world
     if world is not None:
@@ -68,8 +70,8 @@ def current_world() -> World:
 
 
 def _joined(group: Any) -> tuple[World, int]:
-    """The world of a process group that is met for the first time; one, whichever thread meets
-    it.
+    """The world of a process group that is used for the first time. All threads get the same
+    one.
     """
     with _door:
         if group not in _real:
@@ -99,8 +101,8 @@ def _is_count(n: Any) -> bool:
 class fake_world(contextlib.ContextDecorator):
     """Enter a world of n ranks in this one process; a context manager and a decorator.
 
-    The world is the process's, as torch's process group is: all threads and tasks are in it
-    until it is left, by whichever thread. Two at once are an error. Its meshes end with it.
+    The world holds for the process, as torch's process group does: all threads and tasks are in
+    it until any thread leaves it. Two at once are an error. Its meshes end with it.
 
     Args:
         n: number of ranks, 1 to 2**20.
@@ -180,7 +182,7 @@ class fake_world(contextlib.ContextDecorator):
 
 
 def _exists_already() -> ShardError:
-    """The error of a world inside another, of the same thread or of another one."""
+    """The error for a world inside another, entered by the same thread or by another one."""
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "drop fake_world: this process has real ranks"
     if _entered.world is not None:
@@ -192,7 +194,7 @@ def _exists_already() -> ShardError:
 
 
 def join_world(device_type: str) -> None:
-    """Initialise the process group if there is none: torchrun's, or one rank alone."""
+    """Initialise the process group if there is none: torchrun's, or that of a single rank."""
     if dist.is_initialized():
         return
     backend = "nccl" if device_type == "cuda" else "gloo"

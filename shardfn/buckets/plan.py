@@ -1,5 +1,5 @@
-"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved
-and is edited.
+"""The bucket plan: which gradients share a collective. A value that can be printed, hashed,
+saved and edited.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .records import Bucket, Row, Unbucketed, record, tupled, uneven
 
 @attrs.frozen
 class BucketPlan:
-    """The buckets of a program, in the order in which they are filled; equal on all ranks.
+    """The buckets of a program, in the order in which they are filled. Equal on all ranks.
 
     Args:
         name: of the program.
         mesh: its axes, as text.
         buckets: each one is one collective.
         ignored: leaves that are reduced on their own.
-        unused: leaves that the loss does not depend on: their gradient is zero, and nothing is
+        unused: leaves on which the loss does not depend. Their gradient is zero, and is not
             sent.
         local: leaves whose gradient needs no communication.
         unreduced: leaves whose gradient is returned as Partial, for a later program to reduce.
-        unbucketed: every other collective on the way to a gradient.
+        unbucketed: all other collectives on the way to a gradient.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -59,14 +59,14 @@ class BucketPlan:
 
     @property
     def _others(self) -> tuple[str, ...]:
-        """The leaves for which nothing is sent in a bucket."""
+        """The leaves that are in no bucket."""
         return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
         """The plan with these buckets as one, in place of the first.
 
         Raises:
-            TreeError: a bucket that does not exist, or buckets that one collective cannot serve.
+            TreeError: a bucket that does not exist, or buckets that cannot be one collective.
         """
         if not indices:
             raise TreeError(
@@ -158,7 +158,7 @@ class BucketPlan:
         """The plan that JSON text describes.
 
         Raises:
-            TreeError: the text is no plan.
+            TreeError: the text is not a bucket plan.
         """
         try:
             fields = json.loads(text)
@@ -182,14 +182,15 @@ class BucketPlan:
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """What the plan says of each leaf, a row for each of its collectives.
+        """The rows of each leaf: one for each of its collectives.
 
-        Buckets are counted as they stand in the plan; those of one `index` are one bucket.
+        Buckets are numbered by their position in the plan. Buckets of the same `index` are one
+        bucket.
 
         Args:
             name: of the function that is to follow the plan, for errors.
             leaves: the leaves that it differentiates.
-            region: which bucketed_grad of the program; any if not given.
+            region: index of the bucketed_grad call in the program; any if not given.
 
         Raises:
             TreeError: a plan for other leaves, or one that contradicts itself.
@@ -242,7 +243,7 @@ class BucketPlan:
             raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
 
     def _refuse_contradictions(self, name: str) -> None:
-        """Refuse buckets that no program can have."""
+        """Refuse buckets that contradict each other."""
         numbers = {b.index for b in self.buckets}
         if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
@@ -272,7 +273,9 @@ class BucketPlan:
 
 
 def table(plan: BucketPlan) -> str:
-    """The plan as text: a line for each bucket, then what travels alone or not at all."""
+    """The plan as text: a line for each bucket, then the leaves and collectives outside of
+    buckets.
+    """
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets or plan.unbucketed:
         lines.append(
@@ -332,7 +335,7 @@ def _collective(sent: Bucket | Unbucketed) -> str:
 
 
 def _where(sent: Bucket | Unbucketed) -> str:
-    """Where a collective stands that is inside of a loop or a branch."""
+    """The loop or branch that holds a collective, as text."""
     times = f", {sent.times} times" if sent.times > 1 else ""
     return f" (inside {sent.inside}{times})" if sent.inside else ""
 
