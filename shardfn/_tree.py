@@ -127,8 +127,7 @@ def is_floating(x: Any) -> bool:
 def tensors(
     tree: Any, chosen: Callable[[Any], bool] = is_tensor
 ) -> list[torch.Tensor]:
-    """The tensors among the leaves of a tree, in order, or the leaves that a predicate selects.
-    """
+    """The tensors among the leaves of a tree, in order, or the leaves that a predicate selects."""
     return [x for x in quick_leaves((tree,)) if chosen(x)]
 
 

@@ -33,8 +33,7 @@ class World:
 
 @attrs.define(eq=False)
 class _Entered:
-    """The fake world of this process. It holds for every thread, as torch's process group does.
-    """
+    """The fake world of this process. It holds for every thread, as torch's process group does."""
 
     world: World | None = None
     by: fake_world | None = None

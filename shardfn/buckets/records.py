@@ -89,8 +89,7 @@ class Row(NamedTuple):
 
 @attrs.frozen
 class Wish:
-    """The bucketing options of one gradient. They travel through capture as the text of a prim.
-    """
+    """The bucketing options of one gradient. They travel through capture as the text of a prim."""
 
     leaf: str
     cap: int

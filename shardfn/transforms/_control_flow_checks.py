@@ -1,4 +1,4 @@
-"""What scan, cond and while_loop check of their functions; Dynamo calls these as they are, on
+"""The checks of scan, cond and while_loop on their functions. Dynamo calls them as they are, on
 constants.
 """
 
@@ -18,10 +18,10 @@ from ._paired import CONSTANTS, described
 def rows_of(
     name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None
 ) -> int:
-    """How many rows a scan has.
+    """The number of slices that a scan runs over.
 
     Raises:
-        TreeError: leaves without rows, or with different numbers of them.
+        TreeError: leaves without dims, or with first dims of different sizes.
     """
     if length is not None and not (is_number(length) and length >= 0):
         got, fix = f"length is {length!r}", "length=None where xs has rows"
@@ -64,7 +64,8 @@ def check_carry(
     """Check that a carry is made of tensors and None.
 
     Raises:
-        TreeError: naming the leaves that are neither; a carry without tensors where one is needed.
+        TreeError: names the other leaves. Also raised for a carry without tensors where one is
+            needed.
     """
     pairs = list(zip(paths, leaves, strict=True))
     wrong = [
@@ -86,10 +87,10 @@ def check_carry(
 
 @_compat.constant_in_graph
 def check_step(name: str, is_pair: bool, got: str) -> None:
-    """Check what the function of a scan returns.
+    """Check that the function of a scan returns a pair (carry, result).
 
     Raises:
-        TreeError: it is not a pair.
+        TreeError: it returns something else.
     """
     if not is_pair:
         fix = "return carry, result; None for a result that is not needed"
@@ -115,7 +116,7 @@ def check_after(
     """Check that a carry keeps its tree, shapes and dtypes.
 
     Raises:
-        TreeError: naming the leaves that change.
+        TreeError: names the leaves that change.
     """
     if wrong:
         fix = "return a carry built as the one that came in"
@@ -144,14 +145,16 @@ def _described(leaf: Any) -> str:
 
 
 def _stays(before: Any, after: Any) -> bool:
-    """Whether a carry may enter as one leaf and leave as another: numbers take a scalar's dtype."""
+    """Whether a carry may enter as one leaf and leave as another. A number takes the dtype of a
+    scalar.
+    """
     if isinstance(after, str) and not isinstance(before, str):
         return before[0] == () and _holds(before[1], after)
     return before == after
 
 
 def _holds(dtype: torch.dtype, number: str) -> bool:
-    """Whether a number of that type becomes a tensor of a dtype without a change of kind."""
+    """Whether a number of that type fits a dtype, in the sense of torch's type promotion."""
     if number == "bool":
         return dtype == torch.bool
     if number == "int":
@@ -163,7 +166,7 @@ def _holds(dtype: torch.dtype, number: str) -> bool:
 
 @_compat.constant_in_graph
 def check_choice(where: str, leaf: Any) -> None:
-    """Check that a truth value is one.
+    """Check that a value is a single truth value.
 
     Raises:
         TreeError: it has several elements, or is not a tensor or a number.
@@ -205,10 +208,11 @@ def branch_dtypes(
     constants: tuple[Any, ...],
     others: tuple[Any, ...],
 ) -> tuple[torch.dtype | None, ...]:
-    """The dtype that numbers take in each result of two branches; None where there are no numbers.
+    """The dtype that numbers take in each result of two branches, or None for a result without
+    numbers.
 
     Args:
-        name: how errors call the branch.
+        name: the name of the branch in errors.
         paths: of the results.
         first: what true_fn returns: kinds.
         second: what false_fn returns.
@@ -216,8 +220,8 @@ def branch_dtypes(
         others: those of false_fn.
 
     Raises:
-        TreeError: results of different shapes, dtypes or types; other constants than numbers
-            that differ.
+        TreeError: results of different shapes, dtypes or types, or unequal constants that are
+            not numbers.
     """
     rows = list(zip(paths, first, second, constants, others, strict=True))
     wrong = [

@@ -1,5 +1,5 @@
-"""What bucketed_grad wants for each leaf, checked; Dynamo runs this as it is, so that errors
-come out as they are.
+"""The options of bucketed_grad for each leaf, checked. Dynamo runs this on constants, so errors
+reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ def wishes_text(
     reduce_dtype: torch.dtype | None,
     plan: str | None,
 ) -> str:
-    """A line for each leaf, to be read by `Wish.of`.
+    """A line for each leaf, which `Wish.of` parses.
 
     Args:
-        name: how errors call the transformed function.
+        name: the name of the transformed function in errors.
         caps: cap, first_cap or None, max_in_flight, as the user wrote them.
         roots: the name of each differentiated argument.
         paths: of every leaf.
-        kinds: its dtype, or the name of its type where it is no tensor.
-        by_path: what the predicate said of each path.
-        by_tree: or the tree of bools, one for each root if there are several.
-        reduce_dtype: of what is sent.
+        kinds: the dtype of each tensor, or the name of the type of any other leaf.
+        by_path: the answer of the predicate for each path.
+        by_tree: alternatively the tree of bools, one for each root if there are several.
+        reduce_dtype: the dtype in which gradients are sent.
         plan: JSON of a plan to follow.
 
     Returns:
         The lines.
 
     Raises:
-        ShardError: sizes that are none, a first_cap above cap, a reduce_dtype that is not floating.
-        TreeError: a leaf that has no gradient; an ignore that fits no leaf; a plan for other
-            leaves.
+        ShardError: a cap that is not a number of bytes, a first_cap above cap, or a
+            reduce_dtype that is not floating.
+        TreeError: a leaf without a gradient, an ignore that matches no leaf, or a plan for
+            other leaves.
     """
     cap, first_cap, in_flight = checked_caps(name, caps)
     _refuse_kinds(name, paths, kinds)
@@ -122,7 +123,7 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
 def _ignored(
     name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]
 ) -> list[bool]:
-    """What a prefix tree of bools says of each leaf."""
+    """The bool that a prefix tree gives to each leaf."""
     if tree is None:
         return [False] * len(paths)
     answers = _answers(tree, roots)
@@ -132,7 +133,9 @@ def _ignored(
 
 
 def _answers(tree: Any, roots: Sequence[str]) -> dict[str, Any]:
-    """The leaves of a prefix tree, or of one for each differentiated argument, by path."""
+    """The leaves of a prefix tree by path. With several differentiated arguments, there is a
+    tree for each.
+    """
     is_one_each = (
         len(roots) > 1
         and isinstance(tree, (tuple, list))
@@ -159,10 +162,10 @@ def _refuse_unfit(
     paths: Sequence[str],
     prefixes: Sequence[Sequence[str]],
 ) -> None:
-    """Refuse a prefix tree that does not say a bool of every leaf, and of no other.
+    """Refuse a prefix tree unless it gives a bool to every leaf and has no other leaves.
 
     Raises:
-        TreeError: naming those.
+        TreeError: names those leaves.
     """
     used = {prefix for of_leaf in prefixes for prefix in of_leaf}
     strangers = [prefix for prefix in answers if prefix not in used]

@@ -40,7 +40,7 @@ def check(
         The largest absolute difference for each world.
 
     Raises:
-        DivergenceError: where a result differs, naming the world, the result and by how much.
+        DivergenceError: a result differs. Names the world, the result and the difference.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -1,4 +1,4 @@
-"""A sample call of an op: as rules see it, and its true results."""
+"""A sample call of an op, with its true results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...types import TENSOR
 
 
 class Sample:
-    """One call of an op: as rules see it, and its true results.
+    """One call of an op as rules see it, with its true results.
 
     Raises:
         RuleError: the op does not run on such arguments, or has no fake implementation.
@@ -57,7 +57,7 @@ class Sample:
         )
 
     def choices(self, rule: Rule) -> list[Choice]:
-        """What a rule offers for this call."""
+        """The strategies of a rule for this call."""
         return answered(rule, self.call, f"rule({self.call.target})", self.node)
 
     def _holder(self, x: torch.Tensor) -> torch.fx.Node:
@@ -76,7 +76,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Arguments of an op with something else for each tensor."""
+    """Arguments of an op with another value for each tensor."""
     if isinstance(tree, torch.Tensor):
         return fn(tree)
     if isinstance(tree, tuple | list):
