@@ -1,4 +1,4 @@
-"""Two trees that must agree, such as tangents and primals: paired by path, and checked leaf by
+"""Two trees that must match, such as tangents and primals: paired by path, and checked leaf by
 leaf.
 """
 
@@ -16,7 +16,7 @@ NUMBERS = (bool, int, float, complex)
 
 
 def kind(x: Any) -> Any:
-    """A leaf as a constant: (shape, dtype) of a tensor, the name of its type of anything else."""
+    """A leaf as a constant: (shape, dtype) of a tensor, else the name of its type."""
     return (
         (tuple(x.shape), x.dtype)
         if isinstance(x, torch.Tensor)
@@ -38,20 +38,20 @@ def paired(
     fix: str = "",
     is_zero: Callable[[Any], bool] | None = None,
 ) -> list[Any]:
-    """The leaves of a tree in the order of another, which it equals in structure, shapes and
+    """The leaves of a tree in the order of another tree, of the same structure, shapes and
     dtypes.
 
     Args:
         where: how errors call the function.
-        tree: what came.
-        like: what it must be like.
-        names: what errors call the two, in the plural.
-        paths: how errors reach the leaves of the two.
-        fix: what to try; by default a tree_map over the other one.
-        is_zero: whether a part of the tree stands for zeros; its leaves are None.
+        tree: the tree to check.
+        like: the tree that it must match.
+        names: the names of the two in errors, in the plural.
+        paths: the paths of the roots of the two in errors.
+        fix: the suggestion; by default a tree_map over the other tree.
+        is_zero: whether a part of the tree stands for zeros. Its leaves are None.
 
     Raises:
-        TreeError: another structure, shape or dtype; every mismatch is listed.
+        TreeError: another structure, shape or dtype. Lists every mismatch.
     """
     leaves, wrong = _tree.pair(tree, like, names, paths[0], is_zero)
     wanted = _tree.quick_leaves((like,))
@@ -79,14 +79,14 @@ def check_alike(
     Args:
         where: how errors call the function.
         names: what errors call the two.
-        wrong: mismatches that pairing has seen.
-        rows: paths in the one tree, paths in the other, kinds of the leaves of the one and of
+        wrong: mismatches found while pairing.
+        rows: paths in the one tree, paths in the other, types of the leaves of the one and of
             the other.
         has_zeros: whether None may stand for zeros.
         fix: what to try.
 
     Raises:
-        TreeError: they do not.
+        TreeError: they do not match.
     """
     lines, (first, second) = list(wrong), names
     for path, other, mine, theirs in zip(*rows, strict=True) if not lines else ():
@@ -108,7 +108,7 @@ def check_alike(
 
 
 def _fits(got: Any, wanted: Any) -> bool:
-    """Whether a leaf may stand beside another: what has no derivative needs none."""
+    """Whether a leaf fits another. A leaf without a derivative fits None."""
     if isinstance(wanted, str):
         numbers = CONSTANTS["numbers"]
         return got in (wanted, "NoneType") or (wanted in numbers and got in numbers)
@@ -118,12 +118,12 @@ def _fits(got: Any, wanted: Any) -> bool:
 
 
 def described(leaf: Any) -> str:
-    """A kind in words."""
+    """A leaf's constant (see `kind`) in words."""
     return f"a {leaf}" if isinstance(leaf, str) else f"{leaf[0]} {leaf[1]}"
 
 
 def zero_like(x: Any) -> Any:
-    """The tangent of a constant: zero of a number, None of anything else."""
+    """The tangent of a constant: zero for a number, None for anything else."""
     return type(x)(0) if isinstance(x, NUMBERS) else None
 
 
@@ -136,17 +136,17 @@ def scalar(x: Any, device: str, dtype: torch.dtype | None = None) -> torch.Tenso
 def check_leaves(
     where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str
 ) -> None:
-    """Check that leaves are of certain kinds.
+    """Check that leaves are tensors, numbers or None, as a row of `NEEDED` allows.
 
     Args:
         where: how errors call the function.
-        verb: what cannot be done to the others.
+        verb: the operation that the other leaves do not support.
         paths: of the leaves.
-        leaves: their kinds.
+        leaves: the leaves, as `kind` returns them.
         allowed: a row of `NEEDED`.
 
     Raises:
-        TreeError: naming each leaf that is of another kind.
+        TreeError: names each leaf that is not allowed.
     """
     lines = [
         f"{path} is {described(leaf)}"
@@ -179,7 +179,7 @@ NEEDED = {
 }
 
 
-CONSTANTS = {  # of each row, the kinds that are not tensors and are allowed beside None
+CONSTANTS = {  # for each row: the types, other than tensors and None, that are allowed
     "floating": (),
     "results": ("float", "complex"),
     "primals": ("bool", "int", "str"),

@@ -31,7 +31,8 @@ from ...world import current_world
 
 @_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
-    """Place a tree of global tensors on a mesh. Every rank passes the same values; nothing is sent.
+    """Shard a tree of global tensors over a mesh. Every rank passes the same values, and
+    nothing is sent.
 
     Args:
         tree: a pytree of plain tensors.
@@ -39,7 +40,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         placements: a prefix tree of placements over the tree; None replicates.
 
     Returns:
-        The tree with DTensors for tensors, detached once, in memory of their own.
+        The tree with DTensors for tensors. They are detached, and share no memory with the
+        arguments.
 
     Raises:
         PlacementError, TreeError: placements that do not fit, all at once.
@@ -159,7 +161,7 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
 
 
 def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if it shares memory with one of the others."""
+    """The tensor, or a copy if it shares memory with one of the others."""
     mine = _compat.storage_of(x)
     return (
         x.clone()
@@ -180,7 +182,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
             `Partial("avg")`, x is this rank's term of a sum or mean.
 
     Returns:
-        A DTensor with a copy of x. Its global shape is that of equal shards.
+        A DTensor with a copy of x. Its global shape assumes equal shards.
 
     Raises:
         PlacementError: the placement does not fit the tensor or the mesh, or there is not one
@@ -222,10 +224,11 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
 
 
 def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
-    """The local tensors at hand: one, or in a simulated world one for each of so many ranks.
+    """The local tensors that were given: one, or in a simulated world one for each rank.
 
     Raises:
-        PlacementError: another number of them; or no plain tensors of one kind.
+        PlacementError: their number is wrong, or they are not plain tensors of one dtype and
+            device.
     """
     is_row = isinstance(x, Sequence)
     if is_row:
@@ -246,7 +249,7 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
 
 
 def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
-    """The placement of a tensor of which this is a shard.
+    """The placements of the global tensor that has this shard.
 
     Raises:
         PlacementError: it does not fit the mesh or the tensor.
@@ -264,7 +267,9 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
 def _whole_shape(
     shards: list[torch.Tensor], marks: Marks, axes: Any
 ) -> tuple[int, ...]:
-    """The shape of the whole: of the shards at hand, or of shards all like this one."""
+    """The global shape: that of the given shards, or of shards that all have the shape of this
+    one.
+    """
     everyone = all_coordinates(axes) if len(shards) > 1 else []
     shape = list(shards[0].shape)
     cutting = collections.defaultdict[int, list[int]](list)
@@ -293,7 +298,7 @@ def _check_shape(
     """Check that a rank's shard has the shape that torch.chunk gives it.
 
     Raises:
-        PlacementError: it has another.
+        PlacementError: it has another shape.
     """
     if tuple(shard.shape) != local_shape:
         got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
@@ -302,14 +307,14 @@ def _check_shape(
 
 
 def full(tree: Any) -> Any:
-    """Unshard a tree: the global value of every DTensor, as a plain tensor.
+    """Unshard a tree: replace every DTensor by its global value, a plain tensor.
 
     Args:
         tree: a pytree. Other leaves than DTensors stay as they are.
 
     Returns:
-        The tree with plain tensors, in memory of their own. On real ranks this gathers, so all
-        ranks call it.
+        The tree with plain tensors, which share no memory with the arguments. On real ranks
+        this is a collective, so all ranks must call it.
 
     Raises:
         FakeValueError: in a world with numerics=False.
@@ -330,8 +335,8 @@ def full(tree: Any) -> Any:
 
 
 def _whole_otherwise(x: DTensor) -> torch.Tensor:
-    """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one
-    that holds it.
+    """The global tensor of a dtype that Gloo does not carry. A complex tensor is sent as pairs,
+    any other one in a wider dtype.
     """
     local, is_complex = _compat.local_tensor(x), x.dtype.is_complex
     carried = (
