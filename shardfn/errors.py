@@ -32,7 +32,7 @@ class ShardError(Exception):
         placements: the requested placements.
         dim: the tensor dim.
         source: `file:line` in the user's code.
-        fix: what to try.
+        fix: the suggestion.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def problem(
         where: the function and argument, such as `shard(step), argument params['w']`.
         lines: the problem, one line for each mismatch.
         needed: a description of a right value.
-        fix: what to try.
+        fix: the suggestion.
         source: `file:line` in the user's code.
 
     Returns:

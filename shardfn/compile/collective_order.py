@@ -1,5 +1,5 @@
-"""The order of collectives in the code that is run: compilers reorder, and ranks that start
-them differently hang.
+"""Checks the order of collectives in generated code. Compilers reorder, and ranks that start
+collectives in different orders deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAIT = "_c10d_functional.wait_tensor"
 
 
 def events(code: str) -> list[tuple[str, str]]:
-    """("start", kind) and ("wait", buffer) in the order in which generated code calls them.
+    """The collectives of generated code in order, as ("start", kind) and ("wait", buffer).
 
     Args:
         code: Python text that Inductor made.

@@ -1,4 +1,6 @@
-"""Rank agreement: before it runs, a program and its global values are the same on all ranks."""
+"""Rank agreement: check that a program and its global values are equal on all ranks before it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     """Compare this rank's plan and order of collectives with the others'.
 
     Raises:
-        DivergenceError: with the first line that differs.
+        DivergenceError: quotes the first line that differs.
     """
     lines = [
         *_lines(plan),
@@ -99,7 +101,7 @@ def _line(step: Any) -> str:
 def checked(
     run: Callable[[list[Any]], Any], request: Request, placed: Placed
 ) -> Callable[[list[Any]], Any]:
-    """`run`, which with SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
+    """`run`, which under SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
     if os.environ.get("SHARDFN_CHECK") != "1" or not _has_others(placed):
         return run
 
@@ -111,7 +113,7 @@ def checked(
 
 
 def _has_others(placed: Placed) -> bool:
-    """Whether other processes take part in a call; without a mesh it is this rank's alone."""
+    """Whether other processes take part in a call. A call without a mesh is local."""
     return (
         placed.world.kind == "real"
         and placed.world.size > 1
@@ -127,17 +129,18 @@ def compare_ranks(
     *,
     staging: bool = False,
 ) -> None:
-    """Compare the plain tensors of a call with the other ranks': they are global values.
+    """Compare the plain tensors of a call with those of the other ranks. They are global
+    values, and must be equal.
 
     Args:
-        request: whose name errors use.
+        request: the function, which errors name.
         placed: the arguments of the call.
-        leaves: all of them.
-        closed_over: tensors that the function holds.
+        leaves: all leaves of the arguments.
+        closed_over: the tensors that the function closes over.
         staging: whether `agree` follows, which compares shapes and dtypes.
 
     Raises:
-        DivergenceError: naming the first argument that differs, on every rank.
+        DivergenceError: names the first argument that differs, on every rank.
     """
     if not _has_others(placed):
         return
@@ -156,7 +159,7 @@ def compare_ranks(
     if all(is_staging for is_staging, _ in everyone) and any(
         other != kinds[0] for other in kinds
     ):
-        return  # the ranks' programs differ, which `agree` tells line by line
+        return  # the ranks' programs differ, which `agree` reports line by line
     for rank, (_, theirs) in enumerate(everyone):
         for first, other in itertools.zip_longest(everyone[0][1], theirs):
             if first != other:

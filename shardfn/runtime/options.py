@@ -1,4 +1,4 @@
-"""What a transformed function asks of the stages."""
+"""The request that a transformed function makes to the stages."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
 
 @attrs.frozen(eq=False)
 class Request:
-    """A function to capture, and how it is to be placed, compiled and called."""
+    """A function to capture, with its options for placement, compilation and calls."""
 
     name: str
-    fn: Callable[..., Any]  # what Dynamo reads
+    fn: Callable[..., Any]  # the function that Dynamo traces
     signature_of: Callable[..., Any]  # whose parameter names errors use
     mesh: Any = None
     needs_mesh: bool = False

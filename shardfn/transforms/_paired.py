@@ -42,7 +42,7 @@ def paired(
     dtypes.
 
     Args:
-        where: how errors call the function.
+        where: the name of the function in errors.
         tree: the tree to check.
         like: the tree that it must match.
         names: the names of the two in errors, in the plural.
@@ -77,13 +77,13 @@ def check_alike(
     """Check that two paired trees have the same leaves.
 
     Args:
-        where: how errors call the function.
-        names: what errors call the two.
+        where: the name of the function in errors.
+        names: the names of the two in errors.
         wrong: mismatches found while pairing.
         rows: paths in the one tree, paths in the other, types of the leaves of the one and of
             the other.
         has_zeros: whether None may stand for zeros.
-        fix: what to try.
+        fix: the suggestion.
 
     Raises:
         TreeError: they do not match.
@@ -139,7 +139,7 @@ def check_leaves(
     """Check that leaves are tensors, numbers or None, as a row of `NEEDED` allows.
 
     Args:
-        where: how errors call the function.
+        where: the name of the function in errors.
         verb: the operation that the other leaves do not support.
         paths: of the leaves.
         leaves: the leaves, as `kind` returns them.

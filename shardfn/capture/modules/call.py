@@ -38,7 +38,7 @@ class PureModule:
     """A module without its values, to be called with values of its parameters and buffers.
 
     Args:
-        name: how errors call it.
+        name: its name in errors.
         shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
         hooks: of parameters, by name.
     """
@@ -282,7 +282,7 @@ class Traced(TorchFunctionMode):
     Args:
         mode: makes fakes of tensors that the module holds or closes over and that are no
             parameters or buffers; None leaves them.
-        name: how errors call the module.
+        name: the name of the module in errors.
     """
 
     def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:

@@ -90,7 +90,7 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     """Make mesh axes manual.
 
     Args:
-        where: how errors call the shard_map.
+        where: the name of the shard_map in errors.
         mesh: its mesh; None if it takes the mesh of the call.
         wanted: the axes to make manual; all that are not yet if None.
 

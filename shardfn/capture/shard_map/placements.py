@@ -39,7 +39,7 @@ def cuts(
     """How the manual axes cut each value, in words for the prims.
 
     Args:
-        where: how errors call the shard_map.
+        where: the name of the shard_map in errors.
         what: in_placements or out_placements.
         axes: ((name, size), ...), the manual ones.
         paths: of the leaves.

@@ -1,6 +1,4 @@
-"""Arguments that a call refuses: of a wrong number, of classes that nobody knows, tensors whose
-gradient would be lost.
-"""
+"""Checks of a call's arguments: their number, their classes, and gradients that would be lost."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from ..simulated_tensor import DonatedTensor, used_after_donation
 def check_call(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[int], list[int]]:
-    """Missing, unknown or too many arguments, as Python would say it; which arguments are
-    static, and which donated.
+    """Check the arguments against the signature, as Python does. Returns which are static and
+    which are donated.
     """
     signature = argnums.signature_of(request.signature_of)
     try:
@@ -87,10 +85,10 @@ def refuse_classes(
     kwargs: dict[str, Any],
     static: Sequence[int],
 ) -> None:
-    """Containers of the user's own: registered for trees, and unknown to who reads the function.
+    """Refuse containers of user classes that are registered as pytrees but unknown to Dynamo.
 
     Raises:
-        TreeError: naming each.
+        TreeError: names each.
     """
     roots = _tree.argument_paths(
         request.signature_of, (0,) * len(args), dict.fromkeys(kwargs, 0)
@@ -141,7 +139,7 @@ def check_leaves(
 
 
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse an argument whose gradient or tangent the call would lose.
+    """Refuse an argument whose gradient or tangent would be lost.
 
     Raises:
         ShardError: saying how to differentiate.
@@ -166,14 +164,12 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
 
 
 def _is_numpys(x: Any) -> bool:
-    """Whether x is a text or bytes of numpy's, which whoever reads the function takes for
-    arrays.
-    """
+    """Whether x is numpy's str or bytes, which Dynamo takes for an array."""
     return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
 
 
 def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse a tensor of a class of its own, which would come out as a plain one."""
+    """Refuse a tensor subclass, since its result would be a plain tensor."""
     if (
         not _compat.is_foreign(x)
         or isinstance(x, DTensor)
@@ -191,9 +187,7 @@ def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
 
 
 def _is_function(x: Any) -> bool:
-    """Whether x is code, and no object of a class with `__call__`, which may change between
-    calls.
-    """
+    """Whether x is code. An object with `__call__` is not, since it may change between calls."""
     known = isinstance(
         x,
         (
@@ -214,7 +208,7 @@ def _is_function(x: Any) -> bool:
 
 
 def _instead(x: Any, path: str) -> str:
-    """What to pass instead of an object."""
+    """A suggestion of what to pass instead of an object."""
     kind = type(x).__name__
     if isinstance(x, torch.nn.Module):
         return (

@@ -1,4 +1,4 @@
-"""The placement of each argument: its own, or what `in_placements` says of it."""
+"""The placements of each argument: its own, or those of `in_placements`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def marks_of_arguments(
     """The placements of each tensor argument.
 
     Args:
-        request: whose `in_placements` count.
+        request: the request with the `in_placements`.
         args: positional arguments.
         kwargs: keyword arguments.
         tensors: which leaves are tensors.
@@ -35,8 +35,8 @@ def marks_of_arguments(
         mesh: of the call.
 
     Raises:
-        TreeError: `in_placements` is no prefix of the arguments.
-        PlacementError: placements that do not fit; all of them at once.
+        TreeError: `in_placements` does not match the arguments.
+        PlacementError: placements that do not fit, all listed.
     """
     leaves, axes = _tree.leaves((args, kwargs)), axes_of(mesh)
     specs = _specs(request, args, kwargs, leaves)
@@ -55,7 +55,7 @@ def marks_of_arguments(
 def _misfit(
     request: Request, mesh: Any, wrong: list[tuple[str, str]]
 ) -> PlacementError:
-    """The error of placements that do not fit: one argument's, or all at once."""
+    """The error for placements that do not fit."""
     path, first = wrong[0]
     where, lines = f"{request.name}, argument {path}", [first]
     if len(wrong) > 1:
@@ -82,7 +82,7 @@ def _specs(
     kwargs: dict[str, Any],
     leaves: list[Any],
 ) -> list[Any]:
-    """One placement leaf for each argument leaf; keyword arguments keep their own placement."""
+    """One placement leaf for each argument leaf. Keyword arguments keep their own placements."""
     prefix = request.in_placements
     if prefix is None:
         return [None] * len(leaves)
@@ -131,7 +131,7 @@ def _named(
 
 
 def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
-    """The placements of one argument; ValueError says what does not fit."""
+    """The placements of one argument. Raises ValueError if they do not fit."""
     if (
         isinstance(x, torch.Tensor)
         and mesh is not None
