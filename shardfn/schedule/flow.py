@@ -50,9 +50,7 @@ class Flow:
 
     plan: steps.Plan
     made_by: dict[int, int]  # slot number -> step; inputs have none
-    transfers: dict[
-        int, tuple[Transfer, ...]
-    ]  # the transfers of each step that sends
+    transfers: dict[int, tuple[Transfer, ...]]  # by step
     readers: dict[int, list[int]]  # step -> steps that read its results
     returned: frozenset[int]  # steps that make a result
     served: Served  # slot -> the gradient that it is a term of

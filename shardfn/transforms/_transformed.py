@@ -27,9 +27,7 @@ class Transformed:
     ]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
 
     def __attrs_post_init__(self) -> None:
-        if (
-            not _compat.is_tracing()
-        ):  # Dynamo, which reads it in a trace, does not look at names
+        if not _compat.is_tracing():  # Dynamo does not read names
             self.__dict__.update(_named_as(self.fn))
 
     @property

@@ -252,9 +252,8 @@ class _Packing:
 
     pack: Callable[[_Pack, list[torch.fx.Node], int], torch.fx.Node]
     unpack: Callable[[_Pack, torch.fx.Node, int, int, int], torch.fx.Node]
-    ranks_at: int | None = (
-        None  # the position of the op's argument that is the number of ranks
-    )
+    # the position of the number of ranks in the op's arguments
+    ranks_at: int | None = None
     gathers: bool = False  # whether a rank receives the payloads of all ranks
     scatters: bool = False  # whether a rank receives one n-th of its payload
     any_shape: bool = False  # whether the shape of a payload does not matter

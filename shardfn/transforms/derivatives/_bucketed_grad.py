@@ -18,9 +18,8 @@ from .._transformed import name_of, parameter_names
 from ._bucket_options import wishes_text
 from ._grad import ValueAndGrad, check_derivative
 
-Ignore = (
-    Callable[[str], bool] | Any
-)  # a predicate of a leaf's path, or a prefix tree of bools
+# a predicate of paths, or a prefix tree of bools
+Ignore = Callable[[str], bool] | Any
 
 
 class _Default(str):
