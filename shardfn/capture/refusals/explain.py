@@ -1,5 +1,5 @@
-"""Why a function could not be captured, in the user's words: what torch said becomes where,
-what and what to try.
+"""Translates torch's errors during a capture into errors with the user's line, the problem and
+a suggestion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD = (
     "a new value; in a module, register_buffer for what changes",
 )
 
-# What torch says -> what it means for the user, and what to try.
+# torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (
         "must override the setup_context",
@@ -121,8 +121,8 @@ def explained(
     paths: Sequence[str],
     read: Any = None,
 ) -> CaptureError:
-    """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have
-    read another around it.
+    """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
+    traced a wrapper around it.
     """
     said, source = str(error), _line(error) or _definition(fn)
     frames = list(getattr(error, "real_stack", None) or ())
@@ -134,7 +134,7 @@ def explained(
 
 
 def raised(error: BaseException, name: str) -> CaptureError:
-    """The CaptureError for what a module raised that runs as it is."""
+    """The CaptureError for an error in a module that Dynamo does not trace."""
     said = str(error)
     frames = [
         f"{f.filename}:{f.lineno}"
@@ -198,8 +198,8 @@ def _cause(
 
 
 def _foreign(said: str) -> tuple[str, str] | None:
-    """What is no plain tensor, or a collective of torch's, or asked of an argument that is a
-    global tensor here.
+    """The explanation for DTensors and other subclasses, torch's collectives, and DTensor
+    methods on an argument.
     """
     if found := re.search(_compat.FOREIGN + r" (\w+);", said):
         fix = "pass it as an argument, which carries its placement"
@@ -222,7 +222,7 @@ def _foreign(said: str) -> tuple[str, str] | None:
 
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
-    """Dynamo's names for what was changed, as the user's."""
+    """Dynamo's names of changed objects, as the user's names."""
     found = re.findall(
         r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said
     )
@@ -235,7 +235,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
                 if int(position) < len(roots)
                 else f"argument {position}"
             )
-        elif name == "fn":  # the function itself, and what hangs on it
+        elif name == "fn":  # the function itself, and its attributes
             places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
         else:
             places.append(
@@ -245,7 +245,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
 
 
 def _reached(x: Any, way: str) -> str:
-    """How the user calls what is reached from a function: a variable that it closes over, or an
+    """The user's name of an object reached from a function: a closed-over variable, or an
     attribute of an object.
     """
     try:
@@ -261,7 +261,7 @@ def _reached(x: Any, way: str) -> str:
 
 
 def _line(error: BaseException) -> str | None:
-    """The innermost line of user code that an error knows of."""
+    """The innermost line of user code in an error's traceback or text."""
     frames = [
         (f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()
     ]
@@ -279,7 +279,7 @@ def _line(error: BaseException) -> str | None:
 
 
 def _definition(fn: Callable[..., Any]) -> str | None:
-    """Where a function is defined, for errors that know no line."""
+    """The line where a function is defined, for errors without a line."""
     code = getattr(getattr(fn, "func", fn), "__code__", None)
     if code is None or is_ours(code.co_filename):
         return call_site()

@@ -1,7 +1,7 @@
-"""Axis names while a function is read: which are bound where, to a mesh axis or to a mapped
-axis of vmap.
+"""Axis names while a function is traced. Each is bound to a mesh axis or to the mapped dim of a
+vmap.
 
-Dynamo runs these functions as they are, on constants, so that errors come out as they are.
+Dynamo runs these functions on constants, so errors reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MESH = -1  # the level of a name that is a mesh axis
 
 @attrs.frozen
 class Bound:
-    """A name that collectives may use: a mesh axis, or the mapped axis of the vmap at a level
-    of torch.func.
+    """A name that collectives may use: a mesh axis, or the mapped dim of the vmap at a level of
+    torch.func.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Bound:
 
 @attrs.define
 class Scope:
-    """What one capture knows of meshes and names."""
+    """The meshes and axis names of one capture."""
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
@@ -49,12 +49,14 @@ class Scope:
 
     @property
     def manual(self) -> tuple[str, ...]:
-        """The mesh axes that are each rank's own here."""
+        """The mesh axes that are manual here."""
         return tuple(b.name for b in self.names if b.level == MESH)
 
     @property
     def meshes(self) -> tuple[Any, Any, Any]:
-        """The mesh that the Program depends on, the one it names, and the one it brings along."""
+        """The mesh that the Program depends on, the one that it names, and the one of a
+        shard_map inside.
+        """
         return self.mesh if self.uses_mesh else None, self.own, self.brought
 
 
@@ -75,13 +77,13 @@ def scope(mesh: Any, device: str) -> Iterator[Scope]:
 
 
 def current_scope() -> Scope:
-    """The scope of the capture at work; an empty one outside of any."""
+    """The scope of the active capture, or an empty one."""
     return _scope.get() or Scope(None, "cpu")
 
 
 @_compat.constant_in_graph
 def begin() -> None:
-    """Forget what a first reading bound: Dynamo may start over."""
+    """Unbind all names: Dynamo may restart its trace."""
     current_scope().names.clear()
 
 
@@ -91,8 +93,8 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
 
     Args:
         where: the name of the shard_map in errors.
-        mesh: its mesh; None if it takes the mesh of the call.
-        wanted: the axes to make manual; all that are not yet if None.
+        mesh: its mesh, or None for the mesh of the call.
+        wanted: the axes to make manual, or None for all that are not manual yet.
 
     Returns:
         ((name, size), ...) of the axes that are manual from here on.
@@ -116,10 +118,10 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
 
 
 def _checked(where: str, mesh: Any) -> Any:
-    """A mesh that Dynamo hands on, or None.
+    """A mesh that Dynamo passes, or None.
 
     Raises:
-        PlacementError: it is none.
+        PlacementError: it is not a DeviceMesh.
     """
     mesh = real_mesh(mesh)
     check_mesh(where, mesh, or_none=True)
@@ -127,7 +129,9 @@ def _checked(where: str, mesh: Any) -> Any:
 
 
 def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
-    """The mesh of a scope is the call's, or the first that a shard_map inside brings along."""
+    """Determine the mesh of a scope: the call's, or that of the first shard_map inside that has
+    one.
+    """
     if mesh is not None:
         _name_mesh(where, mesh, here)
         here.brought = here.brought or mesh
@@ -139,7 +143,7 @@ def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
 
 
 def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
-    """Note a mesh that a transform inside the function names.
+    """Record a mesh that a transform inside the function names.
 
     Raises:
         PlacementError: its world has ended, or it differs from the call's or from another that
@@ -156,7 +160,7 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
     """Check that the mesh has the axes that are to be manual.
 
     Raises:
-        PlacementError: naming the first that it has not.
+        PlacementError: names the first missing axis.
     """
     for name in wanted:
         if name not in axes.names:
@@ -169,7 +173,7 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
 def _refuse_manual(
     where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes
 ) -> None:
-    """Refuse axes that are manual already, and a shard_map that no axis is left for.
+    """Refuse axes that are manual already, and a shard_map without any axis left.
 
     Raises:
         PlacementError: naming the axes.
@@ -187,7 +191,8 @@ def _refuse_manual(
 
 @_compat.constant_in_graph
 def name_mesh(where: str, mesh: Any) -> None:
-    """Note the mesh of a `shard` inside the function: its placements are constraints on that mesh.
+    """Record the mesh of a `shard` inside the function, whose placements are constraints on
+    that mesh.
 
     Raises:
         PlacementError: its world has ended, or it differs from the call's.
@@ -198,7 +203,7 @@ def name_mesh(where: str, mesh: Any) -> None:
 
 @_compat.constant_in_graph
 def enter_mapped(name: str, size: int) -> None:
-    """Bind a name to the mapped axis of the innermost vmap."""
+    """Bind a name to the mapped dim of the innermost vmap."""
     current_scope().names.append(Bound(name, size, _compat.innermost_level()))
 
 
@@ -211,7 +216,7 @@ def leave(count: int) -> None:
 
 @_compat.constant_in_graph
 def bound(what: str, axis_name: Any) -> Any:
-    """What names stand for, the outermost first.
+    """The bindings of axis names, the outermost first.
 
     Args:
         what: the collective.
@@ -221,7 +226,7 @@ def bound(what: str, axis_name: Any) -> Any:
         ((name, size, level), ...); the level is MESH for a mesh axis.
 
     Raises:
-        CaptureError: a name that is not bound; lists those that are.
+        CaptureError: a name is not bound. Lists the bound names.
     """
     here = current_scope()
     known = {b.name: b for b in here.names}
@@ -292,7 +297,7 @@ def _unbound(
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like another, or all of them, as a suggestion."""
+    """A suggestion: the known name most similar to another one, or all of them."""
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)
     return (
@@ -304,14 +309,14 @@ def near(name: str, known: Iterable[str]) -> str:
 
 @_compat.constant_in_graph
 def device() -> str:
-    """The kind of device that the program is for."""
+    """The device type of the program."""
     return current_scope().device
 
 
 @_compat.constant_in_graph
 def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
-    """Check the axes that a value is placed on inside a program: that they are axes, each once,
-    in mesh order, and not manual.
+    """Check the axes of a placement inside a program: they exist, each is used once, they are
+    in mesh order and not manual.
 
     Raises:
         PlacementError: naming the axes.
@@ -336,11 +341,11 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
 def check_dims(
     what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
 ) -> None:
-    """Check that a placement has no more parts than a tensor has dims, where partition will not
-    see it.
+    """Check that a placement has no more parts than a tensor has dims, where partition cannot
+    check it.
 
     Raises:
-        PlacementError: it has.
+        PlacementError: it has more.
     """
     is_seen = current_scope().mesh is not None and any(
         part is not None for part in parts[len(shape) :]

@@ -1,5 +1,5 @@
-"""How the prims of per-rank code vary: over which axes the result of each does, and over which
-its argument has to.
+"""The varying axes of the prims of per-rank code: those of each result, and those that each
+argument must have.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NONE: Axes = frozenset()
 
 
 class Arguments(Protocol):
-    """Says how the arguments of nodes vary."""
+    """The varying axes of the arguments of nodes."""
 
     def flat(self, x: Any) -> Axes:
-        """All axes over which something in an argument varies."""
+        """All axes over which any part of an argument varies."""
         ...
 
 
@@ -36,8 +36,8 @@ def _cut_axes(text: str) -> Axes:
 
 
 def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
-    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
-    do not shard it.
+    """The varying axes of a result of a shard_map. It must be invariant over the axes that do
+    not shard it.
     """
     x, text, where = args_of(node)
     every = frozenset(name for name, _, _ in parse_shards(text))
@@ -93,7 +93,7 @@ RESULT: dict[Any, Callable[[Arguments, torch.fx.Node], Axes]] = {
 }
 NEEDED: dict[
     Any, Callable[[torch.fx.Node], Axes]
-] = {  # the axes over which a prim's argument is each rank's own
+] = {  # the axes over which a prim's argument must vary
     shard_map.from_local: lambda node: _cut_axes(args_of(node)[1]),
     shard_map.psum: lambda node: _named(args_of(node)[1]),
     shard_map.extremum: lambda node: _named(args_of(node)[1]),
