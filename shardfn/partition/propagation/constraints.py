@@ -1,4 +1,4 @@
-"""Placements that the program asks for: by `constrain`, and of a gradient by its parameter."""
+"""Placements that the program sets: by `constrain`, and for a gradient by its parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Unaligned:
 
 
 def constrain(walk: Any, node: torch.fx.Node) -> None:
-    """Redistribute a value to the placement that the user pins it to."""
+    """Redistribute a value to the placements of the user's constraint."""
     value = walk.values[node.args[0]]
     current = settled(value, walk.axes)
     try:
@@ -46,8 +46,8 @@ def constrain(walk: Any, node: torch.fx.Node) -> None:
 
 
 def align(walk: Any, node: torch.fx.Node) -> None:
-    """Redistribute a gradient to the placement of its parameter, unless it stays Partial until
-    its loop is over.
+    """Redistribute a gradient to the placements of its parameter, unless it stays Partial until
+    the end of its loop.
     """
     gradient, parameter, wish = node.args
     value = walk.values[gradient]
@@ -68,11 +68,11 @@ def align_to(
     """Redistribute a gradient to the placement of its parameter.
 
     Args:
-        walk: at work.
+        walk: the current walk.
         node: on whose behalf.
         value: the gradient.
         parameter: of the Program.
-        wish: what bucketed_grad wants for the gradient, as text; empty for nothing.
+        wish: the bucketing options of the gradient, as text; empty for none.
     """
     like = walk.values[parameter]
     replicated = ("R",) * len(walk.axes.sizes)
@@ -94,8 +94,8 @@ def align_to(
 
 
 def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
-    """Add two gradients of one parameter before they are reduced, where nothing else reads
-    them. Returns whether the op is such a sum.
+    """Add two gradients of one parameter before they are reduced, if nothing else reads them.
+    Returns whether the op is such a sum.
     """
     terms = node.all_input_nodes
     parts = [walk.unaligned.get(term) for term in terms]
@@ -115,7 +115,7 @@ def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
 def constrained(
     text: str, axes: MeshAxes, shape: Sequence[int], current: Marks
 ) -> Marks:
-    """The placements that a constraint's text asks for; dims that say `*` keep their cut."""
+    """The placements of a constraint's text. Dims with `*` keep their sharding."""
     if not axes.names:
         return ()
     entries = parse_spec(text)

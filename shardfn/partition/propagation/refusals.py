@@ -1,4 +1,4 @@
-"""What the walk refuses, in words: random ops, unreduced gradients."""
+"""Errors of propagation: random ops, unreduced gradients."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def wrong_piece(
     got: tuple[int, ...],
     wanted: tuple[int, ...],
 ) -> RuleError:
-    """A registered rule that was not proved, and gives a rank a result of another shape than it
-    says.
+    """The error for an unproved user rule whose local result has another shape than its
+    placement gives.
     """
     source, fix = (
         node.meta.get("source"),
