@@ -38,7 +38,7 @@ def bytes_of(size: int | str) -> int:
     else:
         found = SIZE.fullmatch(size) if isinstance(size, str) else None
         if found is None or found[2] not in UNITS:
-            raise ValueError(f"{size!r} is no number of bytes")
+            raise ValueError(f"{size!r} is not a number of bytes")
         n = int(Fraction(found[1]) * UNITS[found[2]])
     if n <= 0:
         raise ValueError(f"{size!r} is not positive")

@@ -55,7 +55,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
         return _from_names(spec, shape, axes)
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(
-            f"{spec!r} is no placement; write P({spec!r}) or a torch Placement"
+            f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"
         )
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
@@ -66,7 +66,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
         raise ValueError(
-            f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would "
+            f"{describe(marks, axes)} is Partial in {len(kinds)} ways, whose order would "
             "matter; reduce one first"
         )
     return marks
@@ -76,7 +76,7 @@ def check_whole(spec: Any, marks: Marks) -> None:
     """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
-            f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local"
+            f"a plain tensor is a global value and cannot be {spec}; use sf.from_local"
         )
 
 
@@ -84,12 +84,12 @@ def check_pending(marks: Marks, dtype: torch.dtype) -> None:
     """Raise ValueError if the dtype does not have the reduction of a Partial placement."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
-            f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or "
+            f"a Partial mean of {dtype} need not be an integer; use Partial('sum'), or "
             "floating point"
         )
     if dtype.is_complex and {"max", "min"} & {*marks}:
         raise ValueError(
-            f"a pending maximum or minimum of {dtype}, which has no order"
+            f"a Partial maximum or minimum of {dtype}, which has no order"
         )
 
 
@@ -140,7 +140,7 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
         ]
         if wrong:
             raise ValueError(
-                f"{spec} names {wrong[0]!r} for dim {dim}, which is no axis name; write "
+                f"{spec} names {wrong[0]!r} for dim {dim}, which is not an axis name; write "
                 "'axis', a tuple of names, or None"
             )
         rows.append(names)
@@ -169,7 +169,7 @@ def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
         )
         if names != ordered:
             raise ValueError(
-                f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {known}"
+                f"{spec} shards dim {dim} over {names}; axes on one dim go in mesh order {known}"
             )
 
 

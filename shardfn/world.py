@@ -171,7 +171,7 @@ class fake_world(contextlib.ContextDecorator):
     def __exit__(self, *exc: object) -> None:
         with _door:
             if _entered.by is not self:
-                fix = f"`with fake_world({self.world.size}):` around what needs it"
+                fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
                 raise ShardError(problem("fake_world", got, fix=fix), fix=fix)
             _entered.world = _entered.by = None

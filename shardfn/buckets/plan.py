@@ -118,7 +118,7 @@ class BucketPlan:
             raise TreeError(
                 problem(
                     "BucketPlan.split",
-                    f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}",
+                    f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
                     fix=fix,
                 ),
                 fix=fix,
@@ -174,7 +174,7 @@ class BucketPlan:
             fix = "a file that BucketPlan.save wrote"
             raise TreeError(
                 problem(
-                    "BucketPlan.from_json", f"no bucket plan: {error}", fix=fix
+                    "BucketPlan.from_json", f"not a bucket plan: {error}", fix=fix
                 ),
                 fix=fix,
             ) from error
@@ -307,7 +307,7 @@ def table(plan: BucketPlan) -> str:
             )
         )
     if any(b.extended for b in plan.buckets):
-        lines.append("  + over its cap: a leaf is never cut")
+        lines.append("  + over its cap: a leaf is never split")
     if plan.unbucketed:
         lines.append(
             "  - in no bucket: an ignored leaf, or sent on the way to the gradient"

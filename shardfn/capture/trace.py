@@ -122,7 +122,7 @@ def traced(
             lambda *xs: [x.contiguous() for x in fn(*xs)],
             inputs,
             name,
-            ["(a carry or a row)"] * len(inputs),
+            ["(a carry or a per-step input)"] * len(inputs),
         )
         sources.attach(graph)
         strides.settle(graph, name, [], inside=True)
@@ -155,11 +155,11 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
     if drawn is not None:
         source, fix = (
             drawn.meta.get("source"),
-            "pass random tensors in, such as the rows of a scan",
+            "pass random tensors in, such as the per-step inputs of a scan",
         )
         got = (
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
-            "be others in its derivative"
+            "differ in its derivative"
         )
         raise CaptureError(
             problem(name, got, fix=fix, source=source), source=source, fix=fix

@@ -245,10 +245,10 @@ def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
         picture.draw(done, loss)
     except ImportError:
         return [
-            f"{program}: what one of the 8 ranks runs",
+            f"{program}: the program of one of the 8 ranks",
             f"no {loss.name}, which needs matplotlib: {EXTRA}",
         ]
     return [
-        f"{program}: what one of the 8 ranks runs",
+        f"{program}: the program of one of the 8 ranks",
         f"{loss}: the loss of each run",
     ]

@@ -129,7 +129,7 @@ def compiler() -> Finding:
         return Finding(
             "C++ compiler",
             False,
-            f"{command} cannot build what Inductor writes ({fault}): {lost}.",
+            f"{command} cannot build Inductor's code ({fault}): {lost}.",
             fix,
         )
     return Finding(

@@ -18,7 +18,7 @@ from .transfers import Fallback, Transfer, fallbacks, sent, strictest, transfers
 
 log = logging.getLogger("shardfn")
 FIX = (
-    "another placement where one is named, constrain where the move is wanted, or "
+    "a placement that needs no transfer, sf.constrain to accept a transfer, or "
     "implicit_comm='allow'"
 )
 
@@ -75,22 +75,22 @@ def transfer_line(t: Transfer) -> str:
     """One implicit transfer: the collective, the argument and the op, and placements that would
     send nothing.
     """
-    avoided = f"; {_said(t.native)}, it would send nothing" if t.native else ""
+    avoided = f"; {_said(t.native)}, it would need no transfer" if t.native else ""
     return (
-        f"{t.kind} over {t.axis}, {human_bytes(t.nbytes)}, for {t.op} at {t.source}: "
-        f"{t.argument} is {t.value}{avoided}"
+        f"{t.kind} of {t.argument} over {t.axis} ({human_bytes(t.nbytes)}) for {t.op} at "
+        f"{t.source}: {t.argument} is {t.value}{avoided}"
     )
 
 
 def whole_line(f: Fallback) -> str:
     """A fallback: its arguments, its line, its bytes, and the reason."""
     return (
-        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for "
+        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed replicated, for "
         f"{human_bytes(f.nbytes)}: {f.why}"
     )
 
 
 def _said(marks: Marks) -> str:
     dims = dict.fromkeys(str(layout.cut_of(m)[0]) for m in marks if m != "R")
-    cuts = [f"cut on dim {' or '.join(dims)}"] if dims else []
-    return ", or ".join(cuts + ["whole"] * ("R" in marks))
+    shards = [f"sharded on dim {' or '.join(dims)}"] if dims else []
+    return ", or ".join(shards + ["replicated"] * ("R" in marks))

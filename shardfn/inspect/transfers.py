@@ -32,8 +32,8 @@ ON_BEHALF = {  # the source of a transfer that is not an op
 }
 NO_RULE, NO_CHOICE, CHEAPEST = (
     "it has no rule",
-    "no choice of its rule keeps the cut",
-    "no choice of its rule sends less",
+    "no strategy of its rule keeps the sharding",
+    "no strategy of its rule sends less",
 )
 
 

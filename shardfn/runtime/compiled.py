@@ -145,7 +145,7 @@ def _refuse_other_signature(
     wrong += _other_settings(compiled)
     if not wrong:
         return
-    fix = "call the transformed function itself, which stages each signature anew"
+    fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
     text = problem(name, "other arguments", *wrong, fix=fix, source=source)
     raise TreeError(text, source=source, fix=fix)
@@ -184,7 +184,7 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
             "the transformed function itself, which the transform reads",
             call_site(),
         )
-        got = "a transform of torch.func is at work around it"
+        got = "it is called inside a transform of torch.func"
         raise ShardError(
             problem(name, got, fix=fix, source=source), source=source, fix=fix
         )

@@ -119,7 +119,7 @@ def _stage(
     placed, entries = traced.placed, request.store.entries
     if entries:
         log.info(
-            "%s: staged anew: %s",
+            "%s: retraced: %s",
             request.name,
             restaged(request, entries, key, placed),
         )

@@ -94,7 +94,7 @@ def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
         text = problem(
             str(func),
             f"ranks hold different values: {[*values[:8]]}",
-            fix="read the whole value with sf.full(x)",
+            fix="read the global value with sf.full(x)",
         )
         raise DivergenceError(text, fix="sf.full(x)")
     return values[0]

@@ -136,7 +136,7 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
             raise DivergenceError(
                 problem(
                     f"axis {first.record.axis}",
-                    "ranks ask for different collectives",
+                    "ranks enter different collectives",
                     *said,
                 )
             )
@@ -147,7 +147,7 @@ def _deadlock(asked: dict[int, Request]) -> DivergenceError:
     return DivergenceError(
         problem(
             "simulator",
-            "these ranks wait for an answer that nobody will give",
+            "deadlock: blocked in collectives that the rest of their group never enters",
             *said,
         )
     )

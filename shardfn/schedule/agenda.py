@@ -257,7 +257,7 @@ def _refuse_unused_rows(
         ]
         text = problem(
             f"{name}, plan",
-            "it sends what this program does not send",
+            "it has collectives that this program does not have",
             *lines,
             fix=SAME_PROGRAM,
         )

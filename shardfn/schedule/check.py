@@ -48,7 +48,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
         )
         if record is not None:
             assert record.axis in axes.names, (
-                f"{node} is over {record.axis}, which is no axis of {axes}"
+                f"{node} is over {record.axis}, which is not an axis of {axes}"
             )
             waits = [user for user in node.users if user.target is WAIT]
             assert len(waits) == len(node.users) == 1, (

@@ -24,7 +24,7 @@ def rows_of(
         TreeError: leaves without dims, or with first dims of different sizes.
     """
     if length is not None and not (is_number(length) and length >= 0):
-        got, fix = f"length is {length!r}", "length=None where xs has rows"
+        got, fix = f"length is {length!r}", "length=None if xs is given"
         text = problem(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
         raise TreeError(text, fix=fix)
     rows = [
@@ -45,11 +45,11 @@ def rows_of(
         wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
         wrong += [] if length is None else [f"length is {length}"]
     if not wrong and not counts:
-        wrong = ["it has no rows, and length is not given"]
+        wrong = ["it has no xs, and length is not given"]
     if wrong:
         fix = "xs whose leaves have one first dim, or length"
         raise TreeError(
-            problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix
+            problem(name, *wrong, needed="one number of steps", fix=fix), fix=fix
         )
     return counts.pop()
 
@@ -77,8 +77,8 @@ def check_carry(
         wrong = ["its carry holds no tensor, so it would never end"]
     if wrong:
         fix = (
-            "torch.tensor(x) for what changes from run to run; the function may close over "
-            "what does not"
+            "torch.tensor(x) for a value that changes from step to step; the function may "
+            "close over constants"
         )
         raise TreeError(
             problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix
@@ -119,7 +119,7 @@ def check_after(
         TreeError: names the leaves that change.
     """
     if wrong:
-        fix = "return a carry built as the one that came in"
+        fix = "return a carry of the same tree as the one that enters"
         raise TreeError(
             problem(name, *wrong, needed="the same tree", fix=fix), fix=fix
         )
@@ -134,7 +134,7 @@ def check_after(
             "cast or reshape the carry before it is returned, or start with what the "
             "function returns"
         )
-        needed = "a carry of the same shapes and dtypes in every run"
+        needed = "a carry of the same shapes and dtypes in every step"
         raise TreeError(problem(name, *changed, needed=needed, fix=fix), fix=fix)
 
 

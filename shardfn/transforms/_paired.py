@@ -162,7 +162,7 @@ def check_leaves(
 NEEDED = {
     "floating": (
         "floating tensors, or None",
-        "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated",
+        "torch.tensor(x) for a number; argnums, or a closure, for all other values",
     ),
     "results": (
         "floating results, or None",
@@ -174,7 +174,7 @@ NEEDED = {
     "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
     "numbers": (
         "tensors, numbers or None",
-        "return what is not a tensor outside of the function",
+        "return values other than tensors outside of the function",
     ),
 }
 

@@ -251,7 +251,7 @@ def batch_size(
     if not sizes and not wrong:
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
-        fix = "in_axes with None for what all samples share, and axes of one size"
+        fix = "in_axes with None for arguments that all samples share, and axes of one size"
         raise TreeError(
             problem(name, *wrong, needed="mapped axes of one size", fix=fix),
             fix=fix,

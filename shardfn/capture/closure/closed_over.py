@@ -20,7 +20,7 @@ from .. import annotations as sources
 DEEP, MANY = 8, 20_000
 FIXES = (
     "pass it as an argument and differentiate inside with sf.grad",
-    ".detach() what is constant",
+    ".detach() constants",
     "call it under torch.no_grad()",
 )
 

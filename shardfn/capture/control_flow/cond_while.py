@@ -221,7 +221,7 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        fix = "scan with a fixed length, and torch.where for what is done only sometimes; or jvp"
+        fix = "scan with a fixed length, and torch.where for conditional updates; or jvp"
         raise CaptureError(
             problem(
                 "while_loop",

@@ -155,7 +155,7 @@ class Reverse(Rule):
         tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
-        got = "it has a rule for reverse mode only, and forward mode is asked for"
+        got = "it has a rule for reverse mode only, and is differentiated in forward mode"
         raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:

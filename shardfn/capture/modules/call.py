@@ -163,8 +163,8 @@ class PureModule:
         """
         if changes:
             fix = (
-                "self.register_buffer(...) for what changes, which is returned, or return "
-                "the new value"
+                "self.register_buffer(...) for state that changes, or return the new "
+                "value"
             )
             text = problem(
                 self.name,

@@ -32,7 +32,7 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
         kind = (
             "a post-accumulate-grad hook" if after else "a hook of several tensors"
         )
-        fix = "p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
+        fix = "p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
         got = f"it has {kind}, and a pure function accumulates no .grad"
         text = problem(
             f"{where}, parameter {path}",

@@ -18,8 +18,8 @@ from .effects import ALONE
 from .unsupported import unsupported
 
 HELD = (
-    "it writes in place to what it is given or closes over",
-    "a new value; in a module, register_buffer for what changes",
+    "it writes in place to an argument or a closed-over tensor",
+    "a new value; in a module, register_buffer for state that changes",
 )
 
 # torch's text -> the problem for the user, and the suggestion.
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     (
         "Thing passed to transform API must be Tensor",
-        "it differentiates what is no tensor",
+        "it differentiates a value that is not a tensor",
         "argnums of trees of floating tensors only",
     ),
     (
@@ -91,13 +91,13 @@ CAUSES = (
     ),
     (
         "opaque object was created",
-        "it makes an object that is no tensor, such as a generator",
+        "it makes an object that is not a tensor, such as a generator",
         "pass random tensors in as arguments",
     ),
     (
         "of class `LeakedTensor`",
         "it uses a traced value that an earlier call has stored",
-        "return the value from what computes it",
+        "return the value from the function that computes it",
     ),
     (
         "can not return a BatchedTensor when out_dim is None",
@@ -216,7 +216,7 @@ def _foreign(said: str) -> tuple[str, str] | None:
     )
     found = re.search(asked[0], said) or re.search(asked[1], said)
     if found and hasattr(DTensor, found[1]):
-        got = f"it asks for .{found[1]} of a global tensor, which is no DTensor inside"
+        got = f"it asks for .{found[1]} of a global tensor, which is not a DTensor inside"
         return got, tensor_classes.FIX
     return None
 

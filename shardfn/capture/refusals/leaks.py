@@ -116,7 +116,7 @@ class LeakedTensor(torch.Tensor):
 def leaked(where: str) -> CaptureError:
     """The error for a traced value that is used after its trace."""
     fix = "return the value from the function that computes it"
-    got = "a traced value that was stored, and stands for no value once the trace is over"
+    got = "a traced value that was stored, and has no value after the trace"
     return CaptureError(
         problem(where, got, needed="a tensor with a value", fix=fix), fix=fix
     )

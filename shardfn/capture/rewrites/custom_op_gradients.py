@@ -75,7 +75,7 @@ def refuse_dropped_call(
         )
         text = problem(
             f"op {op}",
-            "it has no derivative, and one is asked for",
+            "it has no derivative, and is differentiated",
             fix=fix,
             source=source,
         )

@@ -57,10 +57,10 @@ def cuts(
         PlacementError: names every leaf that does not fit.
     """
     if wrong:
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        fix = "one placement for each leaf, or one P for all leaves of a subtree"
         raise TreeError(
             problem(
-                f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix
+                f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
             ),
             fix=fix,
         )
@@ -75,7 +75,7 @@ def cuts(
     if lines:
         fix = "sizes that the ranks divide, and placements that fit each tensor"
         text = problem(
-            f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix
+            f"{where}, {what}", *lines, needed="equal shards on all ranks", fix=fix
         )
         raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
     return tuple(found)
@@ -112,10 +112,10 @@ def _check_marks(
             _check_divides(name, n, mark, shape, local_shape)
             local_shape[mark] //= n
         elif mark in SUMS and is_argument:
-            why = "only a result can be pending"
+            why = "only a result can be Partial"
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
         elif isinstance(mark, str) and mark not in ("R", *SUMS):
-            why = "only a sum or a mean can be pending"
+            why = "only a sum or a mean can be Partial"
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
 
 
@@ -137,8 +137,8 @@ def _check_divides(
     )
     more = (n - local % n) * (size // local)
     raise ValueError(
-        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
-        f"pieces; pad it by {more}"
+        f"dim {dim} has {text}, which axis {name} cannot shard into {n} equal "
+        f"chunks; pad it by {more}"
     )
 
 
@@ -158,7 +158,7 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
     if others:
         raise ValueError(
-            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
+            f"it is placed on axis {others[0]!r}, which is not one of its axis_names"
         )
     return [marks[n] for n in manual.names]
 
@@ -176,7 +176,7 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
         why = (
             "is manual already, in a shard_map around it"
             if others[0] in current_scope().manual
-            else "is none of its axis_names"
+            else "is not one of its axis_names"
         )
         raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
     unknown = [n for n in names if n not in mesh_axes.names]

@@ -261,10 +261,10 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
             said = " and ".join(sorted(floor))
             source = sources.line_of(found.meta.get("stack_trace"))
             fix = (
-                "the collective before or after it, or a choice that is the same on all "
-                f"ranks of {said}: psum or pmax it"
+                "the collective before or after it, or a condition that is invariant "
+                f"over {said}: psum or pmax it"
             )
-            got = f"{found.target.__name__} inside it, and its choice varies over {said}"
+            got = f"{found.target.__name__} inside it, and its condition varies over {said}"
             raise CaptureError(
                 problem(what, got, fix=fix, source=source), source=source, fix=fix
             )

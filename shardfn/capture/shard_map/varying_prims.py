@@ -51,7 +51,7 @@ def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = where.split(": ")
         got = (
-            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
+            f"{path} varies over {said}, and its out_placements require it to be invariant over "
             f"{'it' if len(wrong) == 1 else 'them'}"
         )
         raise PlacementError(

@@ -278,7 +278,7 @@ def _changed(
     """The error for a carry that enters at one placement and leaves at another."""
     axes, source = body.walk.axes, result.meta.get("source")
     fix = (
-        "constrain what enters the loop to the placement with which the function leaves it, or "
+        "constrain the initial carry to the placement with which the function returns it, or "
         "drop the constraint inside"
     )
     got = (
@@ -288,7 +288,7 @@ def _changed(
     text = problem(
         f"{body.walk.name}, {body.node.target}",
         got,
-        needed="one placement for every run",
+        needed="one placement for every step",
         fix=fix,
         source=source,
     )

@@ -79,7 +79,7 @@ class Chooser:
             ]
             if not fitting:
                 raise failed(
-                    f"none of its choices fits on axis {name}",
+                    f"none of its strategies fits on axis {name}",
                     rules.find(call.target),
                     call,
                     self.name,

@@ -25,11 +25,11 @@ def not_reduced(
 ) -> PlacementError:
     source, fix = (
         node.meta.get("source"),
-        "reduce it first: sf.constrain(x, P()) with the placement that it is to have",
+        "reduce it first: sf.constrain(x, P()), or with its final placement",
     )
     op = getattr(node.target, "_opname", node.target)
     got = (
-        f"it is an unreduced gradient (pending {pending_over(marks, axes)}), and {op} needs "
+        f"it is an unreduced gradient (Partial {pending_over(marks, axes)}), and {op} needs "
         "its value"
     )
     text = problem(
@@ -52,7 +52,7 @@ def cannot_stay_pending(
         "return the gradient itself, as grad gives it, or drop Partial from out_placements",
     )
     got = (
-        "it is reduced already, or was never pending, and cannot stay "
+        "it is reduced already, or was never Partial, and cannot stay "
         f"{pending_over(marks, axes)}"
     )
     text = problem(

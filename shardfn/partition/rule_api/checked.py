@@ -14,8 +14,8 @@ from .strategy import Choice, OpCall, Rule, replicated
 
 WORDS = {"R", *PENDING}
 FIX = (
-    "a list of (a mark for each tensor argument, a mark for each result); a mark is a dim, "
-    "'R' or 'sum'"
+    "a list of (placements of the tensor arguments, placements of the results); a placement is "
+    "a dim, 'R' or 'sum'"
 )
 
 
@@ -39,7 +39,7 @@ def answered(
     try:
         choices = list(dict.fromkeys(rule(call)))
         wrong = (
-            "it gives no choice"
+            "it gives no strategy"
             if not choices
             else next((w for w in (_wrong(c, call) for c in choices) if w), None)
         )
@@ -78,13 +78,13 @@ def _wrong(choice: Choice, call: OpCall) -> str | None:
     ins, outs = choice
     if len(ins) != len(call.ins) or len(outs) != len(call.outs):
         given, needed = (
-            f"{len(ins)} marks for arguments and {len(outs)} for results",
+            f"{len(ins)} placements for arguments and {len(outs)} for results",
             f"{len(call.ins)} and {len(call.outs)}",
         )
         return f"it gives {given} where the call has {needed}: {choice}"
     if not (_all_fit(ins, call.ins) and _all_fit(outs, call.outs)):
         shapes = f"{[tuple(x.shape) for x in call.ins]} -> {[tuple(x.shape) for x in call.outs]}"
-        return f"it gives marks that do not fit {shapes}: {choice}"
+        return f"it gives placements that do not fit {shapes}: {choice}"
     return None
 
 

@@ -123,7 +123,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
         said = f"{kind} {' '.join(row)!r}"
         wrong += [
-            f"{said}: {f!r} is no name"
+            f"{said}: {f!r} is not a name"
             for f in row
             if not (f.isidentifier() or f in (REST, ONE))
         ]
@@ -144,7 +144,9 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
         if f not in known and f != ONE
     ]
     wrong += [
-        f"need_whole names {f}, which is no factor" for f in whole if f not in known
+        f"need_whole names {f}, which is not a factor"
+        for f in whole
+        if f not in known
     ]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))

@@ -70,8 +70,8 @@ def check_module(request: Request) -> None:
         kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
         got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
         needed = (
-            "parameters as arguments; held by a module they get no gradient, and every rank "
-            "holds them whole"
+            "parameters as arguments; held by a module they get no gradient, and are "
+            "replicated"
         )
         fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
         source = call_site()

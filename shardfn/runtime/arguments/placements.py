@@ -92,10 +92,10 @@ def _specs(
         specs = _tree.broadcast_prefix(prefix, args, is_spec)
     except ValueError as error:
         lines = [
-            "in_placements is no prefix of the arguments",
+            "in_placements does not match the arguments",
             *_named(request, args, error.args),
         ]
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        fix = "one placement for each leaf, or one P for all leaves of a subtree"
         source = call_site()
         raise TreeError(
             problem(request.name, *lines, fix=fix, source=source),
@@ -154,6 +154,6 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     if declared is not None and own != declared:
         raise ValueError(
             f"it is placed {describe(own, axes)}, in_placements says "
-            f"{describe(declared, axes)}; reshard it outside"
+            f"{describe(declared, axes)}; redistribute it outside"
         )
     return own

@@ -198,7 +198,7 @@ def check_rows(
         raise TreeError(
             problem(
                 name,
-                f"the batch cannot be cut in {k} equal microbatches",
+                f"the batch cannot be split into {k} equal microbatches",
                 *lines,
                 fix=fix,
             ),

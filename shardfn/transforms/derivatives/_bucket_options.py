@@ -113,7 +113,9 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
         fix = "a floating dtype such as torch.float32"
         raise ShardError(
             problem(
-                f"{name}, reduce_dtype", f"{dtype!r} is no floating dtype", fix=fix
+                f"{name}, reduce_dtype",
+                f"{dtype!r} is not a floating dtype",
+                fix=fix,
             ),
             fix=fix,
         )
@@ -173,7 +175,7 @@ def _refuse_unfit(
     wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),
-        *(f"nothing is said of {p}" for p in missing),
+        *(f"there is no bool for {p}" for p in missing),
         *(f"{p} is {answers[p]!r}" for p in wrong),
     ]
     if lines:

@@ -137,7 +137,7 @@ def check_unruled(name: str, verb: str, count: int) -> None:
         ShardError: it has one.
     """
     if count:
-        fix = f"{verb}(f) once more, with the other rule"
+        fix = f"{verb}(f) again, with the other rule"
         raise ShardError(problem(name, "it has a rule already", fix=fix), fix=fix)
 
 

@@ -106,7 +106,7 @@ class CustomVjp(Custom):
             out,
             names,
             paths,
-            "return what the function returns",
+            "return the same result as the function",
         )
         return [x for x in leaves if isinstance(x, torch.Tensor)], found[1]
 

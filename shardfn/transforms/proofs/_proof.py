@@ -44,8 +44,8 @@ FAILS = (
     IndexError,
 )  # errors that an op, its fake kernel or a wrong shape raises
 FIX = (
-    "need_whole for a factor that the op works along, 'R' in a function's choice; or a rule "
-    "that says what the op does"
+    "need_whole for a factor that the op works along, 'R' in a function's strategy; or a rule "
+    "that describes the op"
 )
 
 
@@ -83,7 +83,7 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
     except FAILS as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
         reason = first.removeprefix(f"rule({sample.call.target}): ")
-        text = f"the op fails on the pieces: {reason}"
+        text = f"the op fails on the shards: {reason}"
         raise _refuted(sample.call, choice, n, text) from error
     tolerance = max(_tolerance(x) for x in (*sample.tensors, *sample.results))
     rows = zip(results, sample.results, outs, strict=True)
@@ -285,7 +285,7 @@ def _difference(
 def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         return (
-            f"the pieces make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
+            f"the shards make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
             f"{wanted.dtype}"
         )
     wrong = ~torch.isclose(
@@ -321,7 +321,7 @@ def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
         problem(
             f"rule({call.target})",
             *lines,
-            needed="what the op gives on whole inputs",
+            needed="the result of the op on global inputs",
             fix=FIX,
         ),
         fix=FIX,

@@ -159,7 +159,7 @@ def _refuse_arguments(
         (
             bool(whole) and not isinstance(mapping, str),
             "need_whole goes with a text",
-            "'R' in the function's choices",
+            "'R' in the function's strategies",
         ),
         (
             isinstance(example, torch.Tensor),
@@ -188,7 +188,7 @@ def _from_text(
     if factors.contracted and example is None:
         fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
         lines = [
-            f"cutting {f} leaves a pending sum, which is right only if the op adds up over it"
+            f"sharding {f} leaves a Partial sum, which is right only if the op sums over it"
             for f in factors.contracted
         ]
         raise RuleError(problem(where, *lines, needed="a proof", fix=fix), fix=fix)
@@ -227,7 +227,7 @@ def _overload(op: Any) -> Any:
     fix = (
         "one of these"
         if found
-        else "torch.ops.lib.name.overload, or what torch.library.custom_op returned"
+        else "torch.ops.lib.name.overload, or the result of torch.library.custom_op"
     )
     raise RuleError(
         problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix

@@ -85,7 +85,7 @@ def check_placements(
     strangers = [spec for spec in unknown if spec is not None]
     fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
     if wrong:
-        got = "placements is not a prefix of the values"
+        got = "placements does not match the values"
         raise TreeError(
             problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix),
             fix=fix,

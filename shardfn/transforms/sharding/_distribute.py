@@ -70,9 +70,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
         raise TreeError(
-            problem(
-                "distribute", "placements is no prefix of the tree", *error.args
-            )
+            problem("distribute", "placements does not match the tree", *error.args)
         ) from None
     out, wrong = [], []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):

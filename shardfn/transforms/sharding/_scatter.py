@@ -142,7 +142,7 @@ def check_size(
             if tiled
             else f"size {n}; or tiled=True, and a multiple of it"
         )
-        fix = "pad it, or cut another dim"
+        fix = "pad it, or shard another dim"
         text = problem(
             f"{what} over {names}",
             f"dim {dim % len(shape)} of shape {shape} has size {size}",

@@ -89,7 +89,7 @@ def check_given(where: str, count: int, is_given: bool) -> None:
         TreeError: it is not given.
     """
     if count and not is_given:
-        fix = "in_placements=P('axis') for each rank's own piece, P() for what all ranks have"
+        fix = "in_placements=P('axis') for a sharded argument, P() for a replicated one"
         got = f"in_placements is missing, and the call has {count} arguments"
         raise TreeError(
             problem(
