@@ -250,8 +250,8 @@ def pair(
     Args:
         tree: the tree whose leaves are returned.
         like: the tree whose order they take.
-        names: what mismatches call the two, in the plural.
-        path: how both are reached.
+        names: the names of the two in mismatches, in the plural.
+        path: the path of both.
         is_leaf: whether a part of `tree` stands for all leaves of its counterpart, as in a
             prefix tree; without it the two trees have one structure.
 

@@ -35,7 +35,7 @@ class Link:
 
 
 def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
-    """What the axes cost, in bytes over the fastest of them."""
+    """The costs of the axes, in bytes over the fastest of them."""
     fastest = max((link.bandwidth for link in links), default=1.0)
     return tuple(
         Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth)
@@ -73,7 +73,7 @@ class Hardware:
         return max(flops / rate, nbytes / self.memory)
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
+        """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
         rounds = COLLECTIVES[kind].rounds
         return self.latency + rounds * (n - 1) / n * nbytes / self.link
 

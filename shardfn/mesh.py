@@ -1,4 +1,4 @@
-"""Meshes: how they are made and entered, and what the stages know of them."""
+"""Meshes: how they are made and entered, and their axes for the stages."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 class Collective:
     """One collective of a local program.
 
-    `nbytes` counts the whole payload of a rank: the value reduced, or the value gathered.
+    `nbytes` counts the full payload of a rank: the value reduced, or the value gathered.
     """
 
     kind: str

@@ -281,7 +281,7 @@ def test_text_that_is_no_plan_is_refused(case: str) -> None:
         sf.BucketPlan.from_json(text)
     assert type(error.value) is sf.TreeError
     said = str(error.value).splitlines()
-    assert said[0].startswith("BucketPlan.from_json: no bucket plan: ")
+    assert said[0].startswith("BucketPlan.from_json: not a bucket plan: ")
     assert (
         said[-1] == "  try: a file that BucketPlan.save wrote"
         and error.value.fix == "a file that BucketPlan.save wrote"

@@ -207,7 +207,7 @@ SIZES = Patch(
     enter=known_sizes.sizes_known,
 )
 
-MODULE = (  # a module that Dynamo leaves whole
+MODULE = (  # a module that Dynamo does not trace
     Patch(
         ("torch.backends.mha:get_fastpath_enabled",),
         "attention has a fused kernel for inference, which has no derivative",

@@ -129,7 +129,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
         )
         if (
             line is None and node.op == "call_function"
-        ):  # a prim, such as that which places a gradient: annotated like its input
+        ):  # a prim, such as one that places a gradient: annotated like its input
             line = next(
                 (
                     x.meta["source"]

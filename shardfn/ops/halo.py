@@ -24,7 +24,7 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
 
     Returns:
         Flat, as long as x: `before` elements from the previous rank, then those from the next
-        rank. Zeros where there is no neighbour.
+        rank. Zeros without a neighbour.
     """
     members = _compat.named_group(group)
     rank, n, head = members.rank(), members.size(), x.numel() - before

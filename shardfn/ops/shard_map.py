@@ -221,7 +221,7 @@ def from_local(x: torch.Tensor, cuts: str, where: str) -> torch.Tensor:
 
 
 def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """What all ranks have, as each rank's own."""
+    """An invariant value as a varying one."""
     return run("vary", x, axes)
 
 

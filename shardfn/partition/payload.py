@@ -52,7 +52,7 @@ def nbytes(
     axes: MeshAxes,
     coordinates: Sequence[int] | None = None,
 ) -> int:
-    """The bytes of the whole payload, including padding: of the value reduced, or gathered.
+    """The bytes of the full payload, including padding: of the value reduced, or gathered.
 
     Args:
         shape: global.

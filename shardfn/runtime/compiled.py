@@ -123,7 +123,7 @@ class Compiled:
         )
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
 

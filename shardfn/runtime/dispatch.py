@@ -156,7 +156,7 @@ class Entry:
     mesh: Any
     rules: tuple[registry.Registered, ...]  # the sharding rules of the partition
     state: tuple[Any, ...]  # of torch's settings
-    reads: Reads | None  # of what the function closes over; None if it is nothing
+    reads: Reads | None  # of its closed-over values; None if it has none
     tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
     suspects: list[torch.Tensor]  # closed-over tensors that must not require grad
     run: Callable[[list[Any]], Any]

@@ -267,7 +267,7 @@ def _refuse(module: Any) -> None:
         text = problem(
             f"functionalize({kind})",
             f"{', '.join(placed)} is a DTensor",
-            needed="whole tensors",
+            needed="global tensors",
             fix=fix,
         )
         raise TreeError(text, arg_path=placed[0], fix=fix)

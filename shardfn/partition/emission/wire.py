@@ -59,7 +59,7 @@ def packed(
 
 
 def _pairs(b: Builder, y: torch.fx.Node, dims: int) -> torch.fx.Node:
-    """What arrives as pairs: it does already unless it has lost a dim on the way."""
+    """The received payload as pairs. Restores the dim of pairs if the payload has lost it."""
     return y if y.meta["val"].dim() == dims + 1 else _rows(b, y, 2)
 
 

@@ -81,7 +81,7 @@ class Traced:
     __repr__ = __str__
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
     def placements(self) -> tuple[Any, ...]:
@@ -237,7 +237,7 @@ class Lowered:
     __repr__ = __str__
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
     def compile(self, backend: str | None = None) -> Compiled:

@@ -272,7 +272,7 @@ class _Packing:
         return size // n if self.scatters else size
 
     def nbytes(self, packed: torch.fx.Node, n: int) -> int:
-        """The bytes of the whole payload."""
+        """The bytes of the full payload."""
         value = packed.meta["val"]
         sent = value.numel() * value.element_size()
         return sent * n if self.gathers else sent

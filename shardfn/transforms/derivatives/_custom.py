@@ -160,7 +160,7 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
     """Check the result of a rule.
 
     Raises:
-        TreeError: it is not what the rule must return.
+        TreeError: it has another form.
     """
     if not holds:
         raise TreeError(

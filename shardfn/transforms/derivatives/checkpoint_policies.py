@@ -29,7 +29,7 @@ def save_only_these_names(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_only_these_names.
 
@@ -50,7 +50,7 @@ def save_anything_except_these_names(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_anything_except_these_names.
 
@@ -71,7 +71,7 @@ def save_any_names_but_these(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_any_names_but_these.
 

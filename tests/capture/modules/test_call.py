@@ -420,7 +420,7 @@ def test_what_is_no_module_with_values_is_refused() -> None:
         weight = sf.distribute(placed.weight, sf.make_mesh((2,), ("a",)), P("a"))
         placed.weight = nn.Parameter(weight)
         assert refusal(lambda: sf.functionalize(placed), sf.TreeError) == (
-            "functionalize(Linear): weight is a DTensor\n  needed: whole tensors\n"
+            "functionalize(Linear): weight is a DTensor\n  needed: global tensors\n"
             "  try: functionalize first, then sf.distribute(params, mesh, placements)"
         )
     with pytest.warns(DeprecationWarning):
