@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -53,6 +53,38 @@ class ShardError(Exception):
         self.dim = dim
         self.source = source
         self.fix = fix
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        *lines: str,
+        needed: str | None = None,
+        fix: str | None = None,
+        source: str | None = None,
+        **fields: Any,
+    ) -> Self:
+        """An error whose text `problem` writes from its fields.
+
+        Args:
+            where: the function and argument.
+            lines: the problem, one line for each mismatch.
+            needed: a description of a right value.
+            fix: the suggestion.
+            source: `file:line` in the user's code.
+            fields: other fields of the error, such as arg_path.
+
+        Returns:
+            The error.
+
+        Example:
+            >>> print(TreeError.of("shard(f)", "got 1", needed="2", fix="add 1"))
+            shard(f): got 1
+              needed: 2
+              try: add 1
+        """
+        text = problem(where, *lines, needed=needed, fix=fix, source=source)
+        return cls(text, fix=fix, source=source, **fields)
 
     def locate(self, source: str | None) -> None:
         """Add the user's line to an error that names none.

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
-from .errors import PlacementError, call_site, problem
+from .errors import PlacementError, call_site
 from .hardware import Link, costs
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, join_world
@@ -86,8 +86,7 @@ def _check_tuples(shape: Any, axis_names: Any) -> None:
     fix = "make_mesh((2, 4), ('dp', 'tp'))"
     got = f"shape {shape!r}, axis names {axis_names!r}"
     needed = "a tuple of sizes and one of names"
-    text = problem("make_mesh", got, needed=needed, fix=fix)
-    raise PlacementError(text, fix=fix)
+    raise PlacementError.of("make_mesh", got, needed=needed, fix=fix)
 
 
 def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
@@ -97,19 +96,19 @@ def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
         PlacementError: they do not.
     """
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-        raise PlacementError(
-            problem("make_mesh", f"shape {shape}", needed="positive ints")
+        raise PlacementError.of(
+            "make_mesh", f"shape {shape}", needed="positive ints"
         )
     if len(shape) != len(names) or len(set(names)) != len(names):
         got, needed = (
             f"shape {shape}, axis names {names}",
             "one distinct name for each axis",
         )
-        raise PlacementError(problem("make_mesh", got, needed=needed))
+        raise PlacementError.of("make_mesh", got, needed=needed)
     bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
     if bad:
         got, needed = f"axis names {bad}", "names like dp or tp"
-        raise PlacementError(problem("make_mesh", got, needed=needed))
+        raise PlacementError.of("make_mesh", got, needed=needed)
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
@@ -123,7 +122,7 @@ def _check_size(shape: tuple[int, ...]) -> None:
         return
     fix = f"a shape whose product is {size}, or fake_world({wanted})"
     got = f"shape {shape} needs {wanted} ranks, the world has {size}"
-    raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
+    raise PlacementError.of("make_mesh", got, fix=fix)
 
 
 def _checked_type(device_type: str) -> str:
@@ -139,11 +138,8 @@ def _checked_type(device_type: str) -> str:
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"
-    raise PlacementError(
-        problem(
-            "make_mesh, device_type", got, needed="the type of a device", fix=fix
-        ),
-        fix=fix,
+    raise PlacementError.of(
+        "make_mesh, device_type", got, needed="the type of a device", fix=fix
     )
 
 
@@ -155,13 +151,12 @@ def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
     """
     if not isinstance(mesh, DeviceMesh) and not (or_none and mesh is None):
         fix = "sf.make_mesh(shape, axis_names)"
-        text = problem(
+        raise PlacementError.of(
             f"{where}, mesh",
             f"a {type(mesh).__name__}",
             needed="a DeviceMesh",
             fix=fix,
         )
-        raise PlacementError(text, fix=fix)
 
 
 def _costs(
@@ -180,26 +175,22 @@ def _costs(
             if isinstance(links, Mapping)
             else f"links is a {type(links).__name__}"
         )
-        raise PlacementError(
-            problem(
-                "make_mesh, links",
-                got,
-                needed=f"one for each of {', '.join(names)}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            "make_mesh, links",
+            got,
+            needed=f"one for each of {', '.join(names)}",
             fix=fix,
         )
     for name, link in links.items():
         if not isinstance(link, Link) or not (
             link.latency >= 0 and 0 < link.bandwidth < math.inf
         ):
-            text = problem(
+            raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
                 needed="a Link of seconds and bytes a second",
                 fix=fix,
             )
-            raise PlacementError(text, fix=fix)
     return costs([links[name] for name in names])
 
 
@@ -293,8 +284,9 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
     if mesh.size() != here.size:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
-    text = problem(where, got, needed=needed, fix=fix, source=source)
-    raise PlacementError(text, mesh=mesh, source=source, fix=fix)
+    raise PlacementError.of(
+        where, got, needed=needed, fix=fix, source=source, mesh=mesh
+    )
 
 
 def real_mesh(mesh: Any) -> Any:
@@ -328,8 +320,7 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
         own, other = _ranks(mesh), _ranks(around)
         got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
     fix = "one mesh for both, or no mesh for the inner one"
-    text = problem(where, got, needed="one mesh", fix=fix)
-    raise PlacementError(text, mesh=around, fix=fix)
+    raise PlacementError.of(where, got, needed="one mesh", fix=fix, mesh=around)
 
 
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import _compat
-from .errors import ShardError, problem
+from .errors import ShardError
 
 MAX_RANKS = 2**20
 
@@ -85,11 +85,8 @@ def _joined(group: Any) -> tuple[World, int]:
 def _forked(world: World) -> ShardError:
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
-    return ShardError(
-        problem(
-            "this process", got, needed="a process that joined itself", fix=fix
-        ),
-        fix=fix,
+    return ShardError.of(
+        "this process", got, needed="a process that joined itself", fix=fix
     )
 
 
@@ -122,26 +119,18 @@ class fake_world(contextlib.ContextDecorator):
 
     def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
         if not _is_count(n) or not 1 <= n <= MAX_RANKS:
-            raise ShardError(
-                problem(
-                    "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
-                )
+            raise ShardError.of(
+                "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
             )
         if not _is_count(rank) or not 0 <= rank < n:
-            raise ShardError(
-                problem(
-                    "fake_world",
-                    f"rank is {rank!r}",
-                    needed=f"0 to {n - 1}, in a world of {n}",
-                )
+            raise ShardError.of(
+                "fake_world",
+                f"rank is {rank!r}",
+                needed=f"0 to {n - 1}, in a world of {n}",
             )
         if not isinstance(numerics, bool):
-            raise ShardError(
-                problem(
-                    "fake_world",
-                    f"numerics is {numerics!r}",
-                    needed="True or False",
-                )
+            raise ShardError.of(
+                "fake_world", f"numerics is {numerics!r}", needed="True or False"
             )
         self.world = World("simulated" if numerics else "fake", n, rank)
 
@@ -173,7 +162,7 @@ class fake_world(contextlib.ContextDecorator):
             if _entered.by is not self:
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
-                raise ShardError(problem("fake_world", got, fix=fix), fix=fix)
+                raise ShardError.of("fake_world", got, fix=fix)
             _entered.world = _entered.by = None
             sys.excepthook = _entered.hook
             if dist.is_initialized():
@@ -189,7 +178,7 @@ def _exists_already() -> ShardError:
         if _entered.thread != threading.current_thread().name:
             got = f"{got}, entered in thread {_entered.thread}"
             fix = "one fake_world around all threads: they share the process group"
-    return ShardError(problem("fake_world", got, fix=fix), fix=fix)
+    return ShardError.of("fake_world", got, fix=fix)
 
 
 def join_world(device_type: str) -> None:

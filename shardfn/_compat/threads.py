@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from ..errors import ShardError, problem
+from ..errors import ShardError
 
 _CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "capturing", default=False
@@ -42,7 +42,7 @@ def staging() -> Iterator[None]:
         got = (
             "it was forked while a thread was compiling, which would never be done"
         )
-        raise ShardError(problem("this process", got, fix=fix), fix=fix)
+        raise ShardError.of("this process", got, fix=fix)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import attrs
 
 from .._compat import constant_in_graph
 from ..byte_sizes import human_bytes
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from .records import Bucket, Row, Unbucketed, record, tupled, uneven
 
 
@@ -69,11 +69,8 @@ class BucketPlan:
             TreeError: a bucket that does not exist, or buckets that cannot be one collective.
         """
         if not indices:
-            raise TreeError(
-                problem(
-                    "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
-                ),
-                fix="plan.merge(0, 1)",
+            raise TreeError.of(
+                "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
             )
         chosen = [self._bucket(i) for i in sorted(set(indices))]
         kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
@@ -83,13 +80,10 @@ class BucketPlan:
                 for b in chosen
             ]
             fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
-            raise TreeError(
-                problem(
-                    "BucketPlan.merge",
-                    "these buckets cannot be one collective",
-                    *lines,
-                    fix=fix,
-                ),
+            raise TreeError.of(
+                "BucketPlan.merge",
+                "these buckets cannot be one collective",
+                *lines,
                 fix=fix,
             )
         one = attrs.evolve(
@@ -115,12 +109,9 @@ class BucketPlan:
         whole = self._bucket(index)
         if not 0 < at < len(whole.leaves):
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
-            raise TreeError(
-                problem(
-                    "BucketPlan.split",
-                    f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
-                    fix=fix,
-                ),
+            raise TreeError.of(
+                "BucketPlan.split",
+                f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
                 fix=fix,
             )
         front = attrs.evolve(
@@ -136,10 +127,7 @@ class BucketPlan:
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
             fix = f"buckets 0 to {len(self.buckets) - 1}"
-            raise TreeError(
-                problem("BucketPlan", f"there is no bucket {index}", fix=fix),
-                fix=fix,
-            )
+            raise TreeError.of("BucketPlan", f"there is no bucket {index}", fix=fix)
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
@@ -172,11 +160,8 @@ class BucketPlan:
             return cls(buckets=buckets, unbucketed=unbucketed, **others)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
-            raise TreeError(
-                problem(
-                    "BucketPlan.from_json", f"not a bucket plan: {error}", fix=fix
-                ),
-                fix=fix,
+            raise TreeError.of(
+                "BucketPlan.from_json", f"not a bucket plan: {error}", fix=fix
             ) from error
 
     def rows(
@@ -237,10 +222,13 @@ class BucketPlan:
                 *(f"the plan lacks {x}" for x in missing),
             ]
             fix = "a plan of this very function: fn.lower(...).plan"
-            text = problem(
-                f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix
+            raise TreeError.of(
+                f"{name}, plan",
+                "it is a plan for other leaves",
+                *lines,
+                fix=fix,
+                arg_path=(extra + missing)[0],
             )
-            raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
 
     def _refuse_contradictions(self, name: str) -> None:
         """Refuse buckets that contradict each other."""
@@ -248,14 +236,14 @@ class BucketPlan:
         if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
             got = "buckets of two bucketed_grads have one number"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
         if got := uneven(self.buckets):
             fix = "a size in bytes for each leaf, in the order of the leaves"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
         if empty := [b.index for b in self.buckets if not b.leaves]:
             fix = "plan.renumbered(b for b in plan.buckets if b.leaves)"
             got = f"bucket {empty[0]} has no leaves"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
 
     @constant_in_graph
     def as_constant(self) -> str:

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from .. import _compat, _tree
-from ..errors import CaptureError, ShardError, problem
+from ..errors import CaptureError, ShardError
 from ..ops import higher_order, placement, shard_map
 from ..types import CONSTANTS, TENSOR, Program
 from . import annotations as sources
@@ -230,10 +230,13 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     if wrong:
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
-        text = problem(
-            name, *lines, needed="a tree of tensors and constants", fix=fix
+        raise CaptureError.of(
+            name,
+            *lines,
+            needed="a tree of tensors and constants",
+            fix=fix,
+            arg_path="result" + wrong[0][0],
         )
-        raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
 
 
 def _untold(x: Any) -> bool:
@@ -251,13 +254,10 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
     ]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
-        raise CaptureError(
-            problem(
-                name,
-                f"it closes over a {type(wrong[0]).__name__}",
-                needed="plain tensors",
-                fix=fix,
-            ),
+        raise CaptureError.of(
+            name,
+            f"it closes over a {type(wrong[0]).__name__}",
+            needed="plain tensors",
             fix=fix,
         )
 

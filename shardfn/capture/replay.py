@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, ShardError, problem
+from ..errors import CaptureError, ShardError
 from ..ops import placement
 from . import annotations as sources
 from . import levels
@@ -100,14 +100,13 @@ def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
             ),
             None,
         )
-        text = problem(
+        raise CaptureError.of(
             "torch.utils.checkpoint",
             "it has a context_fn",
             needed="none",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
     around = sources.regions(
         torch.fx.traceback.get_current_meta().get("custom") or {}
     )

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from .. import _compat
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from ..ops.loops import Loop, inner_nodes, shapes_of
 from . import annotations as sources
 from .checkpoint.recompute import recompute
@@ -161,9 +161,7 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
             "differ in its derivative"
         )
-        raise CaptureError(
-            problem(name, got, fix=fix, source=source), source=source, fix=fix
-        )
+        raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,12 +196,9 @@ def lifted_constants(
                 node.users,
                 "torch.where, or a Python loop, over plain ops",
             )
-            raise CaptureError(
-                problem(
-                    name,
-                    f"it uses the higher-order op {user.target}, which has no rule yet",
-                    fix=fix,
-                ),
+            raise CaptureError.of(
+                name,
+                f"it uses the higher-order op {user.target}, which has no rule yet",
                 fix=fix,
             )
         last = graph.graph.find_nodes(op="placeholder")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ..collectives import started_by
-from ..errors import DivergenceError, problem
+from ..errors import DivergenceError
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
 # aten graphs keep the op's name.
@@ -61,11 +61,8 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
             "the schedule"
         )
         fix = 'backend="aten", which runs the schedule as it is'
-        raise DivergenceError(
-            problem(
-                name, "the compiler changed the order of collectives", said, fix=fix
-            ),
-            fix=fix,
+        raise DivergenceError.of(
+            name, "the compiler changed the order of collectives", said, fix=fix
         )
 
 

@@ -6,19 +6,14 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from .text_formats import parse_shards
 
 
 def uncaptured(*_: Any) -> torch.Tensor:
     fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
-    raise CaptureError(
-        problem(
-            "shard_map",
-            "it is called inside a transform of torch.func itself",
-            fix=fix,
-        ),
-        fix=fix,
+    raise CaptureError.of(
+        "shard_map", "it is called inside a transform of torch.func itself", fix=fix
     )
 
 

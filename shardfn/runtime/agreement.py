@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..errors import DivergenceError, call_site, problem
+from ..errors import DivergenceError, call_site
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..schedule import Agenda
@@ -45,14 +45,11 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
     a, b = next((a, b) for a, b in pairs if a != b)
     fix = "make shapes, placements and branches the same on every rank"
-    raise DivergenceError(
-        problem(
-            name,
-            "ranks hold different programs",
-            f"rank 0: {a}",
-            f"rank {other}: {b}",
-            fix=fix,
-        ),
+    raise DivergenceError.of(
+        name,
+        "ranks hold different programs",
+        f"rank 0: {a}",
+        f"rank {other}: {b}",
         fix=fix,
     )
 
@@ -172,9 +169,13 @@ def _differing(request: Request, what: str, rank: int) -> DivergenceError:
     fix += "or sf.from_local for a rank's own shard"
     got = f"a plain tensor that differs between rank 0 and rank {rank}"
     needed = "a global value, the same on every rank"
-    text = problem(where, got, needed=needed, fix=fix, source=source)
-    return DivergenceError(
-        text, arg_path=what.removeprefix("argument "), source=source, fix=fix
+    return DivergenceError.of(
+        where,
+        got,
+        needed=needed,
+        fix=fix,
+        source=source,
+        arg_path=what.removeprefix("argument "),
     )
 
 

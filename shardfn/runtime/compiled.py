@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured, constant_key, name_of
 from ..compile import Runner
-from ..errors import ShardError, TreeError, call_site, problem
+from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
@@ -147,8 +147,7 @@ def _refuse_other_signature(
         return
     fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
-    text = problem(name, "other arguments", *wrong, fix=fix, source=source)
-    raise TreeError(text, source=source, fix=fix)
+    raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
 
 
 def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
@@ -185,9 +184,7 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
             call_site(),
         )
         got = "it is called inside a transform of torch.func"
-        raise ShardError(
-            problem(name, got, fix=fix, source=source), source=source, fix=fix
-        )
+        raise ShardError.of(name, got, fix=fix, source=source)
     for i in placed.tensors:
         refuse_lost_gradient(
             f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i]

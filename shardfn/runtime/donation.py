@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
-from ..errors import ShardError, call_site, problem
+from ..errors import ShardError, call_site
 from . import cache
 from .simulated_tensor import (
     DonatedTensor,
@@ -102,14 +102,14 @@ class Donation:
     def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
         """The error for a leaf that cannot be donated."""
         path, source = self.paths[leaf], call_site()
-        text = problem(
+        return ShardError.of(
             f"{self.name}, argument {path}",
             got,
             needed=needed,
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        return ShardError(text, arg_path=path, source=source, fix=fix)
 
     def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
         """Invalidate the donated arguments: every later use is an error that names this call.

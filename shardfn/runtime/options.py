@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from ..compile import BACKENDS
-from ..errors import ShardError, problem
+from ..errors import ShardError
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
@@ -17,12 +17,10 @@ IMPLICIT = ("allow", "warn", "error")
 def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
     def check(request: Any, attribute: Any, value: str) -> None:
         if value not in known:
-            raise ShardError(
-                problem(
-                    request.name,
-                    f"{kind} is {value!r}",
-                    needed=f"one of {', '.join(known)}",
-                )
+            raise ShardError.of(
+                request.name,
+                f"{kind} is {value!r}",
+                needed=f"one of {', '.join(known)}",
             )
 
     return check

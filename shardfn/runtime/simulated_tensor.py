@@ -55,11 +55,8 @@ class SimulatedTensor(torch.Tensor):
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if "c10d" in str(func):
             fix = "use shard's out_placements, or sf.full to read a value"
-            raise ShardError(
-                problem(
-                    f"{func}", "an eager collective on a simulated tensor", fix=fix
-                ),
-                fix=fix,
+            raise ShardError.of(
+                f"{func}", "an eager collective on a simulated tensor", fix=fix
             )
         if func is aten.view.default and tuple(args[1]) == tuple(
             args[0].shape
@@ -159,12 +156,9 @@ def _to_meta(x: Any) -> Any:
 
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
-    return FakeValueError(
-        problem(
-            str(what),
-            "a value is read in a world with numerics=False, which computes none",
-            fix=fix,
-        ),
+    return FakeValueError.of(
+        str(what),
+        "a value is read in a world with numerics=False, which computes none",
         fix=fix,
     )
 
@@ -206,11 +200,6 @@ class DonatedTensor(torch.Tensor):
 def used_after_donation(call: str) -> ShardError:
     """The error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
-    return ShardError(
-        problem(
-            call,
-            "this tensor was donated to that call and its memory is gone",
-            fix=fix,
-        ),
-        fix=fix,
+    return ShardError.of(
+        call, "this tensor was donated to that call and its memory is gone", fix=fix
     )

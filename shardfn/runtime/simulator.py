@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ..collectives import COLLECTIVES, implement
-from ..errors import DivergenceError, problem
+from ..errors import DivergenceError
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
@@ -133,23 +133,19 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
             first.value.dtype,
         ):
             said = [_said(group[0], first), _said(j, other)]
-            raise DivergenceError(
-                problem(
-                    f"axis {first.record.axis}",
-                    "ranks enter different collectives",
-                    *said,
-                )
+            raise DivergenceError.of(
+                f"axis {first.record.axis}",
+                "ranks enter different collectives",
+                *said,
             )
 
 
 def _deadlock(asked: dict[int, Request]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
-    return DivergenceError(
-        problem(
-            "simulator",
-            "deadlock: blocked in collectives that the rest of their group never enters",
-            *said,
-        )
+    return DivergenceError.of(
+        "simulator",
+        "deadlock: blocked in collectives that the rest of their group never enters",
+        *said,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..buckets import BucketPlan, Wish
 from ..byte_sizes import checked_caps
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..ops.loops import Scan
 from ..partition import Plan
 from ..partition.plan import Gradient, Nested
@@ -190,12 +190,10 @@ def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
     if not isinstance(wanted, BucketPlan):
         fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
         got = f"a {type(wanted).__name__}"
-        text = problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
-        raise TreeError(text, fix=fix)
+        raise TreeError.of(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
     if has_caps:
         got = "lower is given caps and a plan"
-        text = problem(f"{name}, plan", got, fix=CAP_OR_PLAN)
-        raise TreeError(text, fix=CAP_OR_PLAN)
+        raise TreeError.of(f"{name}, plan", got, fix=CAP_OR_PLAN)
 
 
 def _other_caps(wish: Wish, name: str, cap: Any, first_cap: Any) -> Wish:
@@ -255,10 +253,10 @@ def _refuse_unused_rows(
             f"the plan has {leaf} in an {kind} over {axis} in the {phase}"
             for leaf, kind, axis, phase in extra
         ]
-        text = problem(
+        raise TreeError.of(
             f"{name}, plan",
             "it has collectives that this program does not have",
             *lines,
             fix=SAME_PROGRAM,
+            arg_path=extra[0][0],
         )
-        raise TreeError(text, arg_path=extra[0][0], fix=SAME_PROGRAM)

@@ -10,7 +10,7 @@ import torch
 
 from .. import _compat
 from ..argnums import is_number
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ._paired import CONSTANTS, described
 
 
@@ -25,8 +25,9 @@ def rows_of(
     """
     if length is not None and not (is_number(length) and length >= 0):
         got, fix = f"length is {length!r}", "length=None if xs is given"
-        text = problem(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
-        raise TreeError(text, fix=fix)
+        raise TreeError.of(
+            f"{name}, length", got, needed="an int, 0 or more", fix=fix
+        )
     rows = [
         (p, leaf)
         for p, leaf in zip(paths, leaves, strict=True)
@@ -48,9 +49,7 @@ def rows_of(
         wrong = ["it has no xs, and length is not given"]
     if wrong:
         fix = "xs whose leaves have one first dim, or length"
-        raise TreeError(
-            problem(name, *wrong, needed="one number of steps", fix=fix), fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="one number of steps", fix=fix)
     return counts.pop()
 
 
@@ -80,9 +79,7 @@ def check_carry(
             "torch.tensor(x) for a value that changes from step to step; the function may "
             "close over constants"
         )
-        raise TreeError(
-            problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="a carry of tensors", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -94,13 +91,10 @@ def check_step(name: str, is_pair: bool, got: str) -> None:
     """
     if not is_pair:
         fix = "return carry, result; None for a result that is not needed"
-        raise TreeError(
-            problem(
-                name,
-                f"the function returns a {got}",
-                needed="a pair (carry, result)",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            name,
+            f"the function returns a {got}",
+            needed="a pair (carry, result)",
             fix=fix,
         )
 
@@ -120,9 +114,7 @@ def check_after(
     """
     if wrong:
         fix = "return a carry of the same tree as the one that enters"
-        raise TreeError(
-            problem(name, *wrong, needed="the same tree", fix=fix), fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="the same tree", fix=fix)
     rows = zip(paths, entered, left, strict=True)
     changed = [
         f"{path} enters as {_described(before)} and leaves as {_described(after)}"
@@ -135,7 +127,7 @@ def check_after(
             "function returns"
         )
         needed = "a carry of the same shapes and dtypes in every step"
-        raise TreeError(problem(name, *changed, needed=needed, fix=fix), fix=fix)
+        raise TreeError.of(name, *changed, needed=needed, fix=fix)
 
 
 def _described(leaf: Any) -> str:
@@ -175,13 +167,12 @@ def check_choice(where: str, leaf: Any) -> None:
         return
     if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
         fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
-        text = problem(
+        raise TreeError.of(
             where,
             described(leaf),
             needed="a bool, or a tensor with one element",
             fix=fix,
         )
-        raise TreeError(text, fix=fix)
 
 
 @_compat.constant_in_graph
@@ -193,9 +184,8 @@ def check_branch_trees(name: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "return the same tree from both branches"
-        raise TreeError(
-            problem(name, *wrong, needed="branches with the same results", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            name, *wrong, needed="branches with the same results", fix=fix
         )
 
 
@@ -231,9 +221,8 @@ def branch_dtypes(
     ]
     if wrong:
         fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
-        raise TreeError(
-            problem(name, *wrong, needed="branches with the same results", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            name, *wrong, needed="branches with the same results", fix=fix
         )
     return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import _compat, _tree
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from ._paired import check_leaves, kinds, zero_like
 from ._transformed import name_of, parameter_names
 
@@ -144,10 +144,9 @@ def check_aux(name: str, is_pair: bool, got: str) -> None:
     """
     if not is_pair:
         fix = "return (value, aux), or has_aux=False"
-        text = problem(
+        raise CaptureError.of(
             name,
             f"it returns a {got}",
             needed="a pair (value, aux): has_aux=True",
             fix=fix,
         )
-        raise CaptureError(text, fix=fix)

@@ -16,7 +16,7 @@ from ..capture import PureModule
 from ..capture.modules import copies
 from ..capture.modules.call import frozen_names
 from ..capture.modules.parameter_hooks import hooks_of
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..runtime import Request
 from ._transformed import Transformed
 
@@ -128,15 +128,12 @@ def check_names(
         fix = f"the {what} that functionalize returned, or others under the same names"
         if any(k in others for k in extra):
             fix += "; parameters that were frozen (requires_grad=False) are among the buffers"
-        raise TreeError(
-            problem(
-                f"{name}, argument {what}",
-                *lines,
-                needed=f"the {what} of the module",
-                fix=fix,
-            ),
-            arg_path=what,
+        raise TreeError.of(
+            f"{name}, argument {what}",
+            *lines,
+            needed=f"the {what} of the module",
             fix=fix,
+            arg_path=what,
         )
 
 
@@ -232,19 +229,15 @@ def _refuse(module: Any) -> None:
     kind = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         fix = "functionalize(model); a function is one already"
-        raise TreeError(
-            problem("functionalize", f"a {kind}", needed="an nn.Module", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            "functionalize", f"a {kind}", needed="an nn.Module", fix=fix
         )
     if isinstance(module, torch.jit.ScriptModule):
         fix = "the Python module that it was made from"
-        raise TreeError(
-            problem(
-                f"functionalize({kind})",
-                "a TorchScript module",
-                needed="a module in Python",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"functionalize({kind})",
+            "a TorchScript module",
+            needed="a module in Python",
             fix=fix,
         )
     tensors = (
@@ -254,20 +247,20 @@ def _refuse(module: Any) -> None:
     lazy = [name for name, x in tensors if torch.nn.parameter.is_lazy(x)]
     if lazy:
         fix = "call the module once on an example, which gives them shapes"
-        text = problem(
+        raise TreeError.of(
             f"functionalize({kind})",
             f"{', '.join(lazy)} has no shape yet",
             needed="parameters with values",
             fix=fix,
+            arg_path=lazy[0],
         )
-        raise TreeError(text, arg_path=lazy[0], fix=fix)
     placed = [name for name, x in tensors if isinstance(x, DTensor)]
     if placed:
         fix = "functionalize first, then sf.distribute(params, mesh, placements)"
-        text = problem(
+        raise TreeError.of(
             f"functionalize({kind})",
             f"{', '.join(placed)} is a DTensor",
             needed="global tensors",
             fix=fix,
+            arg_path=placed[0],
         )
-        raise TreeError(text, arg_path=placed[0], fix=fix)

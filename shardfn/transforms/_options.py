@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _compat
-from ..errors import ShardError, TreeError, problem
+from ..errors import ShardError, TreeError
 
 
 @_compat.constant_in_graph
@@ -19,11 +19,8 @@ def check_flag(where: str, option: str, x: Any) -> None:
     """
     if not isinstance(x, bool):
         fix = f"{option}=True or {option}=False"
-        raise ShardError(
-            problem(
-                f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
-            ),
-            fix=fix,
+        raise ShardError.of(
+            f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
         )
 
 
@@ -46,6 +43,4 @@ def refuse_function(verb: str, kind: str, more: str) -> None:
         TreeError: always.
     """
     fix = f"{verb}(fn{more})"
-    raise TreeError(
-        problem(verb, f"a {kind}", needed="a function", fix=fix), fix=fix
-    )
+    raise TreeError.of(verb, f"a {kind}", needed="a function", fix=fix)

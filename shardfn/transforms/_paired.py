@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _compat, _tree
-from ..errors import TreeError, problem
+from ..errors import TreeError
 
 NUMBERS = (bool, int, float, complex)
 
@@ -103,8 +103,14 @@ def check_alike(
             f"{first} do not match {second}",
             "one tree, shapes and dtypes",
         )
-        text = problem(where, got, *lines, needed=needed, fix=fix)
-        raise TreeError(text, arg_path=rows[0][0] if rows[0] else None, fix=fix)
+        raise TreeError.of(
+            where,
+            got,
+            *lines,
+            needed=needed,
+            fix=fix,
+            arg_path=rows[0][0] if rows[0] else None,
+        )
 
 
 def _fits(got: Any, wanted: Any) -> bool:
@@ -155,8 +161,14 @@ def check_leaves(
     ]
     if lines:
         needed, fix = NEEDED[allowed]
-        text = problem(where, verb, *lines, needed=needed, fix=fix)
-        raise TreeError(text, arg_path=lines[0].split(" is ")[0], fix=fix)
+        raise TreeError.of(
+            where,
+            verb,
+            *lines,
+            needed=needed,
+            fix=fix,
+            arg_path=lines[0].split(" is ")[0],
+        )
 
 
 NEEDED = {

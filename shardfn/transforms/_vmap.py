@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree
 from ..argnums import is_number
 from ..capture.shard_map import axis_names
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..ops import placement
 from ..ops.text_formats import KEEP, print_spec
 from ..runtime import Request
@@ -213,9 +213,8 @@ def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "one int or None for all of it, or the same structure"
-        raise TreeError(
-            problem(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            where, prefix, *wrong, needed="a prefix tree of axes", fix=fix
         )
 
 
@@ -252,10 +251,7 @@ def batch_size(
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
         fix = "in_axes with None for arguments that all samples share, and axes of one size"
-        raise TreeError(
-            problem(name, *wrong, needed="mapped axes of one size", fix=fix),
-            fix=fix,
-        )
+        raise TreeError.of(name, *wrong, needed="mapped axes of one size", fix=fix)
     return sizes.pop()
 
 
@@ -281,7 +277,7 @@ def check_outs(
     ]
     if wrong:
         fix = "out_axes from 0 to the number of dims of one sample's result"
-        raise TreeError(problem(f"{name}, out_axes", *wrong, fix=fix), fix=fix)
+        raise TreeError.of(f"{name}, out_axes", *wrong, fix=fix)
 
 
 @_compat.constant_in_graph
@@ -294,21 +290,15 @@ def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
     if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
         fix = "axis_size=None where an argument is mapped"
         got = f"axis_size is {axis_size!r}"
-        raise TreeError(
-            problem(
-                f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
         )
     if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
         fix = "axis_name='batch'"
-        raise TreeError(
-            problem(
-                f"vmap({name}), axis_name",
-                f"axis_name is {axis_name!r}",
-                needed="a name",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"vmap({name}), axis_name",
+            f"axis_name is {axis_name!r}",
+            needed="a name",
             fix=fix,
         )
 

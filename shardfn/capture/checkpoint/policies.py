@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import ShardError, problem
+from ...errors import ShardError
 
 aten = torch.ops.aten
 
@@ -99,13 +99,10 @@ def check(where: str, text: str) -> None:
         read(text)
     except (SyntaxError, ValueError):
         fix = f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two"
-        raise ShardError(
-            problem(
-                where,
-                f"the policy is {text}",
-                needed="one of checkpoint_policies",
-                fix=fix,
-            ),
+        raise ShardError.of(
+            where,
+            f"the policy is {text}",
+            needed="one of checkpoint_policies",
             fix=fix,
         ) from None
 

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, ShardError, call_site, problem
+from ...errors import CaptureError, ShardError, call_site
 from .. import annotations as sources
 
 # limits of the search for a name: depth, and number of objects
@@ -126,17 +126,16 @@ class ClosedOver:
             )
         fix, source = "; or ".join(fixes), self.lines[lost[0]] or call_site()
         needed = "tensors that need no gradient, or arguments"
-        text = problem(name, got, needed=needed, fix=fix, source=source)
-        return CaptureError(text, arg_path=names[0], source=source, fix=fix)
+        return CaptureError.of(
+            name, got, needed=needed, fix=fix, source=source, arg_path=names[0]
+        )
 
 
 def lost_tangent(where: str) -> ShardError:
     """The error for a forward-mode dual tensor, whose tangent the call would drop."""
     fix, source = "sf.jvp(fn, primals, tangents), or torch.func.jvp", call_site()
     got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
-    return ShardError(
-        problem(where, got, fix=fix, source=source), source=source, fix=fix
-    )
+    return ShardError.of(where, got, fix=fix, source=source)
 
 
 def _can_require_grad(x: torch.Tensor) -> bool:

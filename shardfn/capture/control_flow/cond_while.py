@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops.loops import Branch, Tensors, While
 from .. import annotations as sources
 from .. import trace
@@ -222,12 +222,9 @@ class _While(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         fix = "scan with a fixed length, and torch.where for conditional updates; or jvp"
-        raise CaptureError(
-            problem(
-                "while_loop",
-                "it is differentiated in reverse, and how often it runs is not known",
-                fix=fix,
-            ),
+        raise CaptureError.of(
+            "while_loop",
+            "it is differentiated in reverse, and how often it runs is not known",
             fix=fix,
         )
 

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .bodies import Left
 from .flat import Body, is_float, mapped
 
@@ -99,10 +99,9 @@ def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None
     """Refuse closed-over values that are differentiated: the rule has no gradient for them."""
     if any(level.moves(x) for x in free):
         fix = "pass it as an argument, for which the rule gives a derivative"
-        text = problem(
+        raise CaptureError.of(
             rule.name, "it closes over a value that is differentiated", fix=fix
         )
-        raise CaptureError(text, fix=fix)
 
 
 def _or_zeros(
@@ -156,7 +155,7 @@ class Reverse(Rule):
     ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
         got = "it has a rule for reverse mode only, and is differentiated in forward mode"
-        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
+        raise CaptureError.of(self.name, got, fix=fix)
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         free = dims[self.count :]

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from ... import _compat, _tree
-from ...errors import CaptureError, ShardError, is_ours, problem
+from ...errors import CaptureError, ShardError, is_ours
 from ...types import CONSTANTS
 from .. import annotations as sources
 from ..refusals import data_dependent, explain, leaks, tensor_classes
@@ -166,12 +166,11 @@ class PureModule:
                 "self.register_buffer(...) for state that changes, or return the new "
                 "value"
             )
-            text = problem(
+            raise CaptureError.of(
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
                 fix=fix,
             )
-            raise CaptureError(text, fix=fix)
 
     def shape(
         self, x: Any, tensors: list[torch.Tensor]
@@ -191,13 +190,12 @@ class PureModule:
         kind = "named" if hasattr(x, "_fields") else type(x).__name__
         if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
             fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-            text = problem(
+            raise CaptureError.of(
                 self.name,
                 f"the module returns a {kind}",
                 needed="a tree of tensors and constants",
                 fix=fix,
             )
-            raise CaptureError(text, fix=fix)
         children = tuple(
             self.shape(child, tensors)
             for child in (x.values() if isinstance(x, dict) else x)
@@ -330,14 +328,13 @@ class Traced(TorchFunctionMode):
     def refused(self, found: Any, line: str | None) -> CaptureError:
         """The error for a call that needs a value."""
         (got, fix), source = found, sources.line_of(line)
-        text = problem(
+        return CaptureError.of(
             self.name,
             got,
             needed="one pure graph of tensor ops",
             fix=fix,
             source=source,
         )
-        return CaptureError(text, source=source, fix=fix)
 
     def fake(self, x: Any) -> Any:
         """A fake tensor in place of a tensor with values."""
@@ -360,11 +357,8 @@ class Traced(TorchFunctionMode):
             for _, fake, version in self.fakes.values()
         ):
             got, fix = explain.HELD
-            raise CaptureError(
-                problem(
-                    self.name, got, needed="one pure graph of tensor ops", fix=fix
-                ),
-                fix=fix,
+            raise CaptureError.of(
+                self.name, got, needed="one pure graph of tensor ops", fix=fix
             )
 
 

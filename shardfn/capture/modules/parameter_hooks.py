@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
 Hook = Callable[[torch.Tensor], Any]  # a gradient -> None, or another gradient
 
@@ -34,13 +34,13 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
         )
         fix = "p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
         got = f"it has {kind}, and a pure function accumulates no .grad"
-        text = problem(
+        raise CaptureError.of(
             f"{where}, parameter {path}",
             got,
             needed="hooks of one gradient",
             fix=fix,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, fix=fix)
     return found
 
 

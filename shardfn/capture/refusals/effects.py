@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 
 ALONE = (
@@ -73,14 +73,13 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
-            text = problem(
+            raise CaptureError.of(
                 name,
                 got,
                 needed="a function of global tensors",
                 fix=fix,
                 source=source,
             )
-            raise CaptureError(text, source=source, fix=fix)
 
 
 def refuse_mutation(
@@ -112,12 +111,12 @@ def refuse_mutation(
             if position < len(paths)
             else f"{name}, {path}"
         )
-        text = problem(
+        raise CaptureError.of(
             where,
             "the function writes to it in place",
             needed="a function that only returns",
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)
     return bool(writes)

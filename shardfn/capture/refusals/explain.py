@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError, call_site, is_ours, problem
+from ...errors import CaptureError, call_site, is_ours
 from . import data_dependent, tensor_classes
 from .effects import ALONE
 from .unsupported import unsupported
@@ -127,10 +127,9 @@ def explained(
     said, source = str(error), _line(error) or _definition(fn)
     frames = list(getattr(error, "real_stack", None) or ())
     got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
-    text = problem(
+    return CaptureError.of(
         name, got, needed="one pure graph of tensor ops", fix=fix, source=source
     )
-    return CaptureError(text, source=source, fix=fix)
 
 
 def raised(error: BaseException, name: str) -> CaptureError:
@@ -154,12 +153,8 @@ def raised(error: BaseException, name: str) -> CaptureError:
         f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}",
         "a call that works on plain tensors",
     )
-    return CaptureError(
-        problem(
-            name, got, needed="one pure graph of tensor ops", fix=fix, source=source
-        ),
-        source=source,
-        fix=fix,
+    return CaptureError.of(
+        name, got, needed="one pure graph of tensor ops", fix=fix, source=source
     )
 
 

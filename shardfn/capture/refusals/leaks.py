@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
 _WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar(
     "watched", default=None
@@ -117,9 +117,7 @@ def leaked(where: str) -> CaptureError:
     """The error for a traced value that is used after its trace."""
     fix = "return the value from the function that computes it"
     got = "a traced value that was stored, and has no value after the trace"
-    return CaptureError(
-        problem(where, got, needed="a tensor with a value", fix=fix), fix=fix
-    )
+    return CaptureError.of(where, got, needed="a tensor with a value", fix=fix)
 
 
 def watch(owner: str, fn: Any) -> None:

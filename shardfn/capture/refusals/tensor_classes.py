@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 from . import leaks
 
@@ -25,8 +25,9 @@ UNWRAPPED = (
 def refused(where: str, got: str, source: str | None) -> CaptureError:
     """The error for a tensor subclass."""
     fix = FIX if "DTensor" in got else UNWRAPPED
-    text = problem(where, got, needed="plain tensors", fix=fix, source=source)
-    return CaptureError(text, source=source, fix=fix)
+    return CaptureError.of(
+        where, got, needed="plain tensors", fix=fix, source=source
+    )
 
 
 def refuse_made(python: torch.fx.GraphModule, name: str) -> None:

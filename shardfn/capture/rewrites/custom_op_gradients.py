@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 
 TORCHS = ("aten", "prim", "prims", "shardfn")  # and shardfn's
@@ -73,13 +73,12 @@ def refuse_dropped_call(
             sources.line_of(stack),
             "torch.library.custom_op with register_autograd, or x.detach()",
         )
-        text = problem(
+        raise CaptureError.of(
             f"op {op}",
             "it has no derivative, and is differentiated",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
 
 
 def differentiated() -> Callable[..., Any] | None:

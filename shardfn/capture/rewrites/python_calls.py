@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
@@ -27,7 +27,7 @@ def _refuse(function: str, got: str) -> None:
     Raises:
         CaptureError: always.
     """
-    raise CaptureError(problem(function, got))
+    raise CaptureError.of(function, got)
 
 
 def cov(

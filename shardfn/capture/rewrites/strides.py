@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...errors import CaptureError, call_site, problem
+from ...errors import CaptureError, call_site
 from ...ops import placement
 from ..views import viewed
 
@@ -46,10 +46,14 @@ def refuse_unstrided(
             "arguments"
         )
         lines = [f"{path} is {kind}" for path, kind in wrong]
-        text = problem(
-            where, *lines, needed="tensors with strides", fix=fix, source=source
+        raise CaptureError.of(
+            where,
+            *lines,
+            needed="tensors with strides",
+            fix=fix,
+            source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)
 
 
 aten = torch.ops.aten
@@ -216,15 +220,15 @@ def _refused(
 ) -> CaptureError:
     source, fix = node.meta.get("source"), VALUES
     where = f"{name}, argument {path}" if path is not None else name
-    text = problem(
+    return CaptureError.of(
         where,
         "as_strided",
         wrong,
         needed="memory that one dense value fills",
         fix=fix,
         source=source,
+        arg_path=path,
     )
-    return CaptureError(text, arg_path=path, source=source, fix=fix)
 
 
 VALUES = (
@@ -243,11 +247,11 @@ def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
         source = call_site()
         got = "as_strided reads its memory at a given place, and it is a view that starts elsewhere"
         fix = f"{path}.clone(), or {VALUES}"
-        text = problem(
+        raise CaptureError.of(
             f"{where}, argument {path}",
             got,
             needed="a tensor that starts its memory",
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from ... import _compat
-from ...errors import CaptureError, PlacementError, problem
+from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of, check_mesh, real_mesh, refuse_ended, refuse_other
 from ...placements import P, check_axes, names_of
 from ...types import MeshAxes
@@ -138,7 +138,7 @@ def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
         here.mesh = here.mesh or mesh
     if here.mesh is None:
         fix = "shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`"
-        raise PlacementError(problem(where, "there is no mesh", fix=fix), fix=fix)
+        raise PlacementError.of(where, "there is no mesh", fix=fix)
     here.uses_mesh = True
 
 
@@ -166,8 +166,7 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
         if name not in axes.names:
             got = f"there is no axis {name!r}; the mesh has {axes}"
             fix = near(name, axes.names)
-            text = problem(f"{where}, axis_names", got, fix=fix)
-            raise PlacementError(text, fix=fix)
+            raise PlacementError.of(f"{where}, axis_names", got, fix=fix)
 
 
 def _refuse_manual(
@@ -186,7 +185,7 @@ def _refuse_manual(
     if is_full:
         fix = "one shard_map over these axes"
     got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
-    raise PlacementError(problem(where, got, fix=fix), fix=fix)
+    raise PlacementError.of(where, got, fix=fix)
 
 
 @_compat.constant_in_graph
@@ -238,23 +237,19 @@ def bound(what: str, axis_name: Any) -> Any:
         else None
     )
     if wanted is None or not wanted or not all(isinstance(n, str) for n in wanted):
-        raise CaptureError(
-            problem(
-                what,
-                f"axis_name is {axis_name!r}",
-                needed="a name, or a tuple of names",
-            )
+        raise CaptureError.of(
+            what,
+            f"axis_name is {axis_name!r}",
+            needed="a name, or a tuple of names",
         )
     for name in wanted:
         if name not in known:
             raise _unbound(what, name, here, tuple(known.values()))
     if len(set(wanted)) < len(wanted):
-        raise CaptureError(
-            problem(
-                what,
-                f"axis_name is {axis_name!r}, which names an axis twice",
-                needed="each name once",
-            )
+        raise CaptureError.of(
+            what,
+            f"axis_name is {axis_name!r}, which names an axis twice",
+            needed="each name once",
         )
     return tuple(
         (b.name, b.size, b.level) for b in (known[name] for name in wanted)
@@ -266,33 +261,24 @@ def _unbound(
 ) -> CaptureError:
     if not known:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
-        return CaptureError(
-            problem(
-                f"{what} over {name!r}",
-                "it is outside of any shard_map, and no axis is bound",
-                fix=fix,
-            ),
+        return CaptureError.of(
+            f"{what} over {name!r}",
+            "it is outside of any shard_map, and no axis is bound",
             fix=fix,
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in known)
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
-        return CaptureError(
-            problem(
-                what,
-                f"{name!r} is a mesh axis that is not manual here",
-                f"bound are {listed}",
-                fix=fix,
-            ),
+        return CaptureError.of(
+            what,
+            f"{name!r} is a mesh axis that is not manual here",
+            f"bound are {listed}",
             fix=fix,
         )
     fix = near(name, [b.name for b in known])
-    return CaptureError(
-        problem(
-            what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
-        ),
-        fix=fix,
+    return CaptureError.of(
+        what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
     )
 
 
@@ -327,14 +313,14 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
         check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
     except ValueError as error:
         fix = "each axis once, by its name; axes on one dim in mesh order"
-        raise PlacementError(
-            problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
+        raise PlacementError.of(
+            where, str(error), fix=fix, placements=P(*parts)
         ) from None
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
-        raise PlacementError(problem(where, said, fix=fix), fix=fix)
+        raise PlacementError.of(where, said, fix=fix)
 
 
 @_compat.constant_in_graph
@@ -359,9 +345,6 @@ def check_dims(
             f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {shape}"
         )
-        raise PlacementError(
-            problem(where, got, fix=fix),
-            placements=P(*parts),
-            dim=len(parts) - 1,
-            fix=fix,
+        raise PlacementError.of(
+            where, got, fix=fix, placements=P(*parts), dim=len(parts) - 1
         )

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ... import _compat
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import axes_of
 from ...placements import P, marks_of, names_of
 from ...types import MEAN, MeshAxes
@@ -58,11 +58,8 @@ def cuts(
     """
     if wrong:
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
-        raise TreeError(
-            problem(
-                f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
         )
     found, lines = [], []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
@@ -74,10 +71,13 @@ def cuts(
             lines.append(f"{path}: {error}")
     if lines:
         fix = "sizes that the ranks divide, and placements that fit each tensor"
-        text = problem(
-            f"{where}, {what}", *lines, needed="equal shards on all ranks", fix=fix
+        raise PlacementError.of(
+            f"{where}, {what}",
+            *lines,
+            needed="equal shards on all ranks",
+            fix=fix,
+            arg_path=lines[0].split(":")[0],
         )
-        raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
     return tuple(found)
 
 

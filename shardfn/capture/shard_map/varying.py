@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.text_formats import print_axes
 from .. import annotations as sources
@@ -77,11 +77,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
                 source = sources.line_of(inside[0].meta.get("stack_trace"))
                 fix = "the collective before or after it, or a Python loop"
                 got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
-                raise CaptureError(
-                    problem(name, got, fix=fix, source=source),
-                    source=source,
-                    fix=fix,
-                )
+                raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 class Kinds:

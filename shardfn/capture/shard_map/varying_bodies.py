@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import shard_map
 from .. import annotations as sources
 from ..control_flow import bodies as regions
@@ -226,13 +226,12 @@ def _run_all(kinds: Any, body: Body) -> Axes:
     if names:
         source = sources.line_of(names[0].meta.get("stack_trace"))
         fix = "the collective before or after it"
-        text = problem(
+        raise CaptureError.of(
             "a function with a rule of its own",
             f"{names[0].target.__name__} inside of it",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
     return NONE
 
 
@@ -265,9 +264,7 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
                 f"over {said}: psum or pmax it"
             )
             got = f"{found.target.__name__} inside it, and its condition varies over {said}"
-            raise CaptureError(
-                problem(what, got, fix=fix, source=source), source=source, fix=fix
-            )
+            raise CaptureError.of(what, got, fix=fix, source=source)
 
 
 def _sends(node: torch.fx.Node) -> bool:

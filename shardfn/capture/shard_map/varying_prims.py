@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.text_formats import parse_axes, parse_shards
 from .. import annotations as sources
@@ -54,12 +54,7 @@ def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
             f"{path} varies over {said}, and its out_placements require it to be invariant over "
             f"{'it' if len(wrong) == 1 else 'them'}"
         )
-        raise PlacementError(
-            problem(head, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
+        raise PlacementError.of(head, got, fix=fix, source=source, arg_path=path)
     return kinds.flat(x) - every
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...placements import describe
 from ...types import PENDING, Mark, Marks
 from .. import layout
@@ -285,14 +285,14 @@ def _changed(
         f"carry {k} enters placed {describe(before, axes)} and leaves placed "
         f"{describe(after, axes)}"
     )
-    text = problem(
+    return PlacementError.of(
         f"{body.walk.name}, {body.node.target}",
         got,
         needed="one placement for every step",
         fix=fix,
         source=source,
+        placements=after,
     )
-    return PlacementError(text, placements=after, source=source, fix=fix)
 
 
 def natural(value: Any, axes: Any) -> Marks:

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ...buckets import Wish
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
@@ -37,9 +37,8 @@ def constrain(walk: Any, node: torch.fx.Node) -> None:
     except ValueError as error:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
-        text = problem("constrain", str(error), fix=fix, source=source)
-        raise PlacementError(
-            text, placements=node.args[1], source=source, fix=fix
+        raise PlacementError.of(
+            "constrain", str(error), fix=fix, source=source, placements=node.args[1]
         ) from None
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...capture.drawing import draws
-from ...errors import PlacementError, RuleError, problem
+from ...errors import PlacementError, RuleError
 from ...types import REDUCTIONS, Marks, MeshAxes
 
 
@@ -32,15 +32,14 @@ def not_reduced(
         f"it is an unreduced gradient (Partial {pending_over(marks, axes)}), and {op} needs "
         "its value"
     )
-    text = problem(
+    return PlacementError.of(
         f"{name}, argument {path}",
         got,
         needed="an explicit reduction",
         fix=fix,
         source=source,
-    )
-    return PlacementError(
-        text, arg_path=path, placements=marks, source=source, fix=fix
+        arg_path=path,
+        placements=marks,
     )
 
 
@@ -55,15 +54,14 @@ def cannot_stay_pending(
         "it is reduced already, or was never Partial, and cannot stay "
         f"{pending_over(marks, axes)}"
     )
-    text = problem(
+    return PlacementError.of(
         f"{name}, {path}",
         got,
         needed="a value that is reduced once",
         fix=fix,
         source=source,
-    )
-    return PlacementError(
-        text, arg_path=path, placements=marks, source=source, fix=fix
+        arg_path=path,
+        placements=marks,
     )
 
 
@@ -85,10 +83,14 @@ def wrong_piece(
         f"the op gives {got} on a rank",
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
     )
-    text = problem(
-        f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source
+    return RuleError.of(
+        f"rule({node.target})",
+        *lines,
+        needed=f"{wanted}",
+        fix=fix,
+        source=source,
+        placements=out,
     )
-    return RuleError(text, placements=out, source=source, fix=fix)
 
 
 RANDOM: Callable[[Any], bool] = lambda target: (
@@ -100,10 +102,9 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     if all(n == 1 for n in axes.sizes) or not draws(node):
         return
     source, fix = node.meta.get("source"), "pass random tensors in as arguments"
-    text = problem(
+    raise RuleError.of(
         f"{name}, op {node.target}",
         "it draws random numbers, which ranks would draw differently",
         fix=fix,
         source=source,
     )
-    raise RuleError(text, source=source, fix=fix)

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import RuleError, problem
+from ...errors import RuleError
 from ...types import Mark
 from .strategy import Choice, OpCall, replicated
 
@@ -88,8 +88,7 @@ class Factors:
             "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a "
             "function as the rule"
         )
-        text = problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
-        return RuleError(text, fix=fix)
+        return RuleError.of(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
 
     def strangers(self, op: torch.library.OpOverload) -> list[str]:
         """The mismatches between the mapping and the schema of an op."""

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree, argnums
 from ...capture.closure.closed_over import lost_tangent
 from ...capture.refusals.leaks import LeakedTensor, leaked
-from ...errors import ShardError, TreeError, call_site, problem
+from ...errors import ShardError, TreeError, call_site
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
 from ..simulated_tensor import DonatedTensor, used_after_donation
@@ -31,10 +31,8 @@ def check_call(
             signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
-        raise TreeError(
-            problem(request.name, str(error), fix=fix, source=source),
-            source=source,
-            fix=fix,
+        raise TreeError.of(
+            request.name, str(error), fix=fix, source=source
         ) from None
     static = argnums.of_call(
         request.name,
@@ -75,8 +73,7 @@ def check_module(request: Request) -> None:
         )
         fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
         source = call_site()
-        text = problem(request.name, got, needed=needed, fix=fix, source=source)
-        raise TreeError(text, source=source, fix=fix)
+        raise TreeError.of(request.name, got, needed=needed, fix=fix, source=source)
 
 
 def refuse_classes(
@@ -105,8 +102,14 @@ def refuse_classes(
         )
         lines = [f"{path} is a {kind}" for path, kind in wrong]
         needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
-        text = problem(request.name, *lines, needed=needed, fix=fix, source=source)
-        raise TreeError(text, arg_path=wrong[0][0], source=source, fix=fix)
+        raise TreeError.of(
+            request.name,
+            *lines,
+            needed=needed,
+            fix=fix,
+            source=source,
+            arg_path=wrong[0][0],
+        )
 
 
 def check_leaves(
@@ -134,8 +137,9 @@ def check_leaves(
             fix, source = _instead(x, path), call_site()
             module = "numpy." if type(x).__module__ == "numpy" else ""
             got, needed = f"a {module}{type(x).__name__}", "a tensor or a constant"
-            text = problem(where, got, needed=needed, fix=fix, source=source)
-            raise TreeError(text, arg_path=path, source=source, fix=fix)
+            raise TreeError.of(
+                where, got, needed=needed, fix=fix, source=source, arg_path=path
+            )
 
 
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
@@ -153,12 +157,7 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
             "it requires grad, and autograd would not see through the call",
             call_site(),
         )
-        raise ShardError(
-            problem(where, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
+        raise ShardError.of(where, got, fix=fix, source=source, arg_path=path)
     if _compat.in_dual_level() and _compat.has_tangent(x):
         raise lost_tangent(where)
 
@@ -180,10 +179,14 @@ def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
     fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
     source = call_site()
     got = f"a {type(x).__name__}, a subclass of torch.Tensor"
-    text = problem(
-        where, got, needed="a plain tensor or a DTensor", fix=fix, source=source
+    raise TreeError.of(
+        where,
+        got,
+        needed="a plain tensor or a DTensor",
+        fix=fix,
+        source=source,
+        arg_path=path,
     )
-    raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
 def _is_function(x: Any) -> bool:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree
 from ...capture import constant_key
 from ...capture.rewrites.strides import refuse_unstrided
-from ...errors import PlacementError, call_site, problem
+from ...errors import PlacementError, call_site
 from ...mesh import axes_of, current_mesh, refuse_ended
 from ...types import ShapeDtype
 from ...world import current_world
@@ -87,10 +87,8 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
-        raise PlacementError(
-            problem(request.name, "there is no mesh", fix=fix, source=source),
-            source=source,
-            fix=fix,
+        raise PlacementError.of(
+            request.name, "there is no mesh", fix=fix, source=source
         )
     if mesh is not None:
         refuse_ended(request.name, mesh)

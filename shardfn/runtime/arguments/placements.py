@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _tree
-from ...errors import PlacementError, TreeError, call_site, problem
+from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of
 from ...placements import check_pending, check_whole, describe, is_spec, marks_of
 from ...types import Marks, MeshAxes
@@ -66,13 +66,14 @@ def _misfit(
         "argument's own"
     )
     source = call_site()
-    return PlacementError(
-        problem(where, *lines, fix=fix, source=source),
+    return PlacementError.of(
+        where,
+        *lines,
+        fix=fix,
+        source=source,
         arg_path=path,
         mesh=mesh,
         placements=request.in_placements,
-        source=source,
-        fix=fix,
     )
 
 
@@ -97,11 +98,8 @@ def _specs(
         ]
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
         source = call_site()
-        raise TreeError(
-            problem(request.name, *lines, fix=fix, source=source),
-            placements=prefix,
-            source=source,
-            fix=fix,
+        raise TreeError.of(
+            request.name, *lines, fix=fix, source=source, placements=prefix
         ) from None
     return specs + [None] * (len(leaves) - len(specs))
 

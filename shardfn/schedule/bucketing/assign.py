@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from ...buckets import Row, Wish
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ..flow import Flow, Transfer
 from .batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
 from .small_reductions import riders
@@ -271,8 +271,9 @@ class _Joiner:
                 f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
                 f"has {more}"
             )
-        text = problem(f"{self.name}, plan", got, fix=SAME_PROGRAM)
-        raise TreeError(text, arg_path=wish.leaf, fix=SAME_PROGRAM)
+        raise TreeError.of(
+            f"{self.name}, plan", got, fix=SAME_PROGRAM, arg_path=wish.leaf
+        )
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
@@ -308,15 +309,12 @@ def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
     assert first is not None and leaf is not None
     fix = "separate buckets for them"
     got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
-    return TreeError(
-        problem(
-            f"{name}, plan",
-            got,
-            needed="buckets of independent reductions",
-            fix=fix,
-        ),
-        arg_path=leaf.leaf,
+    return TreeError.of(
+        f"{name}, plan",
+        got,
+        needed="buckets of independent reductions",
         fix=fix,
+        arg_path=leaf.leaf,
     )
 
 
@@ -338,8 +336,6 @@ def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
         assert transfer.wish is not None and first.wish is not None
         fix = "one bucket for each axis, dtype, reduction and phase"
         got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
-        raise TreeError(
-            problem(f"{name}, plan", got, *wrong, fix=fix),
-            arg_path=transfer.wish.leaf,
-            fix=fix,
+        raise TreeError.of(
+            f"{name}, plan", got, *wrong, fix=fix, arg_path=transfer.wish.leaf
         )

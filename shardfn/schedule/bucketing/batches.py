@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ..flow import Transfer
 
 SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
@@ -184,9 +184,7 @@ def _refuse_circles(
                 "it depends"
             )
             fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
-            raise TreeError(
-                problem(f"{name}, plan", got, fix=fix), arg_path=first.leaf, fix=fix
-            )
+            raise TreeError.of(f"{name}, plan", got, fix=fix, arg_path=first.leaf)
 
 
 def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:

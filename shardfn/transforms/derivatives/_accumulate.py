@@ -11,7 +11,7 @@ import torch
 from ... import _compat, _tree
 from ...argnums import check_argnums, is_number, positions
 from ...capture.shard_map import axis_names
-from ...errors import ShardError, TreeError, problem
+from ...errors import ShardError, TreeError
 from ...runtime import Request
 from .._options import check_function
 from .._paired import NUMBERS, paired, scalar
@@ -195,13 +195,10 @@ def check_rows(
             "arguments that are batches"
         )
         lines = wrong or ["no batch argument holds a tensor with rows"]
-        raise TreeError(
-            problem(
-                name,
-                f"the batch cannot be split into {k} equal microbatches",
-                *lines,
-                fix=fix,
-            ),
+        raise TreeError.of(
+            name,
+            f"the batch cannot be split into {k} equal microbatches",
+            *lines,
             fix=fix,
         )
 
@@ -214,13 +211,8 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
         ShardError: it is not a positive int.
     """
     if not is_count:
-        raise ShardError(
-            problem(
-                name,
-                f"microbatches is {got}",
-                needed="a positive int",
-                fix="1 or more",
-            )
+        raise ShardError.of(
+            name, f"microbatches is {got}", needed="a positive int", fix="1 or more"
         )
 
 

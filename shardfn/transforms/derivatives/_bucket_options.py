@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat, _tree
 from ...buckets import BucketPlan, Wish, checked_caps
-from ...errors import ShardError, TreeError, problem
+from ...errors import ShardError, TreeError
 
 
 @_compat.constant_in_graph
@@ -58,13 +58,10 @@ def wishes_text(
     )
     if (by_path is not None or by_tree is not None) and not any(ignored):
         fix = "a predicate of paths such as those, or a tree of bools with a True in it"
-        raise TreeError(
-            problem(
-                f"{name}, ignore",
-                "it matches no leaf",
-                f"the leaves are {_listed(paths)}",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"{name}, ignore",
+            "it matches no leaf",
+            f"the leaves are {_listed(paths)}",
             fix=fix,
         )
     rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
@@ -96,14 +93,14 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
         ]
         where = f"{name}, argument {wrong[0][0]}"
         fix = "argnums of arguments that hold floating tensors only"
-        text = problem(
+        raise TreeError.of(
             where,
             "it cannot be differentiated",
             *lines,
             needed="floating tensors",
             fix=fix,
+            arg_path=wrong[0][0],
         )
-        raise TreeError(text, arg_path=wrong[0][0], fix=fix)
 
 
 def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
@@ -111,13 +108,8 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         fix = "a floating dtype such as torch.float32"
-        raise ShardError(
-            problem(
-                f"{name}, reduce_dtype",
-                f"{dtype!r} is not a floating dtype",
-                fix=fix,
-            ),
-            fix=fix,
+        raise ShardError.of(
+            f"{name}, reduce_dtype", f"{dtype!r} is not a floating dtype", fix=fix
         )
     return str(dtype).removeprefix("torch.")
 
@@ -183,11 +175,8 @@ def _refuse_unfit(
             "a prefix tree of bools, as the differentiated argument is built, or a predicate "
             "of the leaf's path"
         )
-        raise TreeError(
-            problem(
-                f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
         )
 
 

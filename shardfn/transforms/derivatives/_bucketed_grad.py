@@ -13,7 +13,7 @@ import torch
 from ... import _compat, _tree
 from ...argnums import Argnums
 from ...buckets import BucketPlan, checked_caps
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from .._transformed import name_of, parameter_names
 from ._bucket_options import wishes_text
 from ._grad import ValueAndGrad, check_derivative
@@ -160,11 +160,10 @@ def bucketed_grad(
         checked_caps(f"bucketed_grad({name_of(fn)})", caps)
         if plan is not None and not isinstance(plan, BucketPlan):
             fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
-            text = problem(
+            raise TreeError.of(
                 f"bucketed_grad({name_of(fn)}), plan",
                 f"a {type(plan).__name__}",
                 needed="a BucketPlan",
                 fix=fix,
             )
-            raise TreeError(text, fix=fix)
     return BucketedGrad((fn,), argnums, has_aux, caps, ignore, reduce_dtype, plan)

@@ -12,7 +12,7 @@ import torch
 from ... import _compat, _tree
 from ...capture import annotations as sources
 from ...capture.checkpoint import policies
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
 from .._options import check_function
@@ -92,9 +92,7 @@ def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
         TreeError: it is not.
     """
     if not is_text:
-        raise TreeError(
-            problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix
-        )
+        raise TreeError.of(where, f"a {kind}", needed="a str", fix=fix)
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

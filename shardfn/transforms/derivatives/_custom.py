@@ -138,7 +138,7 @@ def check_unruled(name: str, verb: str, count: int) -> None:
     """
     if count:
         fix = f"{verb}(f) again, with the other rule"
-        raise ShardError(problem(name, "it has a rule already", fix=fix), fix=fix)
+        raise ShardError.of(name, "it has a rule already", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -163,6 +163,4 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
         TreeError: it has another form.
     """
     if not holds:
-        raise TreeError(
-            problem(name, f"{who} returns something else", needed=wanted)
-        )
+        raise TreeError.of(name, f"{who} returns something else", needed=wanted)

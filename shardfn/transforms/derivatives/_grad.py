@@ -10,7 +10,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, positions
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import placement
 from ...runtime import Request
 from .._flattened import Flattened, check_moving
@@ -142,13 +142,12 @@ def refuse_loss(name: str, what: str) -> None:
         CaptureError: always.
     """
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
-    text = problem(
+    raise CaptureError.of(
         f"the gradient of {name}",
         f"its value is {what}",
         needed="a floating scalar",
         fix=fix,
     )
-    raise CaptureError(text, fix=fix)
 
 
 def value_and_grad(

@@ -14,7 +14,7 @@ from ...buckets import human_bytes
 from ...capture import annotations as sources
 from ...capture.checkpoint.recompute import names_of, owner_of, residuals
 from ...capture.printing import tensor_type
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...runtime import Request
 from ...types import Program
 from .._transformed import Transformed, innermost, name_of
@@ -150,14 +150,8 @@ def refuse_none(name: str, what: str, count: int) -> None:
     """
     if not count:
         fix = "a function of floating tensors, with floating results"
-        raise CaptureError(
-            problem(
-                name,
-                f"no {what} is a floating tensor",
-                needed="at least one",
-                fix=fix,
-            ),
-            fix=fix,
+        raise CaptureError.of(
+            name, f"no {what} is a floating tensor", needed="at least one", fix=fix
         )
 
 

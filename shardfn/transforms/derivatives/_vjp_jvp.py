@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ... import _compat, _tree
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
 from .._flattened import Flattened
@@ -120,9 +120,8 @@ def check_tuples(name: str, primals: str, tangents: str) -> None:
     if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
         fix = "jvp(fn, (x,), (dx,))"
         got = f"primals are a {primals}, tangents a {tangents}"
-        raise TreeError(
-            problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            f"jvp({name})", got, needed="tuples of arguments", fix=fix
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...capture import capture
-from ...errors import RuleError, ShardError, problem
+from ...errors import RuleError, ShardError
 from ...mesh import all_coordinates
 from ...partition import Plan, emit, layout, local_sizes, propagate
 from ...partition import plan as steps
@@ -317,12 +317,9 @@ def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
         f"inputs {shapes}",
         wrong,
     )
-    return RuleError(
-        problem(
-            f"rule({call.target})",
-            *lines,
-            needed="the result of the op on global inputs",
-            fix=FIX,
-        ),
+    return RuleError.of(
+        f"rule({call.target})",
+        *lines,
+        needed="the result of the op on global inputs",
         fix=FIX,
     )

@@ -169,7 +169,7 @@ def _refuse_arguments(
     )
     for wrong, got, fix in causes:
         if wrong:
-            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+            raise RuleError.of(f"rule({target})", got, fix=fix)
 
 
 def _from_text(
@@ -191,7 +191,7 @@ def _from_text(
             f"sharding {f} leaves a Partial sum, which is right only if the op sums over it"
             for f in factors.contracted
         ]
-        raise RuleError(problem(where, *lines, needed="a proof", fix=fix), fix=fix)
+        raise RuleError.of(where, *lines, needed="a proof", fix=fix)
     return factors.choices
 
 
@@ -229,9 +229,7 @@ def _overload(op: Any) -> Any:
         if found
         else "torch.ops.lib.name.overload, or the result of torch.library.custom_op"
     )
-    raise RuleError(
-        problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix
-    )
+    raise RuleError.of(f"rule({name})", got, needed="one op", fix=fix)
 
 
 def _refuse(target: Any, example: Sequence[Any] | None) -> None:
@@ -262,7 +260,7 @@ def _refuse(target: Any, example: Sequence[Any] | None) -> None:
     )
     for wrong, got, fix in causes:
         if wrong:
-            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+            raise RuleError.of(f"rule({target})", got, fix=fix)
 
 
 def _parts(target: Any, example: Sequence[Any] | None) -> str:

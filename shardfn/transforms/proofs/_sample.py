@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import RuleError, problem
+from ...errors import RuleError
 from ...partition.rule_api.checked import answered
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...types import TENSOR
@@ -43,10 +43,9 @@ class Sample:
                 "torch.library.register_fake"
             )
             first = str(error).strip().split("\n", maxsplit=1)[0]
-            text = problem(
+            raise RuleError.of(
                 f"rule({target}), example", f"the op does not run: {first}", fix=fix
-            )
-            raise RuleError(text, fix=fix) from error
+            ) from error
         ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
         self.call = OpCall(
             target,

@@ -8,7 +8,7 @@ import torch
 
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
 from ...placements import P
@@ -86,13 +86,13 @@ def check_placements(
     fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
     if wrong:
         got = "placements does not match the values"
-        raise TreeError(
-            problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            where, got, *wrong, needed="a P, or a tree of them", fix=fix
         )
     if strangers:
-        text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
-        raise PlacementError(text, fix=fix)
+        raise PlacementError.of(
+            where, *strangers, needed="a P, or a tree of them", fix=fix
+        )
 
 
 def _pin(x: Any, spec: P) -> Any:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
 from ...capture.rewrites.strides import refuse_unstrided
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_ended
 from ...partition import layout
 from ...partition.emission import wire
@@ -69,8 +69,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
-        raise TreeError(
-            problem("distribute", "placements does not match the tree", *error.args)
+        raise TreeError.of(
+            "distribute", "placements does not match the tree", *error.args
         ) from None
     out, wrong = [], []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
@@ -89,8 +89,10 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         except ValueError as error:
             wrong.append(f"{path or 'the tensor'}: {error}")
     if wrong:
-        raise PlacementError(
-            problem("distribute", *wrong, fix="placements that fit each tensor"),
+        raise PlacementError.of(
+            "distribute",
+            *wrong,
+            fix="placements that fit each tensor",
             mesh=mesh,
             placements=placements,
         )
@@ -131,10 +133,8 @@ def _refuse_dtensors(
         lines = [
             f"{path} is a DTensor, which has placements already" for path in wrong
         ]
-        raise PlacementError(
-            problem(where, *lines, needed="plain tensors", fix=fix),
-            arg_path=wrong[0],
-            fix=fix,
+        raise PlacementError.of(
+            where, *lines, needed="plain tensors", fix=fix, arg_path=wrong[0]
         )
 
 
@@ -151,8 +151,8 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
             f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)
         ] or ["no tensors"]
         needed = "tensors of one dtype on one device"
-        raise PlacementError(
-            problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)")
+        raise PlacementError.of(
+            "from_local", *lines, needed=needed, fix="torch.as_tensor(x)"
         )
     _refuse_dtensors("from_local", shards, paths)
     refuse_unstrided("from_local", shards, paths)
@@ -234,12 +234,10 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
     else:
         shards = [x] * count if is_simulated else [x]
     if is_row and (not is_simulated or len(shards) != count):
-        raise PlacementError(
-            problem(
-                "from_local",
-                f"{len(shards)} tensors",
-                needed="one, or one for each rank of a simulated mesh",
-            )
+        raise PlacementError.of(
+            "from_local",
+            f"{len(shards)} tensors",
+            needed="one, or one for each rank of a simulated mesh",
         )
     paths = [f"x[{i}]" if is_row else "x" for i in range(len(shards))]
     _check_shards(shards, paths)
@@ -256,8 +254,8 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
         marks = marks_of(placements, shard.shape, axes_of(mesh))
         check_pending(marks, shard.dtype)
     except ValueError as error:
-        raise PlacementError(
-            problem("from_local", str(error)), mesh=mesh, placements=placements
+        raise PlacementError.of(
+            "from_local", str(error), mesh=mesh, placements=placements
         ) from None
     return marks
 
@@ -301,7 +299,7 @@ def _check_shape(
     if tuple(shard.shape) != local_shape:
         got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
         needed = f"{local_shape}, torch.chunk's share of {tuple(shape)}"
-        raise PlacementError(problem("from_local", got, needed=needed))
+        raise PlacementError.of("from_local", got, needed=needed)
 
 
 def full(tree: Any) -> Any:

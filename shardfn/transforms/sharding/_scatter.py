@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...capture.shard_map import axis_names
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.text_formats import print_pairs
 from ._axis_names import (
@@ -127,12 +127,9 @@ def check_size(
             if shape
             else "a tensor with dims"
         )
-        raise PlacementError(
-            problem(
-                f"{what} over {names}",
-                f"{argument} is {dim}, and the value has shape {shape}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"{what} over {names}",
+            f"{argument} is {dim}, and the value has shape {shape}",
             fix=fix,
         )
     size = shape[dim]
@@ -143,13 +140,13 @@ def check_size(
             else f"size {n}; or tiled=True, and a multiple of it"
         )
         fix = "pad it, or shard another dim"
-        text = problem(
+        raise PlacementError.of(
             f"{what} over {names}",
             f"dim {dim % len(shape)} of shape {shape} has size {size}",
             needed=needed,
             fix=fix,
+            dim=dim % len(shape),
         )
-        raise PlacementError(text, dim=dim % len(shape), fix=fix)
 
 
 def all_to_all(
@@ -273,13 +270,10 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
         ]
     if wrong:
         fix = "pairs (source, target) with each number once at most on either side"
-        raise PlacementError(
-            problem(
-                f"ppermute over {names}",
-                *wrong,
-                needed=f"numbers from 0 to {n - 1}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"ppermute over {names}",
+            *wrong,
+            needed=f"numbers from 0 to {n - 1}",
             fix=fix,
         )
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names as named
 from ...capture.shard_map.placements import cuts
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
 from ...placements import P
@@ -91,14 +91,8 @@ def check_given(where: str, count: int, is_given: bool) -> None:
     if count and not is_given:
         fix = "in_placements=P('axis') for a sharded argument, P() for a replicated one"
         got = f"in_placements is missing, and the call has {count} arguments"
-        raise TreeError(
-            problem(
-                f"{where}, in_placements",
-                got,
-                needed="a placement for each",
-                fix=fix,
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"{where}, in_placements", got, needed="a placement for each", fix=fix
         )
 
 
@@ -116,13 +110,10 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
     ):
         fix = "axis_names=('dp',), or None for all axes"
         got = f"axis_names is {names!r}"
-        raise PlacementError(
-            problem(
-                f"{where}, axis_names",
-                got,
-                needed="names of mesh axes, each once",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"{where}, axis_names",
+            got,
+            needed="names of mesh axes, each once",
             fix=fix,
         )
 
