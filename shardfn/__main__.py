@@ -11,7 +11,7 @@ COMMANDS = {"demo": demo.main, "doctor": doctor.main}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; what follows its name is its own."""
+    """Run one command, which reads the arguments after its name."""
     parser = argparse.ArgumentParser(prog="python -m shardfn")
     parser.add_argument(
         "command",

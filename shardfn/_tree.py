@@ -1,7 +1,7 @@
 """Trees of arguments: the only file that imports optree.
 
-The leaves of a dict come in the order of its keys: a function may read that order, so it is part of
-a tree's structure. Two trees are paired by `pair`, which pairs dicts by key.
+The leaves of a dict come in the order of its keys. A function may read that order, so it is
+part of a tree's structure. `pair` pairs two trees, and dicts by key.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def quick_leaves(tree: Any) -> list[Any]:
 
 @_compat.of_trees
 def quick_paths(x: Any, path: str) -> list[str]:
-    """How each leaf of `quick_leaves` is reached from x, as Python writes it."""
+    """The path of each leaf of `quick_leaves` from x, as Python writes it."""
     if isinstance(x, torch.Tensor):
         return [path]
     if not _is_plain(x):
@@ -138,7 +138,7 @@ def is_floating(x: Any) -> bool:
 def tensors(
     tree: Any, chosen: Callable[[Any], bool] = is_tensor
 ) -> list[torch.Tensor]:
-    """The tensors among the leaves of a tree, in order; or others that are chosen."""
+    """The tensors among the leaves of a tree, in order, or the leaves that a predicate selects."""
     return [x for x in quick_leaves((tree,)) if chosen(x)]
 
 
@@ -146,7 +146,9 @@ def tensors(
 def with_tensors(
     tree: Any, others: Iterable[Any], chosen: Callable[[Any], bool] = is_tensor
 ) -> Any:
-    """A tree with these in the places of its tensors, or of what is chosen; all else stays."""
+    """A tree with other values in the places of its tensors, or of the leaves that a predicate
+    selects.
+    """
     return _with_chosen((tree,), iter(others), chosen)[0]
 
 
@@ -212,7 +214,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def paths(tree: Any) -> list[str]:
-    """How each leaf is reached, as Python writes it: `['w'][0].x`."""
+    """The path of each leaf, as Python writes it: `['w'][0].x`."""
     accessors = optree.tree_accessors(tree, none_is_leaf=True, namespace=NAMESPACE)
     return [accessor.codify("") for accessor in accessors]
 
@@ -255,14 +257,14 @@ def pair(
     path: str = "",
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> tuple[list[Any], list[str]]:
-    """One leaf of a tree for each leaf of another, in that one's order: dicts by key, all else
-    by position.
+    """One leaf of a tree for each leaf of another, in the order of the other. Dicts are paired
+    by key, all other containers by position.
 
     Args:
-        tree: whose leaves are asked for.
-        like: whose order counts.
-        names: what mismatches call the two, in the plural.
-        path: how both are reached.
+        tree: the tree whose leaves are returned.
+        like: the tree whose order they take.
+        names: the names of the two in mismatches, in the plural.
+        path: the path of both.
         is_leaf: whether a part of `tree` stands for all leaves of its counterpart, as in a
             prefix tree; without it the two trees have one structure.
 
@@ -334,7 +336,7 @@ def classes(tree: Any, path: str) -> list[tuple[str, str]]:
 
 
 def _same_kind(a: Any, b: Any) -> bool:
-    """Whether two trees are containers of one kind; dicts of all kinds are."""
+    """Whether two trees are containers of one type. All dicts count as one type."""
     return is_node(a) and (
         type(a) is type(b) or (isinstance(a, dict) and isinstance(b, dict))
     )

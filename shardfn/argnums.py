@@ -13,19 +13,19 @@ from typing import Any
 import torch
 
 from . import _compat, _tree
-from .errors import TreeError, call_site, problem
+from .errors import TreeError, call_site
 
 Argnums = int | tuple[int, ...]
 
 
 def is_number(x: Any) -> bool:
-    """Whether x is an int; True and False are not."""
+    """Whether x is an int and not a bool."""
     return isinstance(x, int) and not isinstance(x, bool)
 
 
 @_compat.constant_in_graph
 def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
-    """The positions that an option names, as they are written: an int, or a tuple or list of ints.
+    """The positions that an option names, unchanged: an int, or a tuple or list of ints.
 
     Raises:
         TreeError: something else, or one position twice.
@@ -33,13 +33,12 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
     numbers = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
     if not all(is_number(n) for n in numbers):
         fix = f"{option}=0, or {option}=(0, 1)"
-        text = problem(
+        raise TreeError.of(
             f"{where}, {option}",
             f"{option} is {argnums!r}",
             needed="an int or a tuple of ints",
             fix=fix,
         )
-        raise TreeError(text, fix=fix)
     if len(set(numbers)) < len(numbers):
         raise _twice(where, option, argnums)
     return numbers
@@ -47,10 +46,11 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
 
 @_compat.constant_in_graph
 def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, ...]:
-    """The arguments that an option names, of so many; negative positions count from the end.
+    """The arguments that an option names, given the number of arguments. Negative positions
+    count from the end.
 
     Raises:
-        TreeError: a position that is no int, that no argument has, or that is named twice.
+        TreeError: a position that is not an int, is out of range, or is named twice.
     """
     numbers = check_argnums(where, option, argnums)
     if any(not -count <= n < count for n in numbers):
@@ -60,7 +60,7 @@ def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, .
             else "arguments passed by position"
         )
         got = f"{option} is {argnums!r}, and the call has {count} positional arguments"
-        raise TreeError(problem(f"{where}, {option}", got, fix=fix), fix=fix)
+        raise TreeError.of(f"{where}, {option}", got, fix=fix)
     counted = tuple(n + count if n < 0 else n for n in numbers)
     if len(set(counted)) < len(counted):
         raise _twice(where, option, argnums)
@@ -70,11 +70,11 @@ def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, .
 def _twice(where: str, option: str, argnums: Any) -> TreeError:
     fix = "each argument once"
     got = f"{option} is {argnums!r}, which names an argument twice"
-    return TreeError(problem(f"{where}, {option}", got, fix=fix), fix=fix)
+    return TreeError.of(f"{where}, {option}", got, fix=fix)
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a function; None of a builtin that has none."""
+    """The signature of a function, or None for a builtin without one."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -82,7 +82,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _parameters(signature: inspect.Signature | None) -> list[str] | None:
-    """The names of positional parameters; None where there may be any number of them."""
+    """The names of positional parameters, or None if there may be any number of them."""
     if signature is None:
         return None
     every = signature.parameters.values()
@@ -119,7 +119,7 @@ def of_signature(
                 f"{option} is {written!r}, and the function takes {len(names)} positional "
                 "arguments"
             )
-            raise TreeError(problem(f"{where}, {option}", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{where}, {option}", got, fix=fix)
     _refuse_both(
         where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"])
     )
@@ -154,11 +154,7 @@ def of_call(
         got = (
             f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
         )
-        raise TreeError(
-            problem(f"{where}, {option}", got, fix=fix, source=source),
-            source=source,
-            fix=fix,
-        )
+        raise TreeError.of(f"{where}, {option}", got, fix=fix, source=source)
     return list(
         positions(
             where, option, tuple(n for n in written if n not in left), len(args)
@@ -192,11 +188,7 @@ def refuse_static(
         else:
             continue
         source = call_site()
-        raise TreeError(
-            problem(where, got, needed=needed, fix=fix, source=source),
-            source=source,
-            fix=fix,
-        )
+        raise TreeError.of(where, got, needed=needed, fix=fix, source=source)
 
 
 def _is_hashable(x: Any) -> bool:
@@ -211,4 +203,4 @@ def _refuse_both(where: str, both: set[int]) -> None:
     if both:
         fix = "donate_argnums of tensors only: a static argument is a constant, and has no memory"
         got = f"argument {min(both)} is static and donated"
-        raise TreeError(problem(f"{where}, donate_argnums", got, fix=fix), fix=fix)
+        raise TreeError.of(f"{where}, donate_argnums", got, fix=fix)

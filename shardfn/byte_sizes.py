@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from .errors import ShardError, problem
+from .errors import ShardError
 
 THOUSANDS = {f"{k}B": 1000**i for i, k in enumerate("KMGT", 1)}
 BINARY = {f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)}
@@ -38,7 +38,7 @@ def bytes_of(size: int | str) -> int:
     else:
         found = SIZE.fullmatch(size) if isinstance(size, str) else None
         if found is None or found[2] not in UNITS:
-            raise ValueError(f"{size!r} is no number of bytes")
+            raise ValueError(f"{size!r} is not a number of bytes")
         n = int(Fraction(found[1]) * UNITS[found[2]])
     if n <= 0:
         raise ValueError(f"{size!r} is not positive")
@@ -55,13 +55,13 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
                 min(DEFAULT_FIRST, sizes[0]) if default else bytes_of(size)
             )
         except ValueError as error:
-            raise ShardError(
-                problem(f"{name}, {what}", str(error), fix=SIZE_FIX), fix=SIZE_FIX
+            raise ShardError.of(
+                f"{name}, {what}", str(error), fix=SIZE_FIX
             ) from None
     if sizes[1] > sizes[0]:
         fix = "the first bucket is to close early: make first_cap at most cap"
         got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"
-        raise ShardError(problem(f"{name}, first_cap", got, fix=fix), fix=fix)
+        raise ShardError.of(f"{name}, first_cap", got, fix=fix)
     return sizes[0], sizes[1], sizes[2]
 
 

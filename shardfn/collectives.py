@@ -1,7 +1,7 @@
-"""The table of collectives: all that the stages know of each kind, one row for each.
+"""The table of collectives: one row for each kind, with everything that the stages know of it.
 
-What a row needs of a higher layer (how it is emitted, packed, simulated) is put into the row by
-the file that has it, with `implement`. A new collective is a new row, with `add`.
+A file of a higher layer adds its part of a row (emission, packing, simulation) with
+`implement`. A new collective is a new row, with `add`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class CollectiveKind:
     """One kind of collective.
 
     Args:
-        name: in programs, plans and messages.
-        move: the kind of the step of a redistribution that it carries out.
-        op: of torch, that starts it.
-        code: what generated code calls instead.
+        name: its name in programs, plans and messages.
+        move: the kind of redistribution step that it carries out.
+        op: torch's op that starts it.
+        code: the function that generated code calls instead.
         rounds: how often the payload crosses a ring: a rank sends rounds * (n - 1) / n of it.
         sends_shard: whether the payload is one shard of the value, not all of it.
-        reduces: whether it ends a Partial.
+        reduces: whether it reduces a Partial value.
         payload: the local shape of what is sent, padding included (partition/payload.py).
         emit: adds it to a local graph (partition/emission/moves.py).
-        packing: how it carries a bucket; none, and it is never joined
+        packing: how it carries a bucket; None if it is never bucketed
             (schedule/passes/bucket.py).
         combine: what each rank of a group receives (runtime/simulator.py).
     """
@@ -45,7 +45,9 @@ class CollectiveKind:
     combine: Callable[..., Any] | None = None
 
     def share(self, n: int) -> float:
-        """What a rank sends, of the bytes that the value has unsharded on an axis of n ranks."""
+        """The bytes that a rank sends, given the bytes of the unsharded value on an axis of n
+        ranks.
+        """
         share = self.rounds * ((n - 1) / n)
         return share / n if self.sends_shard else share
 
@@ -71,7 +73,7 @@ def add(row: CollectiveKind) -> None:
 
 
 def implement(name: str, **parts: Any) -> None:
-    """Put what a higher layer knows of a kind into its row."""
+    """Add a higher layer's part to the row of a kind."""
     add(attrs.evolve(COLLECTIVES[name], **parts))
 
 

@@ -1,10 +1,10 @@
-"""The ShardError family and the one way in which its messages are written."""
+"""ShardError, its subclasses, and the function that writes their messages."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -23,16 +23,16 @@ _LIBRARIES = (
 
 
 class ShardError(Exception):
-    """The base of all errors of shardfn: an unsupported program or bad input, by name.
+    """The base class of shardfn's errors, for unsupported programs and bad input.
 
     Args:
-        message: the whole text; `problem` writes it.
-        arg_path: which argument (or output) of the function, such as `params['w']`.
-        mesh: the mesh in question.
+        message: the full text, as `problem` writes it.
+        arg_path: the path of the argument (or output) of the function, such as `params['w']`.
+        mesh: the mesh.
         placements: the requested placements.
-        dim: the tensor dimension in question.
+        dim: the tensor dim.
         source: `file:line` in the user's code.
-        fix: what to try.
+        fix: the suggestion.
     """
 
     def __init__(
@@ -54,6 +54,38 @@ class ShardError(Exception):
         self.source = source
         self.fix = fix
 
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        *lines: str,
+        needed: str | None = None,
+        fix: str | None = None,
+        source: str | None = None,
+        **fields: Any,
+    ) -> Self:
+        """An error whose text `problem` writes from its fields.
+
+        Args:
+            where: the function and argument.
+            lines: the problem, one line for each mismatch.
+            needed: a description of a right value.
+            fix: the suggestion.
+            source: `file:line` in the user's code.
+            fields: other fields of the error, such as arg_path.
+
+        Returns:
+            The error.
+
+        Example:
+            >>> print(TreeError.of("shard(f)", "got 1", needed="2", fix="add 1"))
+            shard(f): got 1
+              needed: 2
+              try: add 1
+        """
+        text = problem(where, *lines, needed=needed, fix=fix, source=source)
+        return cls(text, fix=fix, source=source, **fields)
+
     def locate(self, source: str | None) -> None:
         """Add the user's line to an error that names none.
 
@@ -74,7 +106,7 @@ class ShardError(Exception):
 
 
 class PlacementError(ShardError):
-    """A placement that does not fit its tensor, its mesh or what was declared."""
+    """A placement that does not fit its tensor, its mesh or the declared placement."""
 
 
 class TreeError(ShardError):
@@ -82,7 +114,7 @@ class TreeError(ShardError):
 
 
 class CaptureError(ShardError):
-    """A function that cannot be read as one pure program."""
+    """A function that cannot be captured as one pure program."""
 
 
 class RuleError(ShardError):
@@ -90,7 +122,7 @@ class RuleError(ShardError):
 
 
 class DivergenceError(ShardError):
-    """Ranks that disagree: about a value, a program, or the next collective."""
+    """Ranks that differ in a value, a program or the next collective, or that deadlock."""
 
 
 class BudgetError(ShardError):
@@ -98,11 +130,13 @@ class BudgetError(ShardError):
 
 
 class FakeValueError(ShardError):
-    """A value that was read in a world that computes none."""
+    """A value that was read in a world that computes no values."""
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file belongs to torch, to shardfn's stages or to a library, and not to the user."""
+    """Whether a file belongs to torch, to shardfn's stages or to a library, rather than to the
+    user.
+    """
     library = any(part in file for part in _LIBRARIES) or file.startswith(_TORCH)
     return library or (file.startswith(_HERE) and not file.startswith(_MODELS))
 
@@ -127,13 +161,13 @@ def problem(
     fix: str | None = None,
     source: str | None = None,
 ) -> str:
-    """Write an error: which function and argument, what we got, what we needed, what to try.
+    """Write the text of an error: function and argument, problem, needed, suggestion.
 
     Args:
         where: the function and argument, such as `shard(step), argument params['w']`.
-        lines: what we got, one line for each mismatch.
-        needed: what we needed.
-        fix: what to try.
+        lines: the problem, one line for each mismatch.
+        needed: a description of a right value.
+        fix: the suggestion.
         source: `file:line` in the user's code.
 
     Returns:

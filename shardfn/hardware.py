@@ -1,4 +1,4 @@
-"""What a device and its links can do: the figures that a price in milliseconds is stated under."""
+"""Figures of a device and its links, from which costs in milliseconds are computed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MATMUL = 16  # bits of the dtypes that run at the full rate
 
 @attrs.frozen
 class Link:
-    """What connects the ranks along one mesh axis: the figures that the choice of placements
-    weighs collectives by.
+    """The link among the ranks of one mesh axis. Sharding propagation weighs collectives by its
+    figures.
 
     Args:
         latency: seconds that a collective takes beside its bytes.
@@ -35,7 +35,7 @@ class Link:
 
 
 def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
-    """What the axes cost, in bytes over the fastest of them."""
+    """The costs of the axes, in bytes over the fastest of them."""
     fastest = max((link.bandwidth for link in links), default=1.0)
     return tuple(
         Cost(start=max(1.0, link.latency * fastest), byte=fastest / link.bandwidth)
@@ -73,7 +73,7 @@ class Hardware:
         return max(flops / rate, nbytes / self.memory)
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Seconds of a collective over n ranks, as a ring: `nbytes` is the whole payload."""
+        """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
         rounds = COLLECTIVES[kind].rounds
         return self.latency + rounds * (n - 1) / n * nbytes / self.link
 

@@ -1,4 +1,4 @@
-"""Meshes: making them, entering them, and what the stages know of them."""
+"""Meshes: how they are made and entered, and their axes for the stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
-from .errors import PlacementError, call_site, problem
+from .errors import PlacementError, call_site
 from .hardware import Link, costs
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, join_world
@@ -40,12 +40,13 @@ def make_mesh(
     Args:
         shape: ranks along each axis; the product is the world's size.
         axis_names: one name for each axis.
-        device_type: "cpu", "cuda", ...; torch's default device's type if not given.
-        links: a `Link` for each axis, where they differ; where placements are chosen, a byte
-            over a slow one then counts for more.
+        device_type: "cpu", "cuda", ...; by default that of torch's default device.
+        links: a `Link` for each axis, if the axes differ in speed. Sharding propagation then
+            weighs a byte over a slow axis more.
 
     Returns:
-        A DeviceMesh. Under torchrun the process group is initialised if it is not yet.
+        A DeviceMesh. Under torchrun this also initialises the process group, if there is none
+        yet.
 
     Raises:
         PlacementError: the shape does not fit the world, the names do not fit the shape, or the
@@ -75,7 +76,7 @@ def _check_tuples(shape: Any, axis_names: Any) -> None:
     """Check that a shape and axis names are sequences.
 
     Raises:
-        PlacementError: one is none.
+        PlacementError: one of them is not a sequence.
     """
     if all(
         isinstance(x, Sequence) and not isinstance(x, str)
@@ -85,30 +86,29 @@ def _check_tuples(shape: Any, axis_names: Any) -> None:
     fix = "make_mesh((2, 4), ('dp', 'tp'))"
     got = f"shape {shape!r}, axis names {axis_names!r}"
     needed = "a tuple of sizes and one of names"
-    text = problem("make_mesh", got, needed=needed, fix=fix)
-    raise PlacementError(text, fix=fix)
+    raise PlacementError.of("make_mesh", got, needed=needed, fix=fix)
 
 
 def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
-    """Check that sizes are sizes, and that each axis has one name of its own.
+    """Check that the sizes are positive ints, and that each axis has a name of its own.
 
     Raises:
         PlacementError: they do not.
     """
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-        raise PlacementError(
-            problem("make_mesh", f"shape {shape}", needed="positive ints")
+        raise PlacementError.of(
+            "make_mesh", f"shape {shape}", needed="positive ints"
         )
     if len(shape) != len(names) or len(set(names)) != len(names):
         got, needed = (
             f"shape {shape}, axis names {names}",
             "one distinct name for each axis",
         )
-        raise PlacementError(problem("make_mesh", got, needed=needed))
+        raise PlacementError.of("make_mesh", got, needed=needed)
     bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
     if bad:
         got, needed = f"axis names {bad}", "names like dp or tp"
-        raise PlacementError(problem("make_mesh", got, needed=needed))
+        raise PlacementError.of("make_mesh", got, needed=needed)
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
@@ -122,14 +122,14 @@ def _check_size(shape: tuple[int, ...]) -> None:
         return
     fix = f"a shape whose product is {size}, or fake_world({wanted})"
     got = f"shape {shape} needs {wanted} ranks, the world has {size}"
-    raise PlacementError(problem("make_mesh", got, fix=fix), fix=fix)
+    raise PlacementError.of("make_mesh", got, fix=fix)
 
 
 def _checked_type(device_type: str) -> str:
     """The type of a device.
 
     Raises:
-        PlacementError: torch knows none of that name.
+        PlacementError: torch knows no device type of that name.
     """
     try:
         if torch.device(device_type).index is None:
@@ -138,11 +138,8 @@ def _checked_type(device_type: str) -> str:
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"
-    raise PlacementError(
-        problem(
-            "make_mesh, device_type", got, needed="the type of a device", fix=fix
-        ),
-        fix=fix,
+    raise PlacementError.of(
+        "make_mesh, device_type", got, needed="the type of a device", fix=fix
     )
 
 
@@ -150,17 +147,16 @@ def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:
     """Check that something is a mesh.
 
     Raises:
-        PlacementError: it is none.
+        PlacementError: it is not a DeviceMesh.
     """
     if not isinstance(mesh, DeviceMesh) and not (or_none and mesh is None):
         fix = "sf.make_mesh(shape, axis_names)"
-        text = problem(
+        raise PlacementError.of(
             f"{where}, mesh",
             f"a {type(mesh).__name__}",
             needed="a DeviceMesh",
             fix=fix,
         )
-        raise PlacementError(text, fix=fix)
 
 
 def _costs(
@@ -179,36 +175,32 @@ def _costs(
             if isinstance(links, Mapping)
             else f"links is a {type(links).__name__}"
         )
-        raise PlacementError(
-            problem(
-                "make_mesh, links",
-                got,
-                needed=f"one for each of {', '.join(names)}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            "make_mesh, links",
+            got,
+            needed=f"one for each of {', '.join(names)}",
             fix=fix,
         )
     for name, link in links.items():
         if not isinstance(link, Link) or not (
             link.latency >= 0 and 0 < link.bandwidth < math.inf
         ):
-            text = problem(
+            raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
                 needed="a Link of seconds and bytes a second",
                 fix=fix,
             )
-            raise PlacementError(text, fix=fix)
     return costs([links[name] for name in names])
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Make a mesh the current one inside a `with`; contexts nest, unwind on exceptions, and are
+    """Make a mesh the current one inside a `with`. Contexts nest, unwind on exceptions, and are
     per thread.
 
     Args:
-        mesh: what `current_mesh()` returns inside.
+        mesh: the mesh that `current_mesh()` returns inside.
 
     Returns:
         The mesh.
@@ -244,7 +236,7 @@ def current_mesh() -> DeviceMesh | None:
 
 
 def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
-    """A mesh's axis names and sizes; no axes for no mesh."""
+    """A mesh's axis names and sizes. None has no axes."""
     if mesh is None:
         return MeshAxes((), ())
     axes, _ = _known(mesh)
@@ -252,14 +244,14 @@ def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
 
 
 def world_of(mesh: DeviceMesh) -> World:
-    """The world whose ranks a mesh arranges."""
+    """The world to whose ranks a mesh belongs."""
     _, world = _known(mesh)
     return world
 
 
 def _known(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
-    """The axes and the world of a mesh. A mesh that torch made belongs to its root's world, and
-    a root to the world in which it is first met.
+    """The axes and the world of a mesh. A mesh that torch made belongs to the world of its root
+    mesh. A root mesh belongs to the world in which it is first used.
     """
     known = _known_meshes.get(mesh)
     if known is None:
@@ -272,15 +264,15 @@ def _known(mesh: DeviceMesh) -> tuple[MeshAxes, World]:
 
 
 def is_over(mesh: DeviceMesh | None) -> bool:
-    """Whether a mesh is of another world than the current one, which is one that has ended."""
+    """Whether a mesh belongs to a world that has ended."""
     return mesh is not None and world_of(mesh) is not current_world()
 
 
 def refuse_ended(where: str, mesh: DeviceMesh) -> None:
-    """Refuse a mesh of another world than the current one: its groups are gone with that world.
+    """Refuse a mesh whose world has ended: its process groups are gone.
 
     Raises:
-        PlacementError: saying where meshes are made.
+        PlacementError: says where to make the mesh.
     """
     if not is_over(mesh):
         return
@@ -292,17 +284,20 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
     if mesh.size() != here.size:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
-    text = problem(where, got, needed=needed, fix=fix, source=source)
-    raise PlacementError(text, mesh=mesh, source=source, fix=fix)
+    raise PlacementError.of(
+        where, got, needed=needed, fix=fix, source=source, mesh=mesh
+    )
 
 
 def real_mesh(mesh: Any) -> Any:
-    """The mesh behind Dynamo's stand-in of it (torch 2.13); any other object is its own."""
+    """The mesh that Dynamo's stand-in stands for (torch 2.13). Any other object is returned as
+    it is.
+    """
     return getattr(mesh, "real_obj", mesh)
 
 
 def _ranks(mesh: DeviceMesh) -> str:
-    """The ranks of a mesh as short text, also while a function is traced."""
+    """The ranks of a mesh as short text. Works while a function is traced."""
     with _compat.values():
         ranks = mesh.mesh.flatten()[:SHOWN].tolist()
     more = ", ..." if mesh.size() > SHOWN else ""
@@ -310,9 +305,9 @@ def _ranks(mesh: DeviceMesh) -> str:
 
 
 def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
-    """Refuse a mesh that differs from the mesh of the call around it.
+    """Refuse a mesh that differs from the mesh of the enclosing call.
 
-    Equal names and sizes are not enough: two meshes may order the same ranks differently.
+    Equal names and sizes are not enough, since two meshes may order the same ranks differently.
 
     Raises:
         PlacementError: naming both meshes.
@@ -325,13 +320,12 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
         own, other = _ranks(mesh), _ranks(around)
         got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
     fix = "one mesh for both, or no mesh for the inner one"
-    text = problem(where, got, needed="one mesh", fix=fix)
-    raise PlacementError(text, mesh=around, fix=fix)
+    raise PlacementError.of(where, got, needed="one mesh", fix=fix, mesh=around)
 
 
 def group_names(mesh: DeviceMesh | None) -> tuple[str, ...]:
-    """The name under which each rank registers its own process group of an axis: the same text
-    on all ranks.
+    """The name under which each rank registers its process group of an axis. All ranks use the
+    same text.
     """
     if mesh is None:
         return ()

@@ -1,4 +1,4 @@
-"""Placements at the door: what users write, and how it becomes placements."""
+"""Placements as users write them, and the placements of the stages that they become."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     """One placement leaf as placements.
 
     Raises:
-        ValueError: what does not fit, in words.
+        ValueError: says why the leaf does not fit.
     """
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(
-            f"{spec!r} is no placement; write P({spec!r}) or a torch Placement"
+            f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"
         )
     placements = [spec] if isinstance(spec, Placement) else list(spec)
     if len(placements) != len(axes.names):
@@ -66,30 +66,30 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
         raise ValueError(
-            f"{describe(marks, axes)} is pending in {len(kinds)} ways, whose order would "
+            f"{describe(marks, axes)} is Partial in {len(kinds)} ways, whose order would "
             "matter; reduce one first"
         )
     return marks
 
 
 def check_whole(spec: Any, marks: Marks) -> None:
-    """ValueError for a plain tensor that is asked to be Partial."""
+    """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
-            f"a plain tensor is a whole value and cannot be {spec}; use sf.from_local"
+            f"a plain tensor is a global value and cannot be {spec}; use sf.from_local"
         )
 
 
 def check_pending(marks: Marks, dtype: torch.dtype) -> None:
-    """ValueError for a reduction that the dtype does not have."""
+    """Raise ValueError if the dtype does not have the reduction of a Partial placement."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
-            f"a pending mean of {dtype} need not be an integer; use Partial('sum'), or "
+            f"a Partial mean of {dtype} need not be an integer; use Partial('sum'), or "
             "floating point"
         )
     if dtype.is_complex and {"max", "min"} & {*marks}:
         raise ValueError(
-            f"a pending maximum or minimum of {dtype}, which has no order"
+            f"a Partial maximum or minimum of {dtype}, which has no order"
         )
 
 
@@ -119,7 +119,7 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
 
 
 def names_of(spec: P) -> list[tuple[str, ...]]:
-    """The mesh axes that each dim is sharded by.
+    """The mesh axes over which each dim is sharded.
 
     Raises:
         ValueError: a part that is neither None, nor an axis name, nor a tuple of names.
@@ -140,7 +140,7 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
         ]
         if wrong:
             raise ValueError(
-                f"{spec} names {wrong[0]!r} for dim {dim}, which is no axis name; write "
+                f"{spec} names {wrong[0]!r} for dim {dim}, which is not an axis name; write "
                 "'axis', a tuple of names, or None"
             )
         rows.append(names)
@@ -148,11 +148,11 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
 
 
 def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
-    """Check that no axis is named twice, and that those on one dim go in mesh order, where the
-    mesh's axes are known.
+    """Check that no axis is named twice. Where the mesh is known, also check that the axes of
+    one dim are in mesh order.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the axis.
     """
     used: dict[str, int] = {}
     for dim, names in enumerate(names_of(spec)):
@@ -169,7 +169,7 @@ def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
         )
         if names != ordered:
             raise ValueError(
-                f"{spec} cuts dim {dim} by {names}; axes on one dim go in mesh order {known}"
+                f"{spec} shards dim {dim} over {names}; axes on one dim go in mesh order {known}"
             )
 
 
@@ -193,7 +193,7 @@ def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
 
 
 def torch_placements(marks: Marks) -> tuple[Placement, ...]:
-    """Marks as DTensor's placements."""
+    """Placements of the stages as DTensor's placements."""
     return tuple(_placement(m) for m in marks)
 
 
@@ -207,7 +207,7 @@ def _placement(mark: Mark) -> Placement:
 
 
 def describe(marks: Marks, axes: MeshAxes) -> str:
-    """Marks in the user's words: `Shard(0) on dp, Replicate() on tp`."""
+    """Placements in the user's words: `Shard(0) on dp, Replicate() on tp`."""
     said = [
         f"{_placement(m)!r} on {name}"
         for name, m in zip(axes.names, marks, strict=True)

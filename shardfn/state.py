@@ -3,9 +3,9 @@
 Everything else is a value, or lives in an object that a row leads to. tests/test_state.py reads
 the package and finds each place that is written to after import; it must have a row here.
 
-`clear()` forgets what can be made again: captures, compiled programs, prices. It leaves what only
-the user can say again (rules, the links of a mesh), what running code stands in (worlds, context
-variables, patches), and what is done once for the process (registrations, numbers).
+`clear()` drops all that can be recomputed: captures, compiled programs, costs. It keeps
+settings of the user (rules, the links of a mesh), the state of running code (worlds, context
+variables, patches), and registrations that are made once for the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 
 def _clear_each(stores: Iterable[Any]) -> None:
-    for store in list(stores):  # of this moment: a store may die meanwhile
+    for store in list(stores):  # a copy, since a store may die meanwhile
         store.clear()
 
 
@@ -106,7 +106,7 @@ STATE = (*CONTEXTS, *REGISTRIES, *CACHES, *ONCE, *NUMBERS, *AT_WORK)
 
 
 def clear() -> None:
-    """Forget what can be made again; the next call captures and compiles again."""
+    """Drop all captures and compiled programs. The next call captures and compiles again."""
     for row in STATE:
         module = sys.modules.get(f"shardfn.{row.module}")
         if row.forget is not None and module is not None:

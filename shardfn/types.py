@@ -47,7 +47,7 @@ class ShapeDtype:
 
 @attrs.frozen
 class Aval:
-    """What a stage knows of one tensor: shape, strides, dtype, device type; hashable."""
+    """The metadata of one tensor: shape, strides, dtype, device type. Hashable."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -64,7 +64,7 @@ class Aval:
 
 @attrs.frozen
 class Cost:
-    """What sending over a mesh axis costs, in bytes over the fastest axis (the alpha-beta
+    """The cost of sending over a mesh axis, in bytes over the fastest axis (the alpha-beta
     model).
     """
 
@@ -84,7 +84,7 @@ class MeshAxes:
     )  # of each axis; none: all are alike
 
     def cost(self, axis: int) -> Cost:
-        """What sending over an axis costs."""
+        """The cost of sending over an axis."""
         return self.costs[axis] if self.costs else Cost()
 
     def __str__(self) -> str:
@@ -99,8 +99,8 @@ class MeshAxes:
 
 @attrs.frozen(eq=False)
 class Program:
-    """Stage 1's result: one functional ATen graph over global shapes; nothing in it depends on
-    a mesh.
+    """Stage 1's result: one functional ATen graph over global shapes. It does not depend on a
+    mesh.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Program:
         return self.show(self)
 
 
-# What may stand beside tensors in arguments and results.
+# Types that may stand beside tensors in arguments and results.
 CONSTANTS = (
     int,
     float,
@@ -138,7 +138,7 @@ TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 class Collective:
     """One collective of a local program.
 
-    `nbytes` counts the whole payload of a rank: the value reduced, or the value gathered.
+    `nbytes` counts the full payload of a rank: the value reduced, or the value gathered.
     """
 
     kind: str

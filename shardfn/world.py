@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from . import _compat
-from .errors import ShardError, problem
+from .errors import ShardError
 
 MAX_RANKS = 2**20
 
@@ -33,7 +33,7 @@ class World:
 
 @attrs.define(eq=False)
 class _Entered:
-    """The fake world of this process: every thread is in it, as every thread has torch's group."""
+    """The fake world of this process. It holds for every thread, as torch's process group does."""
 
     world: World | None = None
     by: fake_world | None = None
@@ -46,14 +46,15 @@ _entered = _Entered()
 _door = threading.Lock()  # one thread at a time enters or leaves
 _real: dict[
     Any, tuple[World, int]
-] = {}  # a process group -> its world, and the process it is of
+] = {}  # process group -> its world, and the id of the process that made it
 
 
 def current_world() -> World:
-    """The world here and now: a fake one, the initialised process group's, or one rank alone.
+    """The current world: a fake world, that of the initialised process group, or a single rank.
 
     Raises:
-        ShardError: this process was forked from a rank of several, whose connections it shares.
+        ShardError: this process was forked from a rank of a world of several ranks, and shares
+            its connections.
     """
     world = _entered.world
     if world is not None:
@@ -68,8 +69,8 @@ def current_world() -> World:
 
 
 def _joined(group: Any) -> tuple[World, int]:
-    """The world of a process group that is met for the first time; one, whichever thread meets
-    it.
+    """The world of a process group that is used for the first time. All threads get the same
+    one.
     """
     with _door:
         if group not in _real:
@@ -84,11 +85,8 @@ def _joined(group: Any) -> tuple[World, int]:
 def _forked(world: World) -> ShardError:
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
-    return ShardError(
-        problem(
-            "this process", got, needed="a process that joined itself", fix=fix
-        ),
-        fix=fix,
+    return ShardError.of(
+        "this process", got, needed="a process that joined itself", fix=fix
     )
 
 
@@ -99,8 +97,8 @@ def _is_count(n: Any) -> bool:
 class fake_world(contextlib.ContextDecorator):
     """Enter a world of n ranks in this one process; a context manager and a decorator.
 
-    The world is the process's, as torch's process group is: all threads and tasks are in it
-    until it is left, by whichever thread. Two at once are an error. Its meshes end with it.
+    The world holds for the process, as torch's process group does: all threads and tasks are in
+    it until any thread leaves it. Two at once are an error. Its meshes end with it.
 
     Args:
         n: number of ranks, 1 to 2**20.
@@ -121,26 +119,18 @@ class fake_world(contextlib.ContextDecorator):
 
     def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
         if not _is_count(n) or not 1 <= n <= MAX_RANKS:
-            raise ShardError(
-                problem(
-                    "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
-                )
+            raise ShardError.of(
+                "fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks"
             )
         if not _is_count(rank) or not 0 <= rank < n:
-            raise ShardError(
-                problem(
-                    "fake_world",
-                    f"rank is {rank!r}",
-                    needed=f"0 to {n - 1}, in a world of {n}",
-                )
+            raise ShardError.of(
+                "fake_world",
+                f"rank is {rank!r}",
+                needed=f"0 to {n - 1}, in a world of {n}",
             )
         if not isinstance(numerics, bool):
-            raise ShardError(
-                problem(
-                    "fake_world",
-                    f"numerics is {numerics!r}",
-                    needed="True or False",
-                )
+            raise ShardError.of(
+                "fake_world", f"numerics is {numerics!r}", needed="True or False"
             )
         self.world = World("simulated" if numerics else "fake", n, rank)
 
@@ -170,9 +160,9 @@ class fake_world(contextlib.ContextDecorator):
     def __exit__(self, *exc: object) -> None:
         with _door:
             if _entered.by is not self:
-                fix = f"`with fake_world({self.world.size}):` around what needs it"
+                fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
-                raise ShardError(problem("fake_world", got, fix=fix), fix=fix)
+                raise ShardError.of("fake_world", got, fix=fix)
             _entered.world = _entered.by = None
             sys.excepthook = _entered.hook
             if dist.is_initialized():
@@ -180,7 +170,7 @@ class fake_world(contextlib.ContextDecorator):
 
 
 def _exists_already() -> ShardError:
-    """The error of a world inside another, of the same thread or of another one."""
+    """The error for a world inside another, entered by the same thread or by another one."""
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "drop fake_world: this process has real ranks"
     if _entered.world is not None:
@@ -188,11 +178,11 @@ def _exists_already() -> ShardError:
         if _entered.thread != threading.current_thread().name:
             got = f"{got}, entered in thread {_entered.thread}"
             fix = "one fake_world around all threads: they share the process group"
-    return ShardError(problem("fake_world", got, fix=fix), fix=fix)
+    return ShardError.of("fake_world", got, fix=fix)
 
 
 def join_world(device_type: str) -> None:
-    """Initialise the process group if there is none: torchrun's, or one rank alone."""
+    """Initialise the process group if there is none: torchrun's, or that of a single rank."""
     if dist.is_initialized():
         return
     backend = "nccl" if device_type == "cuda" else "gloo"

@@ -77,7 +77,7 @@ UNREADABLE = [  # the last one is in Arabic digits
 def test_what_is_no_number_of_bytes_is_refused(said: Any) -> None:
     with pytest.raises(ValueError) as error:
         bytes_of(said)
-    assert str(error.value) == f"{said!r} is no number of bytes"
+    assert str(error.value) == f"{said!r} is not a number of bytes"
 
 
 @pytest.mark.parametrize("said", [0, -1, "0", "0MB", "0.0GiB", "0.4B"], ids=repr)
@@ -148,7 +148,7 @@ def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their
         "bytes collective dtype ready first use leaves",
         "0 1.5 KiB+ all_reduce[sum, dp] float32 mm_0, net.py:0 result p['a']",
         "1 150 B all_gather[tp] float32 start mm, net.py:3 b, c, d, and 2 more",
-        "+ over its cap: a leaf is never cut",
+        "+ over its cap: a leaf is never split",
         "reduced on their own: g",
         "gradient is zero, nothing sent: u, v, w, x, y, z, U, V, and 2 more",
         "nothing to send: l",
@@ -281,7 +281,7 @@ def test_text_that_is_no_plan_is_refused(case: str) -> None:
         sf.BucketPlan.from_json(text)
     assert type(error.value) is sf.TreeError
     said = str(error.value).splitlines()
-    assert said[0].startswith("BucketPlan.from_json: no bucket plan: ")
+    assert said[0].startswith("BucketPlan.from_json: not a bucket plan: ")
     assert (
         said[-1] == "  try: a file that BucketPlan.save wrote"
         and error.value.fix == "a file that BucketPlan.save wrote"

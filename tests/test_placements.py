@@ -63,10 +63,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "not in mesh order": (
         P(("tp", "dp")),
-        "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')",
+        "P(('tp', 'dp')) shards dim 0 over ('tp', 'dp'); axes on one dim go in mesh order "
+        "('dp', 'tp')",
     ),
-    "a string": ("dp", "'dp' is no placement; write P('dp') or a torch Placement"),
-    "a number": (3, "3 is no placement; write P(3) or a torch Placement"),
+    "a string": (
+        "dp",
+        "'dp' is not a placement; write P('dp') or a torch Placement",
+    ),
+    "a number": (3, "3 is not a placement; write P(3) or a torch Placement"),
     "too few": (
         [Shard(0)],
         "1 placements [Shard(dim=0)] for a mesh of 2 axes (dp=2, tp=3)",
@@ -89,7 +93,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "reductions of two kinds": (
         [Partial("max"), Partial("avg")],
         (
-            "Partial(max) on dp, Partial(avg) on tp is pending in 2 ways, whose order would "
+            "Partial(max) on dp, Partial(avg) on tp is Partial in 2 ways, whose order would "
             "matter; reduce one first"
         ),
     ),

@@ -1,4 +1,4 @@
-"""Process groups by name, and DTensors made by the shortest way."""
+"""Process groups by name, and a fast constructor of DTensors."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ spec_of = operator.attrgetter(
 
 
 def fake_store() -> dist.Store:
-    """The store of a process group that has no other processes."""
+    """The store of a process group without other processes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def register_group(name: str, group: dist.ProcessGroup) -> None:
-    """Bind a name of ours, the same on every rank, to this rank's process group."""
+    """Bind a name, which is the same on every rank, to this rank's process group."""
     registry = torch._C._distributed_c10d
     try:
         if registry._resolve_process_group(name) == group:
             return
         registry._unregister_process_group(name)
     except RuntimeError:
-        pass  # the name is free
+        pass  # the name is unused
     registry._register_process_group(name, group)
 
 
 def root_mesh(mesh: Any) -> Any:
-    """The mesh that this one is a slice of; itself if it is none."""
+    """The mesh that this one is a slice of, or the mesh itself."""
     root = getattr(mesh, "_get_root_mesh", None)
     return (
         root()
@@ -49,12 +49,12 @@ def root_mesh(mesh: Any) -> Any:
 
 
 def named_group(name: str) -> dist.ProcessGroup:
-    """The process group that has a name on this rank."""
+    """The process group of a name on this rank."""
     return torch._C._distributed_c10d._resolve_process_group(name)
 
 
 def wait_later(out: torch.Tensor, work: Any) -> None:
-    """Have `wait_tensor` of anything in this tensor's memory wait for what fills it."""
+    """Have `wait_tensor` of any tensor in this memory wait for the communication that fills it."""
     torch._C._distributed_c10d._register_work(out, work)
 
 
@@ -65,7 +65,7 @@ def dtensor_spec(
     stride: Any,
     dtype: torch.dtype,
 ) -> Any:
-    """DTensor's own record of a mesh, placements and global metadata."""
+    """DTensor's record of a mesh, placements and global metadata."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     return DTensorSpec(
@@ -78,9 +78,7 @@ def _unreduced_class() -> type:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     class UnreducedSpec(DTensorSpec):
-        """Of a gradient that nobody has reduced yet; equal to none of a value that is Partial
-        for another reason.
-        """
+        """The spec of an unreduced gradient. It differs from the specs of other Partial values."""
 
         def __eq__(self, other: object) -> bool:
             return type(other) is type(self) and super().__eq__(other)
@@ -96,7 +94,7 @@ def unreduced_spec(spec: Any) -> Any:
 
 
 def is_unreduced(spec: Any) -> bool:
-    """Whether a spec is one of those."""
+    """Whether a spec is that of an unreduced gradient."""
     return type(spec) is _unreduced_class()
 
 
@@ -115,16 +113,14 @@ def _gone_class() -> type:
 
 
 def gone_spec(spec: Any) -> Any:
-    """A spec like another that equals no spec: of a tensor that must not be mistaken for a live
-    one.
-    """
+    """A copy of a spec that equals no other spec, for a tensor that was donated."""
     return _gone_class()(spec.mesh, spec.placements, spec.tensor_meta)
 
 
 def dtensors(
     locals_: Sequence[torch.Tensor], specs: Sequence[Any]
 ) -> list[DTensor]:
-    """Local tensors as DTensors, by the shortest way."""
+    """Make DTensors of local tensors, without torch's checks."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
         return [
@@ -138,8 +134,8 @@ def dtensors(
 
 
 def is_arriving(x: torch.Tensor) -> bool:
-    """Whether a tensor is the result of a collective of torch's that nobody has waited for; it
-    waits when it is read.
+    """Whether a tensor is the result of one of torch's collectives that has not been waited
+    for. Reading it waits.
     """
     return isinstance(
         x, torch.distributed._functional_collectives.AsyncCollectiveTensor

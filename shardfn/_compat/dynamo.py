@@ -1,5 +1,5 @@
-"""How Dynamo reads Python: its mistakes mended, what it leaves whole, what it takes for
-something else.
+"""How Dynamo traces Python: fixes, functions that it leaves as one call, and functions that it
+replaces.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 def is_tracing() -> bool:
-    """Whether this call is being captured: read by Dynamo, or run by a module that Dynamo has
-    left whole.
+    """Whether this call is being captured: traced by Dynamo, or run by a module that Dynamo
+    leaves as one call.
     """
     return torch.compiler.is_dynamo_compiling() or _READING.get()
 
 
 is_in_dynamo = (
     torch.compiler.is_dynamo_compiling
-)  # whether Dynamo itself reads this call
+)  # whether Dynamo itself traces this call
 
 
 def is_reading() -> bool:
-    """Whether this call is of a module that Dynamo has left whole, in this thread."""
+    """Whether this call runs in a module that Dynamo leaves as one call, in this thread."""
     return _READING.get()
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[Any]:
-    """What runs inside is being captured, though Dynamo does not read it.
+    """A context for code that is being captured although Dynamo does not trace it.
 
-    Gives Dynamo's fake mode where Dynamo runs it. That mode takes no tensor that Dynamo has not
-    seen, and would make a symbol of a size that depends on values, or of a value itself; inside
-    it refuses them, as capture's own does.
+    Yields Dynamo's fake mode if Dynamo runs the code. That mode accepts only tensors that
+    Dynamo has seen. By default it makes symbols of values and of sizes that depend on values.
+    Inside this context it refuses both, as capture's own mode does.
     """
     from torch._guards import active_fake_mode
 
@@ -71,23 +71,24 @@ def reading() -> Iterator[Any]:
 
 
 def keep_in_graph(fn: types.FunctionType) -> types.FunctionType:
-    """Have Dynamo leave calls of this function whole wherever it reads for a capture."""
+    """Have Dynamo keep calls of this function as graph nodes in every capture."""
     fn.kept_in_graph = True
     return fn
 
 
 def kept_in_graph(allowed: Callable[[Any], bool], fn: Any) -> bool:
-    """Dynamo's question whether a function stays whole in the graph."""
+    """Dynamo's check whether calls of a function stay in the graph."""
     is_kept = isinstance(fn, types.FunctionType) and "kept_in_graph" in fn.__dict__
     return is_kept or allowed(fn)
 
 
 def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Have Dynamo call this function of constants as it is, and take its result for a constant.
+    """Have Dynamo run this function on constants while it traces, and treat the result as a
+    constant.
 
-    What torch.compiler.assume_constant_result does, without importing torch._dynamo, which takes
-    seconds (torch 2.11 to 2.15). An error of ours that it raises gets the line that Dynamo
-    reads, or that calls: every check of ours that runs under Dynamo is such a function.
+    Equivalent to torch.compiler.assume_constant_result without importing torch._dynamo, which
+    takes seconds (torch 2.11 to 2.15). A ShardError that it raises gets the line that Dynamo is
+    tracing, or that of the call. Every check that runs under Dynamo is such a function.
     """
 
     @functools.wraps(fn)
@@ -103,7 +104,7 @@ def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_line() -> str | None:
-    """The innermost line of the user's that Dynamo is reading; None where it reads nothing."""
+    """The innermost user line that Dynamo is tracing, or None."""
     from torch._guards import TracingContext
 
     if TracingContext.try_get() is None:
@@ -113,7 +114,7 @@ def _read_line() -> str | None:
 
 
 def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
-    """One run of a function that Dynamo reads as a graph of its own, a call of
+    """One run of a function that Dynamo traces into a subgraph: a call of
     torch.ops.higher_order.wrap.
     """
     return torch.ops.higher_order.wrap(fn, *xs)
@@ -122,16 +123,17 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
 def capture_python(
     fn: types.FunctionType, args: tuple[Any, ...]
 ) -> tuple[torch.fx.GraphModule, tuple[Read, ...]]:
-    """Dynamo's reading of a Python function: one graph, no break, no side effect replayed.
+    """Trace a Python function with Dynamo into one graph, without graph breaks or replayed side
+    effects.
 
-    With it comes what the function has read that is not in its arguments.
+    Also returns the function's reads outside of its arguments.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
 
-    # torch.compiler.is_compiling() stays False: it is the process's, and other threads'
-    # optimizers ask for it
+    # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
+    # other threads check it
     with get_metrics_context():
         fn = _with_own_globals(fn)
         out = fullgraph_capture(fn, args, {})
@@ -141,10 +143,10 @@ def capture_python(
 
 @contextlib.contextmanager
 def reading_settings() -> Iterator[None]:
-    """Dynamo's settings for a capture; they are of this thread (torch 2.13).
+    """Dynamo's settings for a capture. They are per thread (torch 2.13).
 
-    Shapes stay numbers: Dynamo would make symbols of them once it has read two functions of
-    different shapes.
+    Shapes stay numbers. By default Dynamo makes symbols of them once it has traced two
+    functions of different shapes.
     """
     wanted = {
         "replay_side_effects": False,
@@ -158,9 +160,7 @@ def reading_settings() -> Iterator[None]:
 
 
 def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
-    """The function over a copy of its globals: Dynamo leaves all that it made among them, and a
-    module would keep it for good.
-    """
+    """The function over a copy of its globals, since Dynamo leaves its own objects among them."""
     return types.FunctionType(
         fn.__code__,
         dict(fn.__globals__),
@@ -184,14 +184,14 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse this function, which makes DTensors, where Dynamo reads a call of it."""
+    """Refuse calls of this function, which makes DTensors, while Dynamo traces."""
     fn.makes_dtensors = True
     return fn
 
 
 def makes_dtensors(fn: Any) -> bool:
-    """Whether a function is one of torch.distributed.tensor, but for the placements themselves,
-    or says that it does.
+    """Whether a function belongs to torch.distributed.tensor, except for the placements, or is
+    marked as making DTensors.
     """
     if getattr(fn, "makes_dtensors", False) is True:
         return True
@@ -205,9 +205,7 @@ def makes_dtensors(fn: Any) -> bool:
 
 
 def is_foreign(x: Any) -> bool:
-    """Whether a tensor is of a class of its own: a DTensor, two tensors in one, a subclass of a
-    user's.
-    """
+    """Whether a tensor is of a subclass: a DTensor, a pair of tensors, a user's class."""
     kind = type(x)
     if (
         not isinstance(x, torch.Tensor)
@@ -217,7 +215,7 @@ def is_foreign(x: Any) -> bool:
         return False
     if isinstance(
         x, torch.nn.Parameter
-    ):  # a name for a kind of parameter, which changes nothing
+    ):  # a harmless subclass that only names a kind of parameter
         return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
     return is_traceable_wrapper_subclass(x) or not is_fake(x)
 
@@ -228,7 +226,7 @@ def holds_tensors(x: torch.Tensor) -> bool:
 
 
 def refusal(fn: Any) -> str | None:
-    """Why a function that is captured may not call this function or class; None where it may."""
+    """Why a captured function may not call this function or class, or None if it may."""
     if makes_dtensors(fn):
         return MAKES_DTENSOR
     if isinstance(fn, type) and issubclass(fn, torch.Tensor) and fn not in PLAIN:
@@ -245,11 +243,11 @@ RANK = {
     "get_local_rank",
     "get_coordinate",
     "rank",
-}  # of torch.distributed, a mesh, a group
+}  # torch.distributed, a mesh or a group
 
 
 def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """How Dynamo makes a fake of what it meets, also of views and of results of autograd."""
+    """How Dynamo makes fake tensors, also of views and of results of autograd."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     is_plain = not isinstance(x, torch.Tensor) or is_fake(x)
@@ -262,7 +260,7 @@ def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> A
 def fresh(
     read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Dynamo's reading of a tensor, whose shape and strides may have changed in place."""
+    """Dynamo's handling of a tensor whose shape and strides may have changed in place."""
     fake = tensor.proxy.node.meta.get("example_value")
     if tensor._size is not None and is_fake(fake):
         noted = tuple(tensor._size), tensor.stride
@@ -274,7 +272,9 @@ def fresh(
 def intact(
     apply: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
 ) -> Any:
-    """An autograd.Function left whole under torch.func, where its own derivatives count."""
+    """Keep an autograd.Function as one call under torch.func, so that its own derivatives
+    apply.
+    """
     from torch._dynamo.utils import proxy_args_kwargs
     from torch._dynamo.variables import builder
 
@@ -286,7 +286,7 @@ def intact(
 
 
 def _refuse(text: str | None) -> None:
-    """Stop Dynamo with a text that `explained` knows; not where there is none."""
+    """Stop Dynamo with a text that `explained` recognizes. Does nothing without a text."""
     from torch._dynamo import exc
 
     if text:
@@ -296,7 +296,7 @@ def _refuse(text: str | None) -> None:
 def refused_rank_call(
     call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """A call of a function of torch's, which may be the question for the rank."""
+    """A call of a function of torch, which may ask for the rank."""
     _refuse(ASKS_RANK if function.value is dist.get_rank else None)
     return call(function, *args, **kwargs)
 
@@ -304,7 +304,7 @@ def refused_rank_call(
 def refused_rank_method(
     call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
 ) -> Any:
-    """A call of a method, which may be a mesh's or a group's question for the rank."""
+    """A call of a method of a mesh or a group, which may ask for the rank."""
     _refuse(ASKS_RANK if name in RANK else None)
     return call(owner, tx, name, *args, **kw)
 
@@ -330,7 +330,7 @@ def refused_cast(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> 
 
 
 def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
-    """Dynamo's first sight of a tensor, which may be of a class of its own."""
+    """Dynamo's handling of a new tensor, which may be of a subclass."""
     kind = type(value).__name__
     _refuse(f"{FOREIGN} {kind};" if is_foreign(value) else None)
     return wrap(builder, value)
@@ -339,31 +339,31 @@ def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
 def is_substituted(
     table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
 ) -> bool:
-    """Dynamo's question whether it reads another function in the place of one."""
+    """Dynamo's check whether a function has a substitute."""
     return any(fn is original for original in table) or known(fn)
 
 
 def substitutes(
     table: dict[Any, Any], known: Callable[[], dict[Any, Any]]
 ) -> dict[Any, Any]:
-    """What Dynamo reads in the place of functions; what is called eagerly stays as it is."""
+    """Functions that Dynamo traces in place of others. Eager calls are unchanged."""
     return {**known(), **{fn: _handler(ours) for fn, ours in table.items()}}
 
 
 @functools.cache
 def _handler(ours: Callable[..., Any]) -> Any:
-    """A substitute in the form in which Dynamo looks for it."""
+    """A substitute in the form that Dynamo expects."""
     handler = functools.partial(ours)
     handler.__torch_dynamo_polyfill__ = ours
     return handler
 
 
 def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:
-    """What the function that `capture_python` read returns, given what its graph does; call
-    `process_inputs` first.
+    """The result of the function that `capture_python` traced, given the results of its graph.
+    Call `process_inputs` first.
 
-    torch does this with dispatch turned off (2.13), where a result that Dynamo makes of an
-    argument itself, x.T, is lost.
+    torch does this with dispatch turned off (2.13). Then a result that Dynamo makes from an
+    argument, such as x.T, is lost.
     """
     codegen = graph.graph._codegen
     rebuild, inputs = codegen.dynamo_bytecode_unflatten, codegen._inputs

@@ -1,4 +1,6 @@
-"""What Dynamo has read beside the arguments, as records: where each value was, what was asked."""
+"""Records of the values that Dynamo read outside of the arguments: the place of each, and the
+guard.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Any, NamedTuple
 
 Step = tuple[
     str, Any
-]  # how one object is reached from another: ("attr", "scale"), ("item", 0), ("cell", "x")
+]  # a step from one object to another: ("attr", "scale"), ("item", 0), ("cell", "x")
 
 
 class Itself:
-    """An object that is compared and hashed by identity."""
+    """Wraps an object to compare and hash it by identity."""
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -24,18 +26,17 @@ class Itself:
 
 
 class Read(NamedTuple):
-    """One value that was read: the steps that lead to it, and what Dynamo asked of it."""
+    """One value that was read: the steps that lead to it, and Dynamo's guard on it."""
 
     path: tuple[
         Step, ...
     ]  # the first one is a root: ("fn", None), ("module", name) or ("scope", an object)
     kind: str  # the name of Dynamo's guard
-    key: (
-        Any  # the key or the attribute that was looked for, where the guard has one
-    )
+    key: Any  # the key or attribute of the guard, if it has one
 
 
-# The class of a source of Dynamo's (torch 2.11 to 2.15) -> the step, where its key is.
+# The class of Dynamo's source (torch 2.11 to 2.15) -> the step, and the attribute that holds its
+# key.
 STEPS = {
     "AttrSource": ("attr", "member"),
     "GenericAttrSource": ("attr", "member"),
@@ -62,10 +63,10 @@ ARRAY = "NumpyTensorSource"  # an array that is read as a tensor
 
 
 def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
-    """The reads that Dynamo's guards tell of, but for those of the arguments.
+    """The reads recorded by Dynamo's guards, except those of the arguments.
 
     Args:
-        out: what `fullgraph_capture` returned.
+        out: the result of `fullgraph_capture`.
         scope: the globals of the function that was captured.
     """
     guards = out.graph_capture_output.output_graph.guards
@@ -80,7 +81,7 @@ def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
     create, key, sources = guard.create_fn, None, [guard.originating_source]
     if isinstance(create, functools.partial):
         key = create.keywords.get("key", create.keywords.get("attr"))
-        other = create.keywords.get("source_b")  # of two names of one object
+        other = create.keywords.get("source_b")  # for two names of one object
         sources += [other] if other is not None else []
         create = create.func
     paths = [_path(source, scope) for source in sources]
@@ -88,7 +89,9 @@ def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
 
 
 def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """The steps to a source from a root; None for one in the arguments, or reached otherwise."""
+    """The steps to a source from a root, or None for a source in the arguments or of another
+    class.
+    """
     kind = type(source).__name__
     if kind == "LocalSource":
         return (("fn", None),) if source.local_name == "fn" else None
@@ -121,7 +124,9 @@ def _stepped(
 
 
 def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
-    """A module that Dynamo has noted among the globals, or globals that are no module's."""
+    """The root of a global: a module that Dynamo recorded, or a dict of globals that belongs to
+    no module.
+    """
     found = scope.get(name)
     if name.startswith("__import_") and found is not None:
         return (("module", found.__name__),)

@@ -13,7 +13,7 @@ from .tracing import OpOverload
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Put a text into torch's structured trace, which TORCH_TRACE turns on."""
+    """Write a text to torch's structured trace, which TORCH_TRACE turns on."""
     from torch._logging import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
@@ -23,16 +23,18 @@ def trace_artifact(name: str, text: str) -> None:
 
 
 def generated_code(runner: Any) -> str:
-    """The Python text that Inductor made for what it returned; empty where it does not keep it."""
+    """The generated code of a function that Inductor returned, or "" if Inductor did not keep
+    it.
+    """
     return getattr(runner, "source_code", None) or ""
 
 
 def _lower_pack(xs: Any) -> Any:
-    """Inductor's code for `shardfn::pack`: what makes a tensor writes it into the flat buffer,
-    where nothing else reads it.
+    """Inductor's lowering of `shardfn::pack`: a tensor that nothing else reads is computed
+    directly into the flat buffer.
 
-    As Inductor's own ConcatKernel, which copies whatever has to be flattened first (torch 2.11
-    to 2.13).
+    Like Inductor's ConcatKernel, which however copies tensors that have to be flattened (torch
+    2.11 to 2.13).
     """
     from torch._inductor import ir
     from torch._inductor.lowering import clone
@@ -72,8 +74,8 @@ def _lower_pack(xs: Any) -> Any:
 
 
 def _lower_halo(x: Any, before: int, group: str) -> Any:
-    """Inductor's code for `shardfn::halo`: a collective as its own are, so that what is sent
-    stays as it is until the wait.
+    """Inductor's lowering of `shardfn::halo` as a collective, so that the payload is not reused
+    before the wait.
     """
     from torch._inductor import ir
 
@@ -87,7 +89,7 @@ def _lower_halo(x: Any, before: int, group: str) -> Any:
 def _lower_permute(
     x: Any, sources: Sequence[int], targets: Sequence[int], group: str
 ) -> Any:
-    """Inductor's code for `shardfn::permute`, as that for `halo`."""
+    """Inductor's lowering of `shardfn::permute`, like that of `halo`."""
     from torch._inductor import ir
 
     op = torch.ops.shardfn.permute.default
@@ -192,13 +194,13 @@ def inductor(
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
+    """Compile an ATen graph with Inductor. The result takes a list of inputs, empties it, and
     returns a list.
 
     Args:
         graph: functional ATen, the inputs as placeholders.
         inputs: fake tensors like the inputs.
-        finish: changes the graph when Inductor has simplified it, before it makes code of it.
+        finish: changes the graph after Inductor's simplifications and before code generation.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (

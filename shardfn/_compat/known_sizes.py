@@ -1,5 +1,5 @@
-"""Fake results of ops whose sizes torch takes for dependent on values (2.13), though the
-arguments decide them.
+"""Fake kernels of ops whose result sizes torch considers data-dependent (2.13), although the
+arguments determine them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SETTLED = (
     None,
     "gelsy",
     "gels",
-    # drivers of lstsq that do not look at the rank: the default is the first on CPU, the second on
-    # CUDA
+    # drivers of lstsq that do not depend on the rank: the default is the first on CPU, the second
+    # on CUDA
 )
 
 _KNOWN: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -56,8 +56,8 @@ def _lstsq(
         raise DynamicOutputShapeException(op)
     with (
         torch._C._DisableTorchDispatch()
-    ):  # what it makes of any matrices of these shapes
-        draws = torch.Generator()  # the user's own is left as it is
+    ):  # its result for any matrices of these shapes
+        draws = torch.Generator()  # the user's fake kernel stays
         real = op(
             torch.rand(a.shape, dtype=a.dtype, generator=draws),
             torch.rand(b.shape, dtype=b.dtype, generator=draws),
@@ -76,7 +76,7 @@ TABLE = {aten._ctc_loss.default: _ctc_loss, aten.linalg_lstsq.default: _lstsq}
 
 @contextlib.contextmanager
 def sizes_known() -> Iterator[None]:
-    """While it is entered, fake tensors of this thread know them."""
+    """A context in which this thread's fake tensors use these kernels."""
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     token = _KNOWN.set(True)
@@ -91,7 +91,7 @@ def sizes_known() -> Iterator[None]:
 
 
 def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
-    """A fake kernel for this thread; others go on as if there were none."""
+    """A fake kernel for this thread. Other threads run as without it."""
 
     def asking(*args: Any, **kwargs: Any) -> Any:
         return sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented

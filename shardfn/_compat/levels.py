@@ -1,4 +1,4 @@
-"""The levels of torch.func one at a time: what a value is at the innermost, and below it."""
+"""The levels of torch.func one at a time: a value at the innermost level, and below it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ Pull = Callable[
 
 
 class _Pulled(_SingleLevelFunction):
-    """Results of the level below, whose derivative at this one level is a function of ours."""
+    """An autograd.Function of results of the level below, whose derivative at this level is a
+    given function.
+    """
 
     @staticmethod
     def forward(
@@ -32,7 +34,7 @@ class _Pulled(_SingleLevelFunction):
         ctx.level, ctx.pull = level, pull
         if (
             level.kind is None
-        ):  # torch's own autograd may differentiate again, by these
+        ):  # saved because torch's own autograd may differentiate again
             ctx.save_for_backward(*args)
         ctx.set_materialize_grads(False)
         here = tuple(level.wrapped(x) for x in outs)
@@ -48,7 +50,7 @@ class _Pulled(_SingleLevelFunction):
 
 
 class Level:
-    """The innermost transform at work; torch's own autograd, of kind None, where there is none."""
+    """The innermost active transform. Without one, torch's own autograd, of kind None."""
 
     def __init__(self) -> None:
         from torch._functorch.pyfunctorch import (
@@ -67,7 +69,7 @@ class Level:
 
     @contextlib.contextmanager
     def lowered(self) -> Iterator[None]:
-        """As if this transform were not there; derivatives of the others are taken."""
+        """A context without this transform. The others still differentiate."""
         from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
         with torch.enable_grad(), _set_fwd_grad_enabled(True):
@@ -89,7 +91,7 @@ class Level:
         )
 
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor of the level below as one of this."""
+        """A tensor of the level below, wrapped at this level."""
         return (
             x.view_as(x)
             if self.kind is None
@@ -108,7 +110,7 @@ class Level:
         return None if tangent is None else self.below(tangent.to(x.dtype))
 
     def moves(self, x: torch.Tensor) -> bool:
-        """Whether a derivative by a tensor is being taken at this level."""
+        """Whether this level differentiates with respect to a tensor."""
         if self.kind == "jvp":
             tangent = self.tangent(x)
             return tangent is not None and not tangent._is_zerotensor()
@@ -126,13 +128,14 @@ class Level:
     def pulled(
         self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Results of the level below as results of this, with a function for their derivative.
+        """Results of the level below, wrapped at this level with a function for their
+        derivative.
 
         Args:
             outs: the results.
-            pull: of the cotangents, a tuple with None for zero, and of the arguments if torch's own
-                autograd runs it.
-            args: what is differentiated by.
+            pull: maps the cotangents, a tuple with None for zero, to those of args. It also
+                takes args if torch's own autograd runs it.
+            args: the tensors to differentiate with respect to.
         """
         from torch._functorch.utils import enable_single_level_autograd_function
 
@@ -142,7 +145,7 @@ class Level:
     def batched(
         self, xs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
-        """Under vmap: the tensors of all samples, the dim of the samples in each, their number."""
+        """Under vmap: the batched tensors, the batch dim of each, and the batch size."""
         pairs = [
             _functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number)
             for x in xs
@@ -154,7 +157,7 @@ class Level:
         )
 
     def sample(self, x: torch.Tensor) -> torch.Tensor:
-        """Under vmap: a tensor whose first dim is that of the samples, as one sample."""
+        """Under vmap: a tensor with the batch dim first, wrapped as one sample."""
         return _functorch._add_batch_dim(x, 0, self.number)
 
 
@@ -164,8 +167,8 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """torch.func.jvp of a function that returns tuples, also where a graph has opened forward
-    mode.
+    """torch.func.jvp of a function that returns tuples. Also works where a graph has opened
+    forward mode.
     """
     close = open_dual()
     is_counted = close is not already_open
@@ -178,7 +181,9 @@ def jvp(
 
 
 def _of_one_dtype(values: Any, tangents: Any, *aux: Any) -> Any:
-    """Tangents of the dtypes of their values: a number may raise a tangent's (torch 2.13)."""
+    """Tangents cast to the dtypes of their values, since a number may raise a tangent's dtype
+    (torch 2.13).
+    """
     return (
         values,
         tuple(t.to(x.dtype) for x, t in zip(values, tangents, strict=True)),

@@ -1,4 +1,4 @@
-"""Whose memory a tensor lies in, and who else looks at it."""
+"""The memory of a tensor, and whether it is shared."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import weakref
 
 import torch
 
-# of the storage of a tensor that nobody shares: the tensor, and the Python object that asks
+# the use count of an unshared storage: the tensor, and the Python object that reads it
 OWNERS = 2
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """What two tensors have in common if they share memory; meaningful while both are alive."""
+    """The id of a tensor's memory. Tensors that share memory have equal ids, while both are
+    alive.
+    """
     return x.untyped_storage()._cdata
 
 
@@ -26,5 +28,5 @@ def is_sole_owner(x: torch.Tensor) -> bool:
 
 
 def can_be_taken(x: torch.Tensor) -> bool:
-    """Whether torch.utils.swap_tensors can put another tensor in the place of this one."""
+    """Whether torch.utils.swap_tensors can replace this tensor."""
     return x._use_count() == 1 and not weakref.getweakrefs(x)

@@ -1,5 +1,5 @@
-"""What nn.Module does behind the back of whoever runs it: hooks on the backward, kernels of its
-own, questions for the rank.
+"""Patches for running an nn.Module while it is traced: backward hooks, fused kernels, questions
+for the rank.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def hooked_by(cls: Any) -> Iterator[None]:
-    """Have modules with backward hooks make this class where they make torch's.
+    """Have modules with backward hooks use this class instead of torch's BackwardHook.
 
-    Torch's fails under torch.func (2.11 to 2.15). Modules that other threads call make torch's.
+    torch's class fails under torch.func (2.11 to 2.15). Modules called by other threads still
+    use it.
     """
 
     def choosing(torchs: Any) -> Callable[..., Any]:
@@ -61,15 +62,15 @@ def rank_asked(
     *args: Any,
     **kwargs: Any,
 ) -> int:
-    """A question for a rank's number; `asked` is given the file of whoever asks."""
-    asked(sys._getframe(2).f_code.co_filename)  # past what chooses for a thread
+    """Intercept a question for the rank. `asked` takes the file of the calling code."""
+    asked(sys._getframe(2).f_code.co_filename)  # past the frame of the dispatch
     return answer(*args, **kwargs)
 
 
 def checkpointed_generator(
     around: Callable[[], AbstractContextManager[Any]], *_: Any, **__: Any
 ) -> Iterator[None]:
-    """What torch.utils.checkpoint runs a function between."""
+    """The contexts in which torch.utils.checkpoint runs a function."""
     with around():
         yield
 
@@ -96,7 +97,7 @@ def dtensor_made(
 
 @contextlib.contextmanager
 def nested_traces_allowed() -> Iterator[None]:
-    """What is compiled inside a module that is traced is not refused; of this thread."""
+    """Allow torch.compile inside a module that this thread traces."""
     with torch._dynamo.config.patch(error_on_nested_fx_trace=False):
         yield
 
@@ -109,13 +110,13 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
     return v * (g / v.square().sum(dims, keepdim=True).sqrt())
 
 
-# Ops that modules use and that some transform of torch.func cannot take, as others that it can.
+# Ops of modules that some torch.func transform cannot handle -> equivalent code.
 MODULE_OPS = {torch._weight_norm: weight_norm}
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
-    """nn.LSTM, nn.GRU and nn.RNN written out, step by step, if this is the op of one of them:
-    torch cannot vmap it (2.13).
+    """The step-by-step decomposition of nn.LSTM, nn.GRU or nn.RNN, if this is one of their ops.
+    torch cannot vmap them (2.13).
     """
     written: dict[Any, Callable[..., Any]] = {
         torch.lstm: decompositions.lstm_impl,

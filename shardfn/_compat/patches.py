@@ -1,5 +1,6 @@
-"""Every change that we make to torch: what, why, and in which torch it ends. Each is entered for
-a capture or a compilation, is for the thread that captures, and is left afterwards.
+"""Every change that shardfn makes to torch: the place, the reason, and the torch version that
+ends it. Each is entered for a capture or a compilation, affects the capturing thread only, and
+is undone afterwards.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ NEVER = "not known to end"
 class Patch(NamedTuple):
     """One change.
 
-    A function or method is replaced by `new`, which takes torch's own and then what that takes,
-    and is called for our thread alone (`threads.overridden`); anything else is entered.
+    A function or method is replaced by `new`, which takes torch's function and then its
+    arguments. Only the capturing thread calls it (`threads.overridden`). Any other patch is a
+    context manager.
     """
 
     what: tuple[str, ...]  # "module:attribute", or in words
     why: str
-    until: str  # the torch in which it ends
+    until: str  # the torch version that ends it
     new: Callable[..., Any] | None = None
     enter: Callable[..., AbstractContextManager[Any]] | None = None
-    takes: str | None = None  # what `patched` is given for it; None leaves it out
+    takes: str | None = None  # its argument of `patched`; None leaves the patch out
     is_mine: Callable[[], bool] = threads.is_capturing
-    optional: bool = False  # not every torch that we know has it
+    optional: bool = False  # some supported versions of torch do not have it
 
 
 def _methods(owner: str, *names: str) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def _methods(owner: str, *names: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _inductor_order() -> Iterator[None]:
-    """Inductor's settings for a compilation; they are of this thread (torch 2.13)."""
+    """Inductor's settings for a compilation. They are per thread (torch 2.13)."""
     from torch._inductor import config
 
     wanted = {"reorder_for_peak_memory": False, "reorder_for_locality": False}
@@ -211,7 +213,7 @@ SIZES = Patch(
     enter=known_sizes.sizes_known,
 )
 
-MODULE = (  # a module that Dynamo leaves whole
+MODULE = (  # a module that Dynamo does not trace
     Patch(
         ("torch.backends.mha:get_fastpath_enabled",),
         "attention has a fused kernel for inference, which has no derivative",
@@ -312,7 +314,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     ),
 }
 
-# What stays, each under a name of ours: (what, why).
+# Permanent registrations, each under a name of shardfn's: (what, why).
 STAYS = (
     ("ops of torch.ops.shardfn", "programs are made of them"),
     ("Inductor's lowerings of those", "registered at the first compilation"),
@@ -326,11 +328,11 @@ STAYS = (
 
 @contextlib.contextmanager
 def patched(stage: str, **given: Any) -> Iterator[None]:
-    """Torch as a stage of PATCHES needs it, in this thread.
+    """Enter the patches of a stage of PATCHES, in this thread.
 
     Args:
         stage: a key of PATCHES.
-        given: for the rows that take something, by name; rows given None are left out.
+        given: the arguments of rows that take one, by name. Rows given None are left out.
     """
     with contextlib.ExitStack() as stack:
         if stage == "capture":
@@ -357,7 +359,7 @@ def _enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> N
 
 
 def _place(text: str) -> tuple[Any, str]:
-    """The module or class that a place of the table names, None where there is none, and the
+    """The module or class of a place in the table, or None if it does not exist, and the
     attribute.
     """
     module, _, inside = text.partition(":")

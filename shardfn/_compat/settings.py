@@ -1,4 +1,4 @@
-"""Torch's global settings that a program depends on, in one tuple, which each call compares."""
+"""torch's global settings that a program depends on, as one tuple. Each call compares it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 _C = torch._C
-DEVICES = ("cpu", "cuda", "xpu", "mps")  # whose autocast is looked at
+DEVICES = ("cpu", "cuda", "xpu", "mps")  # devices whose autocast state is read
 ATTENTION = "torch.nn.attention.sdpa_kernel"
 REDUCED = "torch.backends.cuda.matmul.allow_..._reduced_precision_reduction"
 
-# How the user calls a setting, and what reads it (torch 2.11 to 2.15).
+# The user's name of each setting, and its getter (torch 2.11 to 2.15).
 _COMMON = (
     ("torch.set_default_dtype", "get_default_dtype", torch),
     ("torch.autocast", "_is_any_autocast_enabled", _C),
@@ -41,7 +41,7 @@ _ROWS = [
     for row in (*_COMMON, *(_CUDA if torch.backends.cuda.is_built() else ()))
     if hasattr(row[2], row[1])
 ]
-SETTINGS = tuple(row[0] for row in _ROWS)  # what `settings` tells of, in its order
+SETTINGS = tuple(row[0] for row in _ROWS)  # the entries of `settings`, in order
 AUTOCAST, MODES = SETTINGS.index("torch.autocast"), 2
 
 
@@ -57,7 +57,7 @@ _read = _reader()
 
 
 def settings() -> tuple[Any, ...]:
-    """What is set now; under autocast for which devices and dtypes, and which modes are at work."""
+    """The current settings, with the devices and dtypes of autocast and the active modes."""
     now = _read()
     return _in_full(now) if now[AUTOCAST] or now[MODES] else now
 
@@ -75,7 +75,7 @@ def _in_full(now: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _mode(mode: Any) -> Any:
-    """A mode of torch functions; that of a default device is told by its device."""
+    """The key of a torch function mode. A default-device mode is identified by its device."""
     from torch.utils._device import DeviceContext
 
     return mode.device if type(mode) is DeviceContext else mode
@@ -84,7 +84,9 @@ def _mode(mode: Any) -> Any:
 def without_autocast(
     run: Callable[[list[Any]], Any], state: tuple[Any, ...]
 ) -> Callable[[list[Any]], Any]:
-    """`run` with autocast off, if these settings have it on: the program has its casts already."""
+    """`run` with autocast turned off, if these settings turn it on, since the program already
+    has its casts.
+    """
     if not state[AUTOCAST]:
         return run
 

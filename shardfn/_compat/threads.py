@@ -1,4 +1,4 @@
-"""Threads: one of them stages at a time, and what is changed in torch meanwhile is its own."""
+"""Threads: one thread stages at a time, and its patches of torch affect that thread only."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from ..errors import ShardError, problem
+from ..errors import ShardError
 
 _CAPTURING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "capturing", default=False
 )
-_table = threading.Lock()  # who reads or writes the next line
+_table = threading.Lock()  # guards the next line
 _replaced: dict[
     tuple[int, str], tuple[int, Any]
-] = {}  # how many need it, and what stood there
+] = {}  # the number of users, and the original value
 _home = os.getpid()
 
 
 @contextlib.contextmanager
 def staging() -> Iterator[None]:
-    """One thread at a time traces, lowers and compiles; the same thread may do so again inside.
+    """A re-entrant lock: one thread at a time traces, lowers and compiles.
 
-    The lock is torch.compile's own: Dynamo, its settings and the notes of fx are the process's.
+    The lock is that of torch.compile, since Dynamo, its settings and fx's metadata are global
+    to the process.
 
     Raises:
-        ShardError: this process was forked while another thread held the lock, which is never
-            released.
+        ShardError: this process was forked while another thread held the lock, so nothing will
+            release it.
     """
     from torch._dynamo.convert_frame import compile_lock
 
@@ -41,7 +42,7 @@ def staging() -> Iterator[None]:
         got = (
             "it was forked while a thread was compiling, which would never be done"
         )
-        raise ShardError(problem("this process", got, fix=fix), fix=fix)
+        raise ShardError.of("this process", got, fix=fix)
     try:
         yield
     finally:
@@ -49,20 +50,18 @@ def staging() -> Iterator[None]:
 
 
 def _is_lost() -> bool:
-    """Whether nobody would release a lock: in a forked process with no other thread than this
-    one.
-    """
+    """Whether nothing will release a lock: this is a forked process without other threads."""
     return os.getpid() != _home and threading.active_count() == 1
 
 
 def is_capturing() -> bool:
-    """Whether this thread, and no other one, is capturing a function."""
+    """Whether this thread is capturing a function."""
     return _CAPTURING.get()
 
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """What runs inside, in this thread, is part of a capture."""
+    """A context that marks this thread as capturing."""
     token = _CAPTURING.set(True)
     try:
         yield
@@ -74,13 +73,14 @@ def capturing() -> Iterator[None]:
 def overridden(
     owner: Any, name: str, new: Callable[..., Any], is_mine: Callable[[], bool]
 ) -> Iterator[None]:
-    """A function or method of torch's replaced, for whoever it is meant; others get torch's.
+    """Replace a function or method of torch, for some calls only. Other calls run torch's
+    function.
 
     Args:
         owner: the module or class.
-        name: of the function.
-        new: takes torch's own function, and then what that takes.
-        is_mine: whether this call is one that is to be changed, asked at each.
+        name: the name of the function.
+        new: takes torch's function, and then its arguments.
+        is_mine: called for each call; whether to use `new` for it.
     """
     original = getattr(owner, name)
 
@@ -99,12 +99,14 @@ def overridden(
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute of torch replaced while any thread is inside: the last one out puts it back.
+    """Replace an attribute of torch while any thread is inside. The last thread to leave
+    restores it.
 
     Args:
         owner: the module or class.
-        name: of the attribute.
-        make: from what stands there, what is to stand there; it asks for whom it runs.
+        name: the name of the attribute.
+        make: maps the original value to the replacement, which must check for which thread it
+            runs.
     """
     key = id(owner), name
     with _table:

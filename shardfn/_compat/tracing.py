@@ -34,7 +34,7 @@ codegen_of = operator.attrgetter("_codegen")  # of a graph
 sequence_number = operator.attrgetter("_sequence_nr")  # of an autograd node
 version_of = operator.attrgetter(
     "_version"
-)  # of a tensor: how often it was written to
+)  # of a tensor: the count of in-place writes
 base_of = operator.attrgetter(
     "_base"
 )  # of a view: the tensor whose memory it shares
@@ -48,8 +48,8 @@ DYNAMIC_SHAPE = DynamicOutputShapeException
 
 @contextlib.contextmanager
 def paused_gc() -> Iterator[None]:
-    """Reading and placing a program makes many objects that live on; looking for garbage among
-    them is an eighth of the time, or more.
+    """Pause garbage collection. Capture and partition make many long-lived objects, and
+    collecting among them takes an eighth of the time or more.
     """
     was = gc.isenabled()
     gc.disable()
@@ -70,7 +70,7 @@ def _is_of_others(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch from logging what an error of ours is about to say; not other threads."""
+    """Silence torch's logs in this thread, where shardfn raises an error of its own."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     is_first = _is_of_others not in logger.filters
     logger.addFilter(_is_of_others)
@@ -83,8 +83,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_saved_hooks() -> Iterator[None]:
-    """Without the user's hooks on saved tensors: a call saves none, and torch.func refuses to
-    work under them.
+    """Disable the user's saved-tensor hooks. A call saves no tensors, and torch.func refuses to
+    run under such hooks.
     """
     hooks, aside = torch._C._autograd, []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
@@ -99,7 +99,7 @@ def without_saved_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
-    """Leave no torch.func level behind when a trace fails in the middle of one."""
+    """Leave all torch.func levels that a failed trace has entered."""
     functorch, autograd = torch._C._functorch, torch._C._autograd
     depth, dual = functorch.get_dynamic_layer_stack_depth(), in_dual_level()
     try:
@@ -107,7 +107,7 @@ def unwound() -> Iterator[None]:
     except BaseException:
         with contextlib.suppress(
             RuntimeError
-        ):  # it asserts when the last level goes (torch 2.11)
+        ):  # torch asserts when the last level is left (torch 2.11)
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         with contextlib.suppress(RuntimeError):
             if not dual:  # else it is the user's
@@ -120,7 +120,9 @@ def unwound() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dual_level_counted() -> Iterator[None]:
-    """torch.func.jvp told of a level that a graph has opened: torch counts them in Python only."""
+    """Tell torch.func.jvp of a level that a graph has opened. torch counts levels in Python
+    only.
+    """
     from torch._functorch import eager_transforms
 
     with (
@@ -131,11 +133,11 @@ def dual_level_counted() -> Iterator[None]:
 
 
 def already_open() -> None:
-    """What closes a level of dual numbers that somebody else has opened."""
+    """Closes a level of dual numbers that other code has opened: does nothing."""
 
 
 def open_dual() -> Callable[[], None]:
-    """Open the one level of dual numbers, if it is not; returns what closes it again."""
+    """Open the level of dual numbers, if it is not open. Returns a function that closes it."""
     try:
         level = torch._C._enter_dual_level()
     except RuntimeError:
@@ -149,24 +151,24 @@ def in_dual_level() -> bool:
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether a tensor is a dual number of the level that is open."""
+    """Whether a tensor is a dual number of the open level."""
     return forward_ad.unpack_dual(x).tangent is not None
 
 
 def values() -> Any:
-    """A context in which tensors that have values are computed with, as if nothing were traced."""
+    """A context in which ops on tensors with values run as if nothing were traced."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
 
 
 def inside_transform() -> bool:
-    """Whether a torch.func transform is at work around this call."""
+    """Whether this call is inside a torch.func transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def derivative_levels() -> int:
-    """How many of the torch.func transforms at work around this call take derivatives."""
+    """The number of torch.func transforms around this call that differentiate."""
     kinds = torch._C._functorch.TransformType
     return sum(
         level.key() in (kinds.Grad, kinds.Jvp)
@@ -175,21 +177,21 @@ def derivative_levels() -> int:
 
 
 def level() -> int | None:
-    """The number of the innermost torch.func transform at work, if there is one."""
+    """The level of the innermost active torch.func transform, if there is one."""
     innermost = torch._C._functorch.peek_interpreter_stack()
     return None if innermost is None else innermost.level()
 
 
 def level_of(x: torch.Tensor) -> int:
-    """The number of the torch.func transform that a tensor belongs to; -1 or less of a plain
-    one.
+    """The level of the torch.func transform that a tensor belongs to, or -1 or less for a plain
+    tensor.
     """
     return torch._C._functorch.maybe_get_level(x)
 
 
 def is_differentiating() -> bool:
-    """Whether the innermost torch.func transform at work is grad, and no mode of torch functions
-    is still to see the call.
+    """Whether the innermost active torch.func transform is grad, and no torch function mode is
+    still to handle the call.
     """
     innermost = torch._C._functorch.peek_interpreter_stack()
     if innermost is None or torch._C._len_torch_function_stack():
@@ -198,24 +200,24 @@ def is_differentiating() -> bool:
 
 
 def innermost_level() -> int:
-    """The number of the innermost torch.func transform at work."""
+    """The level of the innermost active torch.func transform."""
     return torch._C._functorch.peek_interpreter_stack().level()
 
 
 def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
-    """Which sample of the vmap at this level it is: a scalar for each."""
+    """The index of the sample of the vmap at this level: one scalar for each sample."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     with (
         temporarily_clear_interpreter_stack()
-    ):  # else the transforms inside of that vmap take it for theirs
+    ):  # else inner transforms take it for their own
         numbers = torch.arange(size, device=device)
     return torch._C._functorch._add_batch_dim(numbers, 0, level)
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode for tracing. Loops ask it for symbols to ignore; sizes and scalars that depend on
-    values stay refused.
+    """A fake tensor mode for tracing. Loops ask it for symbols to ignore. It refuses sizes and
+    scalars that depend on values.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -229,11 +231,11 @@ def fake_mode() -> FakeTensorMode:
 
 @contextlib.contextmanager
 def notes_kept_apart() -> Iterator[None]:
-    """What fx notes of nodes while a capture traces stays the capture's: other threads write no
-    notes, as where nobody traces.
+    """Keep fx's metadata of a capture to its thread. Other threads record none, as if nothing
+    were traced.
     """
     notes = torch.fx.traceback
-    if notes.has_preserved_node_meta():  # another thread asked for them before
+    if notes.has_preserved_node_meta():  # another thread had turned them on before
         yield
         return
     with (
@@ -262,7 +264,7 @@ def trace_aten(
 
 @contextlib.contextmanager
 def paused_tracing() -> Iterator[None]:
-    """Let the trace at work see nothing of what is done inside: another one may be made there."""
+    """Pause the active trace, so that another one can run inside."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     with disable_proxy_modes_tracing():
@@ -272,7 +274,7 @@ def paused_tracing() -> Iterator[None]:
 @functools.cache
 def core_decompositions() -> dict[Any, Any]:
     """torch's decompositions into core ATen, and those of losses and batch norms, which core
-    ATen keeps whole.
+    ATen does not decompose.
     """
     from torch._decomp import core_aten_decompositions, decomposition_table
 
@@ -300,7 +302,7 @@ def core_decompositions() -> dict[Any, Any]:
 
 
 def kernels(op: OpOverload) -> set[str]:
-    """Which of these dispatch keys an op has kernels of its own for."""
+    """The dispatch keys, of these, for which an op has kernels of its own."""
     keys = (
         "CPU",
         "CUDA",

@@ -1,5 +1,5 @@
-"""Zeros that stand for no tangent, among fake tensors: what torch gets wrong of them (torch
-2.11 to 2.13).
+"""Fixes for zero tensors, which stand for zero tangents: torch handles them wrongly under fake
+tensors (2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ VIEWS = (
     "view",
     "_reshape_alias",
     "as_strided",
-)  # with a kernel for such zeros that makes a real tensor of a fake one
+)  # ops whose kernel for zero tensors makes a real tensor of a fake one
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-NUMBERS = (
-    torch.float64,
-)  # of the zero tangents that torch makes for Python's floats
+NUMBERS = (torch.float64,)  # the dtype of zero tangents of Python floats
 KEY = "ZeroTensor"  # of the dispatcher
 
 
 def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
-    """Shape, dtype and device of what two operands give; an operand may be a number."""
+    """Shape, dtype and device of the result of two operands. An operand may be a number."""
     shape = torch.broadcast_shapes(*(getattr(x, "shape", ()) for x in (a, b)))
     tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
     device = next((x.device for x in tensors if x.dim()), tensors[0].device)
@@ -38,7 +36,7 @@ def _result(a: Any, b: Any) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _dtype(a: Any, b: Any) -> torch.dtype:
-    """The dtype of a result. The zero tangent of a number is float64, and decides nothing."""
+    """The dtype of a result. The zero tangent of a number is float64, and does not count."""
     for x, other in ((a, b), (b, a)):
         if (
             _is_zero(x)
@@ -118,29 +116,29 @@ def zeros_dispatched(
     args: Any = (),
     kwargs: Any = None,
 ) -> Any:
-    """What a fake mode does with a call where tangents may be such zeros."""
+    """A fake mode's handling of a call whose tangents may be zero tensors."""
     if func is ATEN.expand.default and not isinstance(
         args[0], torch.Tensor
-    ):  # a number that was added to such a zero
+    ):  # a number that was added to a zero tensor
         args = (torch.scalar_tensor(args[0]), *args[1:])
     if (
         func is ATEN._has_same_storage_numel.default
         and args[0].stride() != args[1].stride()
     ):
-        # a zero comes here as one expanded number; where strides do differ, torch asks for them
+        # a zero tensor arrives here as one expanded number; if strides differ, torch checks them
         # next
         return True
     return dispatch(mode, func, types, args, kwargs)
 
 
 def _beneath(op: Any) -> Callable[..., Any]:
-    """A kernel that is not there: what comes beneath it runs."""
+    """A missing kernel: the next one in the dispatch order runs."""
     beneath = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.ZeroTensor)
     return lambda keys, *args, **kw: op.redispatch(keys & beneath, *args, **kw)
 
 
 def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Operands, one of which may be a number, as tensors that give the same."""
+    """Operands, one of which may be a number, as equivalent tensors."""
     like = next(x for x in args if isinstance(x, torch.Tensor))
     return tuple(
         x
@@ -151,7 +149,9 @@ def _tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """Our kernel of an op for such zeros in a capture of this thread; else torch's own."""
+    """An op's kernel for zero tensors in a capture of this thread. Other calls run torch's
+    kernel.
+    """
     packet, _, overload = name.partition(".")
     op = getattr(getattr(ATEN, packet), overload or "default")
     torchs = torch.library.get_kernel(op, KEY)
@@ -177,7 +177,9 @@ def _override(library: torch.library.Library, name: str) -> None:
 
 @functools.cache
 def _warn_of_overrides() -> None:
-    """Let torch say now, unheard, what it says once in a process: that a kernel is overridden."""
+    """Trigger and silence torch's warning that a kernel is overridden, which it gives once per
+    process.
+    """
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings(action="ignore"):
         _override(library, VIEWS[0])
@@ -186,8 +188,8 @@ def _warn_of_overrides() -> None:
 
 @contextlib.contextmanager
 def zeros_kept_fake() -> Iterator[None]:
-    """While it is entered, fake zeros of a capture are treated like other fake tensors: views
-    of them go the way of all views, and stay fake.
+    """A context in which a capture's fake zero tensors are treated like other fake tensors:
+    views of them stay fake.
     """
     _warn_of_overrides()
     library = torch.library.Library("aten", "IMPL")
@@ -200,9 +202,10 @@ def zeros_kept_fake() -> Iterator[None]:
 
 
 def write_out_zeros(graph: torch.fx.GraphModule) -> None:
-    """Make the zeros of a traced graph ordinary ones; what later runs the graph knows of no others.
+    """Make the zero tensors of a traced graph ordinary zeros, since later runs of the graph
+    cannot handle others.
 
-    Call it under the fake mode of the trace.
+    Must be called under the fake mode of the trace.
     """
     for node in graph.graph.nodes:
         if node.target is ATEN._efficientzerotensor.default:

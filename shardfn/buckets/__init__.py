@@ -1,5 +1,5 @@
-"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved
-and is edited.
+"""The bucket plan: which gradients share a collective. A value that can be printed, hashed,
+saved and edited.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The bucket plan: which gradients travel together, as a value that prints, hashes, is saved
-and is edited.
+"""The bucket plan: which gradients share a collective. A value that can be printed, hashed,
+saved and edited.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import attrs
 
 from .._compat import constant_in_graph
 from ..byte_sizes import human_bytes
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from .records import Bucket, Row, Unbucketed, record, tupled, uneven
 
 
 @attrs.frozen
 class BucketPlan:
-    """The buckets of a program, in the order in which they are filled; equal on all ranks.
+    """The buckets of a program, in the order in which they are filled. Equal on all ranks.
 
     Args:
         name: of the program.
         mesh: its axes, as text.
         buckets: each one is one collective.
         ignored: leaves that are reduced on their own.
-        unused: leaves that the loss does not depend on: their gradient is zero, and nothing is
+        unused: leaves on which the loss does not depend. Their gradient is zero, and is not
             sent.
         local: leaves whose gradient needs no communication.
         unreduced: leaves whose gradient is returned as Partial, for a later program to reduce.
-        unbucketed: every other collective on the way to a gradient.
+        unbucketed: all other collectives on the way to a gradient.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -59,21 +59,18 @@ class BucketPlan:
 
     @property
     def _others(self) -> tuple[str, ...]:
-        """The leaves for which nothing is sent in a bucket."""
+        """The leaves that are in no bucket."""
         return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
         """The plan with these buckets as one, in place of the first.
 
         Raises:
-            TreeError: a bucket that does not exist, or buckets that one collective cannot serve.
+            TreeError: a bucket that does not exist, or buckets that cannot be one collective.
         """
         if not indices:
-            raise TreeError(
-                problem(
-                    "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
-                ),
-                fix="plan.merge(0, 1)",
+            raise TreeError.of(
+                "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
             )
         chosen = [self._bucket(i) for i in sorted(set(indices))]
         kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
@@ -83,13 +80,10 @@ class BucketPlan:
                 for b in chosen
             ]
             fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
-            raise TreeError(
-                problem(
-                    "BucketPlan.merge",
-                    "these buckets cannot be one collective",
-                    *lines,
-                    fix=fix,
-                ),
+            raise TreeError.of(
+                "BucketPlan.merge",
+                "these buckets cannot be one collective",
+                *lines,
                 fix=fix,
             )
         one = attrs.evolve(
@@ -115,12 +109,9 @@ class BucketPlan:
         whole = self._bucket(index)
         if not 0 < at < len(whole.leaves):
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
-            raise TreeError(
-                problem(
-                    "BucketPlan.split",
-                    f"bucket {index} has {len(whole.leaves)} leaves, cut at {at}",
-                    fix=fix,
-                ),
+            raise TreeError.of(
+                "BucketPlan.split",
+                f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
                 fix=fix,
             )
         front = attrs.evolve(
@@ -136,10 +127,7 @@ class BucketPlan:
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
             fix = f"buckets 0 to {len(self.buckets) - 1}"
-            raise TreeError(
-                problem("BucketPlan", f"there is no bucket {index}", fix=fix),
-                fix=fix,
-            )
+            raise TreeError.of("BucketPlan", f"there is no bucket {index}", fix=fix)
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
@@ -158,7 +146,7 @@ class BucketPlan:
         """The plan that JSON text describes.
 
         Raises:
-            TreeError: the text is no plan.
+            TreeError: the text is not a bucket plan.
         """
         try:
             fields = json.loads(text)
@@ -172,24 +160,22 @@ class BucketPlan:
             return cls(buckets=buckets, unbucketed=unbucketed, **others)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             fix = "a file that BucketPlan.save wrote"
-            raise TreeError(
-                problem(
-                    "BucketPlan.from_json", f"no bucket plan: {error}", fix=fix
-                ),
-                fix=fix,
+            raise TreeError.of(
+                "BucketPlan.from_json", f"not a bucket plan: {error}", fix=fix
             ) from error
 
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """What the plan says of each leaf, a row for each of its collectives.
+        """The rows of each leaf: one for each of its collectives.
 
-        Buckets are counted as they stand in the plan; those of one `index` are one bucket.
+        Buckets are numbered by their position in the plan. Buckets of the same `index` are one
+        bucket.
 
         Args:
             name: of the function that is to follow the plan, for errors.
             leaves: the leaves that it differentiates.
-            region: which bucketed_grad of the program; any if not given.
+            region: index of the bucketed_grad call in the program; any if not given.
 
         Raises:
             TreeError: a plan for other leaves, or one that contradicts itself.
@@ -236,25 +222,28 @@ class BucketPlan:
                 *(f"the plan lacks {x}" for x in missing),
             ]
             fix = "a plan of this very function: fn.lower(...).plan"
-            text = problem(
-                f"{name}, plan", "it is a plan for other leaves", *lines, fix=fix
+            raise TreeError.of(
+                f"{name}, plan",
+                "it is a plan for other leaves",
+                *lines,
+                fix=fix,
+                arg_path=(extra + missing)[0],
             )
-            raise TreeError(text, arg_path=(extra + missing)[0], fix=fix)
 
     def _refuse_contradictions(self, name: str) -> None:
-        """Refuse buckets that no program can have."""
+        """Refuse buckets that contradict each other."""
         numbers = {b.index for b in self.buckets}
         if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
             got = "buckets of two bucketed_grads have one number"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
         if got := uneven(self.buckets):
             fix = "a size in bytes for each leaf, in the order of the leaves"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
         if empty := [b.index for b in self.buckets if not b.leaves]:
             fix = "plan.renumbered(b for b in plan.buckets if b.leaves)"
             got = f"bucket {empty[0]} has no leaves"
-            raise TreeError(problem(f"{name}, plan", got, fix=fix), fix=fix)
+            raise TreeError.of(f"{name}, plan", got, fix=fix)
 
     @constant_in_graph
     def as_constant(self) -> str:
@@ -272,7 +261,9 @@ class BucketPlan:
 
 
 def table(plan: BucketPlan) -> str:
-    """The plan as text: a line for each bucket, then what travels alone or not at all."""
+    """The plan as text: a line for each bucket, then the leaves and collectives outside of
+    buckets.
+    """
     lines = [f"buckets of {plan.name} on mesh {plan.mesh}: {len(plan.buckets)}"]
     if plan.buckets or plan.unbucketed:
         lines.append(
@@ -304,7 +295,7 @@ def table(plan: BucketPlan) -> str:
             )
         )
     if any(b.extended for b in plan.buckets):
-        lines.append("  + over its cap: a leaf is never cut")
+        lines.append("  + over its cap: a leaf is never split")
     if plan.unbucketed:
         lines.append(
             "  - in no bucket: an ignored leaf, or sent on the way to the gradient"
@@ -332,7 +323,7 @@ def _collective(sent: Bucket | Unbucketed) -> str:
 
 
 def _where(sent: Bucket | Unbucketed) -> str:
-    """Where a collective stands that is inside of a loop or a branch."""
+    """The loop or branch that holds a collective, as text."""
     times = f", {sent.times} times" if sent.times > 1 else ""
     return f" (inside {sent.inside}{times})" if sent.inside else ""
 

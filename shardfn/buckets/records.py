@@ -1,4 +1,6 @@
-"""The records of a bucket plan: its buckets, what is in no bucket, and what it says of a leaf."""
+"""The records of a bucket plan: buckets, collectives outside of buckets, and the rows of each
+leaf.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,8 @@ class Bucket:
 
     `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
     gathered, without the fused small reductions. A program that follows a plan takes from it
-    the buckets, their order, and the leaves of each with their order. `cap` is repeated as it
-    is. `ready`, `first_use`, `riding`, `inside` and `times` describe the program and are
-    recomputed.
+    the buckets, their order, and the leaves of each with their order. `cap` is copied. `ready`,
+    `first_use`, `riding`, `inside` and `times` describe the program and are recomputed.
     """
 
     index: int
@@ -30,10 +31,10 @@ class Bucket:
     leaves: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes of each leaf
     cap: int  # bytes at which it closed
-    ready: str  # the op that makes the last of it
+    ready: str  # the op that makes its last gradient
     first_use: str  # the op that reads it first
-    region: int = 0  # which bucketed_grad of the program
-    riding: int = 0  # bytes of results that travel along, such as the loss
+    region: int = 0  # index of the bucketed_grad call in the program
+    riding: int = 0  # bytes of the fused small reductions, such as that of the loss
     inside: str = ""  # the loop or branch that sends it, with its line
     times: int = 1  # how often one call of the program sends it
 
@@ -43,14 +44,14 @@ class Bucket:
 
     @property
     def extended(self) -> bool:
-        """Whether it holds more than its cap, since a leaf is never cut."""
+        """Whether it holds more than its cap, since a leaf is never split."""
         return self.nbytes > self.cap
 
 
 @attrs.frozen
 class Unbucketed:
-    """A collective on the way to gradients that is in no bucket: of an ignored leaf, or inside
-    of a loop or a branch.
+    """A collective on the way to a gradient that is in no bucket: that of an ignored leaf, or
+    one inside a loop or a branch.
     """
 
     kind: (
@@ -61,13 +62,13 @@ class Unbucketed:
     dtype: str  # as it is sent
     leaves: tuple[str, ...]
     nbytes: int
-    ready: str  # the op that makes what is sent
+    ready: str  # the op that makes the value that is sent
     inside: str = ""  # the loop or branch that sends it, with its line
     times: int = 1  # how often one call of the program sends it
 
 
 class Row(NamedTuple):
-    """What a plan says of a leaf in one bucket."""
+    """The entry of a plan for a leaf in one bucket."""
 
     bucket: int
     kind: str
@@ -82,15 +83,13 @@ class Row(NamedTuple):
 
     @property
     def what(self) -> tuple[str, str, str]:
-        """Which of a leaf's collectives it is."""
+        """Identifies one of a leaf's collectives."""
         return self.kind, self.axis, self.phase
 
 
 @attrs.frozen
 class Wish:
-    """What bucketed_grad wants for one gradient; it travels through capture as the text of a
-    prim.
-    """
+    """The bucketing options of one gradient. They travel through capture as the text of a prim."""
 
     leaf: str
     cap: int
@@ -106,7 +105,7 @@ class Wish:
 
     @classmethod
     def of(cls, text: str) -> Wish:
-        """The wish that the text of a prim says."""
+        """The options that the text of a prim holds."""
         *fields, rows = parse_record(text)
         return cls(
             *fields, None if rows is None else tuple(Row(*row) for row in rows)
@@ -114,7 +113,7 @@ class Wish:
 
 
 def tupled(x: Any) -> Any:
-    """A value of JSON, which has lists where a record has tuples."""
+    """A JSON value with tuples for its lists."""
     return tuple(x) if isinstance(x, list) else x
 
 
@@ -124,7 +123,7 @@ def record(kind: type, fields: dict[str, Any]) -> Any:
 
 
 def uneven(buckets: Sequence[Bucket]) -> str | None:
-    """What is wrong with the first bucket that has not one size for each leaf."""
+    """The first bucket that does not have one size for each leaf, as text."""
     wrong = next((b for b in buckets if len(b.leaves) != len(b.sizes)), None)
     if wrong is None:
         return None

@@ -1,4 +1,6 @@
-"""Which line of the user's code each node of a Program comes from."""
+"""Annotations of a Program's nodes: the user's line, the phase, checkpointed calls,
+implicit_comm.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,22 @@ from .. import _compat
 from ..errors import is_ours
 from .checkpoint import policies
 
-ASKS = "implicit_comm="  # with a setting after it, what a shard inside another asks of its ops
-# with a number after it: one call of a checkpointed function; its policy is the value
+ASKS = "implicit_comm="  # followed by a setting: the implicit_comm of a shard inside another
+# followed by a number: one call of a checkpointed function; the value is its policy
 REGION = "checkpoint="
-OUTERMOST = "outermost"  # of a backward which is not itself differentiated, where that is asked
-# one number for each such call: two captures, one inside the other, share none
+# marks a backward that is not itself differentiated, if annotated
+OUTERMOST = "outermost"
+# one number for each such call, unique even among nested captures
 _numbers = itertools.count()
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
-    """Have every node that a backward makes note the autograd sequence number of the forward op
-    it belongs to.
+    """Have every node of a backward record the autograd sequence number of its forward op.
 
     Args:
         roots: the autograd nodes that the backward starts from.
-        inside: the place of the grad call itself.
+        inside: the annotations of the grad call itself.
     """
     seen, queue = set(), [fn for fn in roots if fn is not None]
     while queue:
@@ -54,14 +56,12 @@ def _note(number: int, inside: dict[str, Any], gradients: Any) -> None:
 
 
 def regions(noted: dict[str, Any]) -> dict[str, str]:
-    """The checkpointed calls that a node's notes put it in, with their policies."""
+    """The checkpointed calls that contain a node, with their policies."""
     return {key: policy for key, policy in noted.items() if key.startswith(REGION)}
 
 
 def place(noted: dict[str, Any]) -> dict[str, Any]:
-    """Where a node's notes put it: in which checkpointed calls, and whether in the outermost
-    backward.
-    """
+    """The checkpointed calls that contain a node, and whether it is in the outermost backward."""
     return {
         key: said
         for key, said in noted.items()
@@ -70,29 +70,31 @@ def place(noted: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_checkpointed(noted: dict[str, Any]) -> bool:
-    """Whether a node's notes put it in a checkpointed call that does not keep everything."""
+    """Whether a node is in a checkpointed call that does not save everything."""
     return any(policy != policies.EVERYTHING for policy in regions(noted).values())
 
 
 def inside(region: str, policy: str) -> Any:
-    """Have what is captured inside note that it is of a checkpointed call."""
+    """A context that annotates the nodes captured in it with a checkpointed call."""
     return torch.fx.traceback.annotate({region: policy})
 
 
 def as_backward() -> Any:
-    """Have what is captured inside be of the backward, and not of one that is differentiated."""
+    """A context that annotates the nodes captured in it as a backward that is not
+    differentiated.
+    """
     return torch.fx.traceback.annotate({"phase": "backward", OUTERMOST: True})
 
 
 @_compat.constant_in_graph
 def fresh_region() -> str:
-    """The note of one more checkpointed call."""
+    """The annotation of a new checkpointed call."""
     return f"{REGION}{next(_numbers)}"
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What is noted for the ops that follow, as it was before the `with` once it is left."""
+    """A context that restores the current annotations when it is left."""
     meta = torch.fx.traceback.get_current_meta()
     before = meta.get("custom")
     try:
@@ -102,8 +104,8 @@ def kept() -> Iterator[None]:
 
 
 def asking(setting: str) -> Any:
-    """Have what is captured inside note a setting of implicit_comm, which the ops of its
-    backward take over.
+    """A context that annotates the nodes captured in it with a setting of implicit_comm. Their
+    backward inherits it.
     """
     return torch.fx.traceback.annotate({f"{ASKS}{setting}": True})
 
@@ -111,11 +113,11 @@ def asking(setting: str) -> Any:
 def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
-    torch gives the nodes of a backward the line of the grad call; here they get the line of the
-    forward op that they belong to, and note as `inside` the checkpointed calls that this op is
-    in.
+    torch gives the nodes of a backward the line of the grad call. Here they get the line of
+    their forward op. `inside` records the checkpointed calls of that op.
     """
-    numbers: list[int] = []  # of the ops so far, ascending, and those ops
+    # the sequence numbers of the ops so far, ascending, and the ops
+    numbers: list[int] = []
     owners: list[torch.fx.Node] = []
     for node in graph.graph.nodes:
         noted = node.meta.get("custom") or {}
@@ -127,7 +129,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
         )
         if (
             line is None and node.op == "call_function"
-        ):  # ours, such as the placing of a gradient: as what it is given
+        ):  # a prim, such as one that places a gradient: annotated like its input
             line = next(
                 (
                     x.meta["source"]
@@ -159,8 +161,8 @@ def attach(graph: torch.fx.GraphModule) -> None:
 def _owner(
     number: int | None, numbers: list[int], owners: list[torch.fx.Node]
 ) -> torch.fx.Node | None:
-    """The op that took this autograd number: under several gradients an op takes several, its
-    own is the last.
+    """The op with this autograd sequence number. Under several gradients an op takes several
+    numbers, and the last is its own.
     """
     at = len(numbers) if number is None else bisect.bisect_left(numbers, number)
     return owners[at] if at < len(owners) else None

@@ -1,4 +1,4 @@
-"""Stage 1: read a Python function, with the transforms inside it, into one functional ATen
+"""Stage 1: capture a Python function, with the transforms inside it, as one functional ATen
 Program.
 """
 
@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from .. import _compat, _tree
-from ..errors import CaptureError, ShardError, problem
+from ..errors import CaptureError, ShardError
 from ..ops import higher_order, placement, shard_map
 from ..random import ambient
 from ..types import CONSTANTS, TENSOR, Program
@@ -35,18 +35,18 @@ from .trace import functional, lifted_constants, recording, simplified
 
 @attrs.frozen(eq=False, repr=False)
 class Captured:
-    """A Program and the tensors that the function closes over, which follow its arguments as
+    """A Program and the tensors that the function closes over. They follow its arguments as
     inputs.
     """
 
     program: Program
     outside: closed_over.ClosedOver
-    mesh: Any  # whose names and sizes the Program depends on; None for most
-    own_mesh: Any  # that a transform inside names, and that a call's must equal; None for most
+    mesh: Any  # the mesh whose names and sizes the Program depends on; usually None
+    own_mesh: Any  # the mesh that a transform inside names, which a call's must equal; usually None
     brought_mesh: (
-        Any  # of them, that of a shard_map, which a call without a mesh takes over
+        Any  # the mesh of a shard_map inside, which a call without a mesh uses
     )
-    reads: Reads  # what the function has read that is not in its arguments
+    reads: Reads  # the function's reads outside of its arguments
     strided: dict[
         int, bool
     ]  # inputs whose memory as_strided reads: `strided.settle`
@@ -72,21 +72,21 @@ def capture(
 
     Args:
         fn: a pure function of pytrees.
-        name: how errors and printed programs call it.
+        name: its name in errors and printed programs.
         args: its arguments; tensors and `ShapeDtype`s give only their shape, strides, dtype and
             device.
         kwargs: its keyword arguments.
         paths: the path of each leaf of (args, kwargs).
-        signature_of: the user's own function, whose line errors fall back on.
+        signature_of: the user's function, for the line of errors without one.
         device: where `ShapeDtype`s live.
-        whole: ops that are not taken apart.
-        mesh: of the call, which a shard_map inside may ask for.
+        whole: ops that are not decomposed.
+        mesh: the mesh of the call, which a shard_map inside may use.
 
     Returns:
         The Program and the closed-over tensors.
 
     Raises:
-        CaptureError: the function is not one pure graph; says where and what to do.
+        CaptureError: the function is not one pure graph.
     """
     for part in (placement, endings, shard_map):
         part.install()
@@ -116,11 +116,11 @@ def _read(
     table: Any,
     scope: Any,
 ) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any, named.Scope, Reads]:
-    """Have Dynamo read a function, and flatten what it has read.
+    """Trace a function with Dynamo, and replay its graph under make_fx.
 
     Returns:
-        (the ATen graph, the tensors that the function closes over, the tree of results, the
-        scope with the meshes that it names, what else the function has read).
+        (the ATen graph, the closed-over tensors, the tree of results, the scope with the meshes
+        that the function names, its other reads).
     """
 
     def call(args: Any, kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ def _captured(
     names: named.Scope,
     reads: Reads,
 ) -> Captured:
-    """The record of a graph that has been read."""
+    """The record of a captured graph."""
     sources.attach(graph)
     in_paths = (
         *tensor_paths,
@@ -169,7 +169,7 @@ def _captured(
 def _reads(
     fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched
 ) -> Reads:
-    """What Dynamo has read, and what modules hold that it leaves whole."""
+    """The reads of Dynamo, and the constants of modules that it does not trace."""
     return Reads(
         fn, (*read, *held_reads(held for _, held in watched.functions.values()))
     )
@@ -177,9 +177,9 @@ def _reads(
 
 @contextlib.contextmanager
 def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
-    """Torch as it has to be for a capture."""
+    """The context of a capture, with torch patched."""
     with (
-        _compat.staging(),  # first: what follows is of the process
+        _compat.staging(),  # first, since the rest is global to the process
         mode,
         _compat.paused_gc(),
         _compat.patched(
@@ -212,7 +212,7 @@ def _program(
 def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
-    """The error of ours behind one that Dynamo made of it; not one that was handled before."""
+    """The ShardError that an error of Dynamo wraps, unless it was handled before."""
     while (
         error is not None
         and error is not handled
@@ -231,15 +231,18 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     if wrong:
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
         lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
-        text = problem(
-            name, *lines, needed="a tree of tensors and constants", fix=fix
+        raise CaptureError.of(
+            name,
+            *lines,
+            needed="a tree of tensors and constants",
+            fix=fix,
+            arg_path="result" + wrong[0][0],
         )
-        raise CaptureError(text, arg_path="result" + wrong[0][0], fix=fix)
 
 
 def _untold(x: Any) -> bool:
-    """Whether it is str(mesh), which Dynamo takes of a stand-in of the mesh (torch 2.13);
-    f"{mesh}" is right.
+    """Whether the error is about str(mesh), which Dynamo evaluates on a stand-in of the mesh
+    (torch 2.13). f"{mesh}" works.
     """
     return isinstance(x, str) and "FakeScriptObject object at" in x
 
@@ -252,13 +255,10 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
     ]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
-        raise CaptureError(
-            problem(
-                name,
-                f"it closes over a {type(wrong[0]).__name__}",
-                needed="plain tensors",
-                fix=fix,
-            ),
+        raise CaptureError.of(
+            name,
+            f"it closes over a {type(wrong[0]).__name__}",
+            needed="plain tensors",
             fix=fix,
         )
 
@@ -313,7 +313,7 @@ def _drop_last_input(module: torch.fx.GraphModule) -> None:
 def _replayed(
     python: torch.fx.GraphModule, positional: Any, values: dict[int, torch.Tensor]
 ) -> Any:
-    """What Dynamo's graph returns, with values for the tensors of these ids."""
+    """Replay Dynamo's graph, with values for the tensors of these ids."""
     arguments = _tree.tree_map(lambda x: values.get(id(x), x), positional)
     entering = _compat.codegen_of(python.graph).process_inputs(*arguments)
     outputs = Replay(python).run(
@@ -324,7 +324,7 @@ def _replayed(
 
 
 def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
-    """A fake tensor like one that is closed over."""
+    """A fake tensor for a closed-over tensor."""
     return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
 
@@ -336,10 +336,11 @@ def _mark_tensor(x: Any) -> Any:
 def _entering(
     python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
 ) -> closed_over.ClosedOver:
-    """The tensors that Dynamo's graph takes and that are no arguments."""
+    """The input tensors of Dynamo's graph that are not arguments."""
     known = {id(x) for x in tensors}
     inputs = _compat.codegen_of(python.graph).process_inputs(*positional)
-    # what is made of an argument, as x.T is, is an input of Dynamo's graph too, and a fake tensor
+    # a value that Dynamo makes from an argument, such as x.T, is an input of its graph too, and a
+    # fake tensor
     rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
     mine = [
         (x, node)

@@ -6,7 +6,7 @@ import torch
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Whether a node gives other values each time it is run.
+    """Whether a node gives different values each time it runs.
 
     Attention is tagged random for its dropout, which is usually zero.
     """

@@ -1,4 +1,4 @@
-"""The inputs of a capture: fake tensors like the arguments; objects are closed over."""
+"""The inputs of a capture: fake tensors for the tensor arguments. Objects are closed over."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .rewrites import strides
 
 
 class Inputs(NamedTuple):
-    """What a function is captured on."""
+    """The inputs of the capture of a function."""
 
     name: str  # of the function
     leaves: list[Any]  # of (args, kwargs)
     treedef: _tree.TreeDef
-    fakes: list[Any]  # the leaves, fake tensors for tensors
+    fakes: list[Any]  # the leaves, with fake tensors for tensors
     tensor_paths: list[str]
 
     @classmethod
@@ -69,8 +69,8 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
 def holding(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], Any, Any]:
-    """A function that holds those of its arguments that are objects, which Dynamo takes only
-    where they are closed over.
+    """A function that closes over its object arguments, since Dynamo accepts objects only
+    there.
     """
     odd = [i for i, x in enumerate(args) if _is_object(x)]
     named = {key: x for key, x in kwargs.items() if _is_object(x)}

@@ -1,5 +1,5 @@
-"""The levels of torch.func in Dynamo's graphs: Dynamo wrote them down as numbers, and a graph
-may be replayed at other depths.
+"""torch.func levels in Dynamo's graphs. Dynamo writes them as numbers, and a graph may be
+replayed at another depth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LEVEL_AT = {
     "_unwrap_for_grad": 1,
     "_add_batch_dim": 2,
     "_remove_batch_dim": 1,
-}  # which argument is a level
+}  # the position of the level argument
 ENTERS = (
     "_grad_increment_nesting",
     "_vmap_increment_nesting",
@@ -27,32 +27,32 @@ LEAVES = (
 DUAL = (
     "_enter_dual_level",
     "_exit_dual_level",
-)  # there is one level of dual numbers, opened by whoever comes first
+)  # there is one level of dual numbers, which the first user opens
 
 
 class Nesting:
     """The levels that one graph has entered.
 
     Args:
-        base: how many levels there were around it when Dynamo read it.
+        base: the number of enclosing levels when Dynamo traced it.
     """
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self.levels: list[int] = []  # as they are now
+        self.levels: list[int] = []  # the current levels
         self.duals: list[
             Any
-        ] = []  # for each level of jvp, what closes the level of dual numbers
+        ] = []  # for each level of jvp, the function that closes the level of dual numbers
 
     @property
     def depth(self) -> int:
-        """How many levels there are here, as Dynamo counts."""
+        """The current number of levels, as Dynamo counts."""
         return self.base + len(self.levels)
 
     def call(
         self, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Do what a node says, at the levels that there are."""
+        """Run a node at the current levels."""
         if name in DUAL:
             return 0 if name == DUAL[0] else None
         if name in LEVEL_AT:

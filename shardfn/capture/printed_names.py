@@ -31,12 +31,12 @@ def dotted(path: str) -> str:
 
 
 def tells(name: str, path: str) -> bool:
-    """Whether a reader of the name knows the path."""
+    """Whether a name tells its path."""
     return name == dotted(path) and PLAIN_PATH.fullmatch(path) is not None
 
 
 def free(name: str, taken: set[str]) -> str:
-    """The name, or the first of name_1, name_2, ... that is not taken; it is taken then."""
+    """The name, or the first of name_1, name_2, ... that is not taken. Marks it as taken."""
     number, unique = 0, name
     while unique in taken:
         number += 1
@@ -66,7 +66,7 @@ def printed_names(
 
 
 def op_name(node: torch.fx.Node) -> str:
-    """What a node calls: a collective by its kind, an op without its overload."""
+    """The printed name of a node's op: the kind of a collective, or an op without its overload."""
     if record := node.meta.get("collective"):
         return record.kind
     target = node.target
@@ -87,7 +87,9 @@ def _add_ops(graph: torch.fx.Graph, names: Names, taken: set[str]) -> None:
 
 
 def _wanted(node: torch.fx.Node) -> str:
-    """The node's own name if that is its op, numbered or not; else the op."""
+    """The node's own name if it is that of its op, with or without a number. Otherwise the op's
+    name.
+    """
     op = op_name(node)
     numbered = re.fullmatch(re.escape(op) + r"(_\d+)?", node.name)
     return node.name if numbered else op
@@ -96,7 +98,9 @@ def _wanted(node: torch.fx.Node) -> str:
 def _add_loop_inputs(
     node: torch.fx.Node, inner: torch.fx.Graph, names: Names, taken: set[str]
 ) -> None:
-    """The constants of a loop are called as outside; its other inputs by their part."""
+    """Name the inputs of a loop's graph: constants as outside of it, other inputs by their
+    role.
+    """
     holders = inner.find_nodes(op="placeholder")
     consts = node.target.consts
     for holder, operand in zip(holders[:consts], node.args, strict=False):

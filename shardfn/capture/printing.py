@@ -1,4 +1,4 @@
-"""Programs as text: short by default, whole on demand."""
+"""Programs as text: short by default, complete on demand."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DTYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
     torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
-# A graph of more lines than this is shown by its collectives and prims alone.
+# Of a graph with more lines than this, only collectives and prims are shown.
 LONG = 60
-# How placements are written, and what that means.
+# The notation of placements, with its meaning.
 LEGEND = {
     r"\d@": "n@axis: global size n, sharded over the axis",
     r"\d@\w+:\d": "@axis:n: shards of a multiple of n",
@@ -40,8 +40,8 @@ def tensor_type(
     marks: Marks = (),
     names: tuple[str, ...] = (),
 ) -> str:
-    """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them; after a semicolon
-    the axes on which it is Partial.
+    """`f32[8@dp, 64; sum@tp]`: global sizes with the axes that shard them. After a semicolon,
+    the axes over which it is Partial.
     """
     sizes = [str(n) for n in shape]
     for name, mark in zip(names, marks, strict=True):
@@ -63,13 +63,13 @@ def tensor_type(
 
 @attrs.frozen
 class Printer:
-    """How the nodes of one program are written.
+    """Prints the nodes of one program.
 
     Args:
-        names: of the nodes, those inside loops too.
-        type_of: what a node holds.
+        names: the names of the nodes, including those inside loops.
+        type_of: the printed type of a node.
         notable: whether a node is shown where a long graph is shortened.
-        full: whether nothing is left out.
+        full: whether to print all lines.
     """
 
     names: Names
@@ -78,8 +78,8 @@ class Printer:
     full: bool
 
     def body(self, graph: torch.fx.Graph) -> list[str]:
-        """The nodes of a graph, a line each; of a long one only the notable, and how many lie
-        between.
+        """The nodes of a graph, a line each. A long graph shows only the notable ones, with the
+        number of lines left out.
         """
         nodes = [n for n in graph.nodes if n.op == "call_function"]
         if self.full or len(nodes) <= LONG:
@@ -94,9 +94,7 @@ class Printer:
         return lines + _left_out(skipped)
 
     def lines(self, node: torch.fx.Node) -> list[str]:
-        """`%mm = mm(%x, %w): f32[8, 4]   # model.py:12`; after a loop the graphs that it
-        runs.
-        """
+        """`%mm = mm(%x, %w): f32[8, 4] # model.py:12`. A loop is followed by its graphs."""
         record = node.meta.get("collective")
         source = record.source if record else node.meta.get("source")
         where = f"# {os.path.basename(source)}" if source else ""
@@ -109,7 +107,7 @@ class Printer:
         return [first, *("  " + line for line in self._inside(node))]
 
     def returned(self, graph: torch.fx.Graph, paths: Sequence[str]) -> list[str]:
-        """The results at the end of a program: which value each path of the result is."""
+        """The return of a program: the value at each path of the result."""
         (output,) = graph.find_nodes(op="output")
         results = [
             f"{name} = %{self.names[node]}: {self.type_of(node)}{_path_note(name, path)}"
@@ -123,7 +121,7 @@ class Printer:
         return ["  return", *_shortened(lines, "results", self.full)]
 
     def _inside(self, node: torch.fx.Node) -> list[str]:
-        """The graphs of a loop; in a short text their notable nodes."""
+        """The graphs of a loop. A short text has only their notable nodes."""
         lines: list[str] = []
         for title, graph in zip(
             graph_titles(node.target), node.target.graphs, strict=True
@@ -139,7 +137,7 @@ class Printer:
         return lines
 
     def _loop_inputs(self, loop: Loop, graph: torch.fx.Graph) -> str:
-        """The inputs of a loop's graph that change from run to run."""
+        """The inputs of a loop's graph that change from step to step."""
         holders = graph.find_nodes(op="placeholder")[loop.consts :]
         typed = [f"%{self.names[h]}: {self.type_of(h)}" for h in holders]
         return f"({', '.join(typed)})" if typed else ""
@@ -168,7 +166,7 @@ class Printer:
 
 
 def graph_titles(loop: Loop) -> tuple[str, ...]:
-    """What each graph of a loop is for."""
+    """The title of each graph of a loop."""
     if isinstance(loop, Scan):
         return (f"{loop.length} steps of body",)
     return (
@@ -179,7 +177,7 @@ def graph_titles(loop: Loop) -> tuple[str, ...]:
 
 
 def value_type(value: Any) -> str:
-    """The type of a node's value, a tuple of tensors included."""
+    """The type of a node's value, which may be a tuple of tensors."""
     if isinstance(value, torch.Tensor):
         return tensor_type(value.shape, value.dtype)
     if isinstance(value, (list, tuple)):
@@ -190,7 +188,7 @@ def value_type(value: Any) -> str:
 def inputs(
     names: Iterable[str], paths: Iterable[str], types: Iterable[str], full: bool
 ) -> list[str]:
-    """The inputs, a line each; of many only the first and the last."""
+    """The inputs, a line each. Of many, only the first and the last."""
     lines = [
         f"  in    %{name}: {kind}{_path_note(name, path)}"
         for name, path, kind in zip(names, paths, types, strict=True)
@@ -199,7 +197,7 @@ def inputs(
 
 
 def legend(lines: Iterable[str]) -> list[str]:
-    """One line that says how placements are written, of those that occur; none if none do."""
+    """One line that explains the notation of the placements that occur. Empty if none occur."""
     written = "\n".join(line.split("  # ")[0] for line in lines)
     said = [meaning for mark, meaning in LEGEND.items() if re.search(mark, written)]
     return [f"  legend: {'; '.join(said)}"] if said else []

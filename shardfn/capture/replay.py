@@ -1,5 +1,5 @@
-"""Run what Dynamo read again, now under make_fx: each node of its graph, noting what only
-this graph knows.
+"""Replay Dynamo's graph under make_fx, and annotate nodes with facts that only Dynamo's graph
+has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, ShardError, problem
+from ..errors import CaptureError, ShardError
 from ..ops import placement
 from . import annotations as sources
 from . import levels
@@ -18,13 +18,13 @@ from .copying import copied
 from .rewrites.custom_op_gradients import refuse_dropped
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
-CHECKPOINT = "tag_activation_checkpoint"  # how Dynamo calls torch.utils.checkpoint
-CONTEXTS = "_checkpoint_context_fn"  # where it keeps a context_fn
+CHECKPOINT = "tag_activation_checkpoint"  # Dynamo's op for torch.utils.checkpoint
+CONTEXTS = "_checkpoint_context_fn"  # its key for the context_fn
 
 
 class Replay(torch.fx.Interpreter):
-    """Run Dynamo's graph, marking what the backward of a grad call makes, and which gradients
-    belong together.
+    """Runs Dynamo's graph. Annotates the nodes of each grad call's backward, and the gradients
+    of one call.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, depth: int = 0) -> None:
@@ -52,7 +52,7 @@ class Replay(torch.fx.Interpreter):
                 refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
             return super().run_node(node)
         except ShardError:
-            self.extra_traceback = False  # our own error says all there is to say
+            self.extra_traceback = False  # the error has the full text
             raise
 
     def call_function(
@@ -76,16 +76,19 @@ class Replay(torch.fx.Interpreter):
 def _of_one_dtype(
     value: torch.Tensor, tangent: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A value and its tangent, whose dtype torch lets Python's numbers raise (2.13)."""
+    """A value and its tangent in the value's dtype. A Python number may raise a tangent's dtype
+    (torch 2.13).
+    """
     same = tangent is None or tangent.dtype == value.dtype
     return value, tangent if same else tangent.to(value.dtype)
 
 
 def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """What torch.utils.checkpoint calls, its nodes noted as those of one call that keeps nothing.
+    """The call inside torch.utils.checkpoint, with its nodes annotated as one checkpointed call
+    that saves nothing.
 
     Raises:
-        CaptureError: it says with a context_fn what to keep.
+        CaptureError: it has a context_fn, which would choose what to save.
     """
     if called.meta.get(CONTEXTS) is not None:
         fix = "sf.checkpoint(fn, policy=...), with one of checkpoint_policies"
@@ -97,14 +100,13 @@ def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:
             ),
             None,
         )
-        text = problem(
+        raise CaptureError.of(
             "torch.utils.checkpoint",
             "it has a context_fn",
             needed="none",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
     around = sources.regions(
         torch.fx.traceback.get_current_meta().get("custom") or {}
     )

@@ -1,7 +1,7 @@
-"""What one capture keeps while it traces: the decompositions, and the loops found so far.
+"""The state of one capture while it traces: the decompositions, and the loops so far.
 
-A loop is traced apart, under a pause of the outer trace, and stands in the outer graph as one
-op with the loop's number.
+A loop is traced separately while the outer trace is paused. The outer graph has one op with the
+number of the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from .. import _compat
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from ..ops.loops import Loop, inner_nodes, shapes_of
 from ..random.ambient import Refused, drawing_from
 from . import annotations as sources
@@ -36,10 +36,10 @@ class Recording:
     loops: list[Loop] = attrs.field(factory=list)
     reading: list[int] = attrs.field(
         factory=list
-    )  # the functions whose own rule is being read, by id
+    )  # the functions whose own rule is being traced, by id
     hooked: dict[Any, Any] = attrs.field(
         factory=dict
-    )  # parameters with hooks: their values, and what hooks see
+    )  # parameters with hooks: their values, and the values that go through the hooks
 
 
 _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar(
@@ -49,7 +49,7 @@ _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording]:
-    """Keep what one capture finds."""
+    """A context with a new recording."""
     token = _recording.set(Recording(name, table, mode))
     try:
         yield _recording.get()
@@ -58,14 +58,14 @@ def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording
 
 
 def hooked_values() -> dict[Any, Any]:
-    """What stands for parameters with hooks in the capture at work; of none outside of any."""
+    """The hooked values of parameters in the active capture. Empty outside of a capture."""
     at_work = _recording.get(None)
     return {} if at_work is None else at_work.hooked
 
 
 @torch.library.custom_op("shardfn::looped", mutates_args=())
 def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """The loop of that number, where it stands in a graph that is being traced."""
+    """The op that stands for the loop of that number in a graph that is being traced."""
     raise AssertionError("a loop is an op of its own once it is captured")
 
 
@@ -80,13 +80,13 @@ def functional(
     name: str,
     paths: Sequence[str],
 ) -> torch.fx.GraphModule:
-    """A function of fake tensors as one ATen graph that writes nothing in place."""
+    """Trace a function of fake tensors into one ATen graph without in-place writes."""
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
     _compat.write_out_zeros(graph)
     sources.attach(
         graph
-    )  # before the graph is traced again, which keeps what is noted
+    )  # before the graph is traced again, which keeps the annotations
     refuse_collectives(graph, name)
     if refuse_mutation(graph, name, paths):
         pure = torch.func.functionalize(
@@ -103,17 +103,17 @@ def traced(
     name: str,
     again: bool = False,
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A function of tensors like these as a graph of its own, and the constants that it writes
-    out, which come in last.
+    """Trace a function of tensors like these into a separate graph. Also returns its tensor
+    constants, which are its last inputs.
 
     Args:
         fn: the function.
-        examples: tensors of such shapes and dtypes.
-        name: of the loop, for errors.
-        again: whether it recomputes what another loop computes, as a derivative does.
+        examples: tensors of the right shapes and dtypes.
+        name: the name of the loop, for errors.
+        again: whether it recomputes another loop's values, as a derivative does.
 
     Raises:
-        CaptureError: it would draw other random numbers than that loop.
+        CaptureError: it would draw different random numbers than that loop.
     """
     refused = drawing_from(Refused(name, "in the body of a loop or a branch"))
     with (
@@ -129,7 +129,7 @@ def traced(
             lambda *xs: [x.contiguous() for x in fn(*xs)],
             inputs,
             name,
-            ["(a carry or a row)"] * len(inputs),
+            ["(a carry or a per-step input)"] * len(inputs),
         )
         sources.attach(graph)
         strides.settle(graph, name, [], inside=True)
@@ -141,8 +141,8 @@ def traced(
 
 
 def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """A graph whose loops hold what is needed, and whose backward recomputes what
-    checkpoints do not keep.
+    """A graph with trimmed loops, whose backward recomputes the residuals that checkpoints do
+    not save.
     """
     scan_residuals.simplify(graph)
     out = recompute(graph)
@@ -162,15 +162,13 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
     if drawn is not None:
         source, fix = (
             drawn.meta.get("source"),
-            "pass random tensors in, such as the rows of a scan",
+            "pass random tensors in, such as the per-step inputs of a scan",
         )
         got = (
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
-            "be others in its derivative"
+            "differ in its derivative"
         )
-        raise CaptureError(
-            problem(name, got, fix=fix, source=source), source=source, fix=fix
-        )
+        raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -181,7 +179,7 @@ def emitted(loop: Loop, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def fold(module: torch.fx.GraphModule) -> None:
-    """Make each loop of a graph an op that knows what it runs."""
+    """Replace each loop's number in a graph by an op that holds the loop's graphs."""
     for node in list(module.graph.nodes):
         if (
             node.op == "call_function"
@@ -194,8 +192,8 @@ def fold(module: torch.fx.GraphModule) -> None:
 def lifted_constants(
     graph: torch.fx.GraphModule, mode: _compat.FakeTensorMode, name: str
 ) -> list[torch.Tensor]:
-    """Make inputs of the tensors that the function writes out, such as torch.tensor([1, 2]);
-    returns their values.
+    """Turn tensor constants of the function, such as torch.tensor([1, 2]), into inputs. Returns
+    their values.
     """
     found = []
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -205,12 +203,9 @@ def lifted_constants(
                 node.users,
                 "torch.where, or a Python loop, over plain ops",
             )
-            raise CaptureError(
-                problem(
-                    name,
-                    f"it uses the higher-order op {user.target}, which has no rule yet",
-                    fix=fix,
-                ),
+            raise CaptureError.of(
+                name,
+                f"it uses the higher-order op {user.target}, which has no rule yet",
                 fix=fix,
             )
         last = graph.graph.find_nodes(op="placeholder")
@@ -228,11 +223,11 @@ def lifted_constants(
 
 @_compat.constant_in_graph
 def begin_rule(key: int) -> bool:
-    """Note that the rule of a function is being read; False where no derivative could call for
-    it any more.
+    """Record that the rule of a function is being traced. Returns False if no derivative can
+    need it any more.
 
-    A rule may call its function again; how often it matters is how many derivatives are being
-    taken.
+    A rule may call its function again, which matters at most once for each derivative that is
+    being taken.
     """
     reading = _recording.get().reading
     if reading.count(key) >= _compat.derivative_levels():
@@ -243,5 +238,5 @@ def begin_rule(key: int) -> bool:
 
 @_compat.constant_in_graph
 def end_rule() -> None:
-    """Note that it has been read."""
+    """Record that the rule has been traced."""
     _recording.get().reading.pop()

@@ -1,4 +1,4 @@
-"""Which values of a graph lie in the memory of others: the views, by the schemas of their ops."""
+"""Views: which values of a graph share memory with others, by the schemas of their ops."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 SAME = (
     torch.ops._c10d_functional.wait_tensor.default,
-)  # returns its argument, and its schema does not say so
+)  # returns its argument, though its schema does not say so
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The value that a node's value is a view of, or is itself; None of one in memory of its
-    own.
+    """The value that a node's value is a view of or is equal to. None for a value with its own
+    memory.
     """
     if node.op != "call_function":
         return None
@@ -43,9 +43,7 @@ def _node(x: Any) -> torch.fx.Node | None:
 
 
 def memory_of(node: torch.fx.Node) -> torch.fx.Node | tuple[Any, ...]:
-    """The node that made the memory in which a value lies; with a number where it made several
-    tensors.
-    """
+    """The node that made the memory of a value, with an index if it made several tensors."""
     while (source := viewed(node)) is not None:
         node = source
     return node.args if node.target is operator.getitem else node

@@ -1,4 +1,4 @@
-"""Stage 4, compile: a local graph in, something that runs out."""
+"""Stage 4, compile: turns a local graph into a callable."""
 
 from .backends import BACKENDS, Runner, aten, inductor
 

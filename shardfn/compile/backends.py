@@ -21,8 +21,8 @@ Runner = Callable[
 
 
 def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
-    """Run the graph op by op; starts at once. Results lie in memory of their own, or in that of
-    donated inputs.
+    """Run the graph op by op, without compilation. Results share memory only with donated
+    inputs.
     """
     separate(graph, donated)
 
@@ -36,9 +36,10 @@ def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
 
 
 def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
-    """Compile the graph: C++ on CPU, Triton on CUDA. What its loops run is compiled apart, once.
+    """Compile the graph: C++ on CPU, Triton on CUDA. The body of each loop is compiled
+    separately, once.
 
-    Results lie in memory of their own, or in that of donated inputs.
+    Results share memory only with donated inputs.
     """
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     numbers = outlined(graph, _inner)
@@ -53,7 +54,7 @@ def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner
 
 
 def _inner(graph: torch.fx.Graph) -> Runner:
-    """Compile what a loop runs."""
+    """Compile the body of a loop."""
     runner = inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
     if code := _compat.generated_code(runner):
         refuse_other_order("a loop", graph, code)

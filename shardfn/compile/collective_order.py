@@ -1,5 +1,5 @@
-"""The order of collectives in the code that is run: compilers reorder, and ranks that start
-them differently hang.
+"""Checks the order of collectives in generated code. Compilers reorder, and ranks that start
+collectives in different orders deadlock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ..collectives import started_by
-from ..errors import DivergenceError, problem
+from ..errors import DivergenceError
 
 # As Inductor writes them: torch.ops._c10d_functional.all_reduce_.default(buf3, 'sum', ...);
 # aten graphs keep the op's name.
@@ -19,7 +19,7 @@ WAIT = "_c10d_functional.wait_tensor"
 
 
 def events(code: str) -> list[tuple[str, str]]:
-    """("start", kind) and ("wait", buffer) in the order in which generated code calls them.
+    """The collectives of generated code in order, as ("start", kind) and ("wait", buffer).
 
     Args:
         code: Python text that Inductor made.
@@ -61,11 +61,8 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
             "the schedule"
         )
         fix = 'backend="aten", which runs the schedule as it is'
-        raise DivergenceError(
-            problem(
-                name, "the compiler changed the order of collectives", said, fix=fix
-            ),
-            fix=fix,
+        raise DivergenceError.of(
+            name, "the compiler changed the order of collectives", said, fix=fix
         )
 
 

@@ -1,5 +1,5 @@
-"""Loops in compiled programs: each graph of a loop is compiled once, and run from outside as
-often as it takes.
+"""Loops in compiled programs: each graph of a loop is compiled once, and Python code outside of
+it runs the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Graphs = Sequence[Callable[..., Any]]
 _numbers = itertools.count()
 _compiled: dict[
     int, Compiled
-] = {}  # by the number that stands in compiled code; a program drops its own
+] = {}  # by the number in the compiled code; a program drops its own loops
 
 
 @attrs.frozen(eq=False)
@@ -56,8 +56,8 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 def outlined(
     module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
 ) -> list[int]:
-    """Compile what the loops of a graph run, and have the graph call that; the numbers under
-    which it is kept.
+    """Compile the bodies of a graph's loops, and replace each loop by a call. Returns the
+    numbers of the compiled loops.
     """
     numbers = []
     for node in module.graph.nodes:
@@ -76,6 +76,6 @@ def outlined(
 
 
 def forget(numbers: Sequence[int]) -> None:
-    """Drop compiled loops that nothing calls any more."""
+    """Drop compiled loops that are no longer called."""
     for number in numbers:
         _compiled.pop(number, None)

@@ -1,8 +1,7 @@
-"""Results in memory of their own: an output that would share memory with an input or another
-output is copied.
+"""Gives results memory of their own: copies an output that would share memory with an input or
+another output.
 
-Two outputs may be parts of one buffer, as gradients that travelled in one bucket are, where the
-parts do not overlap.
+Two outputs may be disjoint parts of one buffer, as the gradients of one bucket are.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ from ..capture.views import memory_of, viewed
 aten = torch.ops.aten
 Reach = tuple[
     int, int
-]  # the first element of a storage that a tensor touches, and the one after the last
+]  # the first element of a storage that a tensor uses, and the one after the last
 EVERYTHING: Reach = (-1, 2**63)
 
 
 def separate(
     graph: torch.fx.GraphModule, donated: Sequence[int] = ()
 ) -> torch.fx.GraphModule:
-    """Copy, inside the graph, each output that shares memory with an input, a constant or an
-    earlier output.
+    """Copy each output that shares memory with an input, a constant or an earlier output. The
+    copies are part of the graph.
 
-    What as_strided reads is made its own too where a compiler has left out what made it.
+    Also copies the input of an as_strided if a compiler has removed the op that made its
+    memory.
 
     Args:
         graph: a graph of functional ops, changed in place.
-        donated: which placeholders are donated: one output may lie in the memory of each.
+        donated: the donated placeholders. One output may lie in the memory of each.
 
     Returns:
         The graph.
@@ -59,7 +59,7 @@ def separate(
 def _own_what_as_strided_reads(
     graph: torch.fx.Graph, holders: Sequence[torch.fx.Node]
 ) -> None:
-    """Copy what as_strided reads where a compiler has left out the op that made it."""
+    """Copy the input of an as_strided if a compiler has removed the op that made its memory."""
     for node in graph.find_nodes(
         op="call_function", target=aten.as_strided.default
     ):
@@ -70,13 +70,13 @@ def _own_what_as_strided_reads(
 
 @attrs.define(eq=False)
 class _Taken:
-    """Which parts of which memory results lie in."""
+    """The parts of memory that results occupy."""
 
     donated: Collection[torch.fx.Node]  # inputs in whose memory a result may lie
     ranges: dict[Any, list[Reach]] = attrs.field(factory=dict)  # by memory
 
     def take(self, node: torch.fx.Node) -> bool:
-        """Let a result lie where it is, unless that memory is taken. Returns whether it may."""
+        """Claim the memory of a result. Returns False if it is taken."""
         memory = memory_of(node)
         start, end = reach = _reach(node.meta["val"])
         is_free = _is_made(memory) or memory in self.donated
@@ -93,7 +93,7 @@ def _is_written(node: Any) -> bool:
 
 
 def _is_made(origin: Any) -> bool:
-    """Whether each run makes the memory: it is neither an input nor a constant."""
+    """Whether each run allocates the memory, so that it is neither an input's nor a constant's."""
     return isinstance(origin, tuple) or origin.op == "call_function"
 
 

@@ -50,11 +50,11 @@ def update(
     Args:
         params: a tree of tensors.
         grads: a tree of the same structure.
-        state: as `init` or the last `update` made it.
+        state: the state from `init` or the last `update`.
         lr: learning rate.
         betas: decay of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: share of a weight taken away at each step, times `lr`.
+        weight_decay: the fraction of a weight that is subtracted at each step, times `lr`.
 
     Returns:
         New params and new state.

@@ -1,6 +1,4 @@
-"""A byte-level GPT as pure functions of global tensors: nothing in it knows of ranks or meshes,
-save its placements.
-"""
+"""A byte-level GPT as pure functions of global tensors. Only `placements` refers to mesh axes."""
 
 from __future__ import annotations
 
@@ -95,7 +93,7 @@ def init(
 
 
 def logits(params: Params, x: Tensor, *, heads: int) -> Tensor:
-    """What the model expects after each token.
+    """The model's prediction after each token.
 
     Args:
         params: as `init` makes them.
@@ -159,8 +157,8 @@ def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int) -> Tensor:
 
 
 def placements(params: Params) -> Params:
-    """Where tensor parallelism puts each parameter: heads, hidden features and the vocabulary
-    over "tp".
+    """The placement of each parameter under tensor parallelism: heads, hidden features and the
+    vocabulary are sharded over "tp".
 
     Args:
         params: as `init` makes them.

@@ -19,7 +19,7 @@ Watch = Callable[[str], runs.Progress]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train the same model in three worlds and say whether the numbers agree.
+    """Train the same model in three worlds and report whether the numbers agree.
 
     Args:
         argv: `--steps N` and `--out DIR`; None reads the command line.
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(
         1
-    )  # in every world alike: the model is small, and the real processes share the cores
+    )  # the same in every world: the model is small, and the real processes share the cores
     with watching(args.steps) as watch:
         done = all_runs(runs.Job(steps=args.steps), watch)
     verdict = judge(done)
@@ -65,8 +65,8 @@ def positive(text: str) -> int:
 
 
 def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
-    """The three runs, the single device first; without a C++ compiler nothing is compiled, and
-    it says so.
+    """The three runs, the single device first. Without a C++ compiler they are not compiled,
+    and a line says so.
     """
     compiler = doctor.compiler()
     if not compiler.ok:
@@ -81,7 +81,7 @@ def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
 
 @contextlib.contextmanager
 def watching(steps: int) -> Iterator[Watch]:
-    """A way to follow each run: bars with rich, lines without."""
+    """The progress display of each run: bars with rich, lines without."""
     try:
         from rich.progress import (
             BarColumn,
@@ -113,7 +113,7 @@ def watching(steps: int) -> Iterator[Watch]:
 
 
 def by_line(steps: int, name: str) -> runs.Progress:
-    """Say that a run starts, and when it has ended."""
+    """Print a line when a run starts and when it ends."""
     print(f"{name}: {steps} steps", flush=True)
     losses: list[float] = []
 
@@ -126,7 +126,7 @@ def by_line(steps: int, name: str) -> runs.Progress:
 
 
 def rows(done: list[runs.Run]) -> list[list[str]]:
-    """The table: a heading, then what there is to compare, a column for each run.
+    """The table: a heading, then one row for each figure, with a column for each run.
 
     Args:
         done: the runs, the single device first.
@@ -233,10 +233,10 @@ def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
 
     Args:
         done: the runs, the single device first.
-        folder: where to; made if need be.
+        folder: the output folder, created if missing.
 
     Returns:
-        A line for each file: where it is, or what it takes to have it.
+        A line for each file: its path, or how to get it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program, loss = folder / "local_program.txt", folder / "loss.png"
@@ -245,10 +245,10 @@ def written(done: list[runs.Run], folder: pathlib.Path) -> list[str]:
         picture.draw(done, loss)
     except ImportError:
         return [
-            f"{program}: what one of the 8 ranks runs",
+            f"{program}: the program of one of the 8 ranks",
             f"no {loss.name}, which needs matplotlib: {EXTRA}",
         ]
     return [
-        f"{program}: what one of the 8 ranks runs",
+        f"{program}: the program of one of the 8 ranks",
         f"{loss}: the loss of each run",
     ]

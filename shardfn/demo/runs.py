@@ -34,7 +34,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What every world computes.
+    """The training job that every world computes.
 
     Args:
         config: the model's sizes.
@@ -68,7 +68,7 @@ class Traffic:
 
 @attrs.frozen
 class Run:
-    """What one world did.
+    """The results of one world.
 
     Args:
         name: of the world.
@@ -151,8 +151,8 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
 
 
 def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> None:
-    """One of the real processes: join the group, train, leave; rank 0 tells its losses and,
-    last, its run.
+    """One of the real processes: join the group, train, leave. Rank 0 sends its losses and, at
+    the end, its run.
 
     Args:
         rank: 0 or 1.
@@ -175,7 +175,7 @@ def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> No
 
 
 def drained(results: Any, progress: Progress) -> list[Run]:
-    """Hand the losses that have arrived to `progress`; return the run, if it has."""
+    """Pass the losses that have arrived to `progress`. Returns the run if it has arrived."""
     runs = []
     while not results.empty():
         said = results.get()
@@ -187,7 +187,7 @@ def drained(results: Any, progress: Progress) -> list[Run]:
 
 
 def stop(processes: Iterable[Any]) -> None:
-    """End the processes that still live: after an error, or when the user interrupts."""
+    """End the processes that are still alive, after an error or an interrupt."""
     for process in processes:
         if process.is_alive():
             process.terminate()

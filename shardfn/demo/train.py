@@ -21,7 +21,7 @@ Step = Callable[..., tuple[Any, Any, Any]]
 def plain_value_and_grad(
     fn: Callable[..., Tensor],
 ) -> Callable[..., tuple[Tensor, Any]]:
-    """`value_and_grad` by torch alone: what the demo's oracle differentiates with."""
+    """`value_and_grad` in plain torch, for the single-device run."""
 
     def value_and_grad(*args: Any) -> tuple[Tensor, Any]:
         grads, value = torch.func.grad_and_value(fn)(*args)

@@ -1,5 +1,5 @@
-"""What the runs prove: how far each world's loss is from the single device's, and whether that
-is rounding.
+"""The verdict on the runs: whether each world's loss differs from the single device's by
+rounding only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Verdict:
     """Whether the worlds agree.
 
     Args:
-        holds: they do.
-        sentence: what was proved, or what was not.
+        holds: whether they agree.
+        sentence: the verdict in words.
     """
 
     holds: bool
@@ -85,7 +85,9 @@ def judge(runs: list[Run]) -> Verdict:
 
 
 def first_wrong(gaps: list[float]) -> int | None:
-    """The first step, counted from 1, whose difference is no rounding; NaN is none either."""
+    """The first step, counted from 1, whose difference exceeds rounding. NaN counts as
+    exceeding it.
+    """
     return next(
         (step for step, gap in enumerate(gaps, start=1) if not gap <= LIMIT), None
     )

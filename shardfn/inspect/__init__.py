@@ -1,1 +1,1 @@
-"""Looking at things: what this machine can do."""
+"""Reports on plans, schedules and the machine."""

@@ -1,5 +1,5 @@
-"""What the walk weighed: every way to place an op on an axis, with its price. Found on demand,
-by walking again.
+"""The strategies that propagation considered for an op on an axis, with their costs. Computed
+on demand, by propagating again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..types import PENDING, Mark, Marks, MeshAxes, Program
 
 @attrs.frozen
 class Alternative:
-    """One way to place an op on one mesh axis.
+    """One strategy of an op on one mesh axis.
 
-    `price` is in bytes, as the walk weighs them (docs/design.md, section 6); `sends` is what is
-    sent for each argument.
+    `price` is in bytes, as propagation weighs them (docs/design.md, section 6). `sends` has the
+    bytes sent for each argument.
     """
 
     ins: Marks  # a placement for each tensor argument
@@ -30,13 +30,13 @@ class Alternative:
     price: float
 
 
-# By the number of the op's first result and mesh axis, the cheapest first. Walks over one
-# Program give the same numbers.
+# Keyed by the number of the op's first result and the mesh axis, the cheapest first. Walks over
+# one Program give the same numbers.
 Considered = dict[tuple[int, int], tuple[Alternative, ...]]
 
 
 class _Noting(Walk):
-    """A walk that keeps what it weighs."""
+    """A walk that records the strategies it considers."""
 
     def __init__(self, axes: MeshAxes, name: str) -> None:
         super().__init__(axes, name)
@@ -81,9 +81,7 @@ class _Noting(Walk):
     def sent(
         self, value: Any, slots: list[plan.Slot], wanted: Mark, axis: int
     ) -> float:
-        """The bytes that an argument sends; a rank takes its piece of what it has whole for
-        nothing.
-        """
+        """The bytes that an argument sends. Sharding a replicated value sends nothing."""
         held = {slot.marks[axis] for slot in slots}
         if wanted in held or ("R" in held and wanted not in PENDING):
             return 0.0
@@ -93,7 +91,7 @@ class _Noting(Walk):
 def considered(
     program: Program, axes: MeshAxes, in_marks: Any, out_marks: Any, unreduced: Any
 ) -> Considered:
-    """Every way to place each op of a Program, priced; arguments as those of `plan`."""
+    """Every strategy of each op of a Program, with its cost. The arguments are those of `plan`."""
     walk = _Noting(axes, program.name)
     walked(walk, program, in_marks, out_marks, unreduced)
     return walk.noted

@@ -1,5 +1,5 @@
-"""The certificate of a schedule: what was proved of it, and what it is worth under a model of
-the hardware.
+"""The certificate of a schedule: the properties that were checked, and its time under a model
+of the hardware.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Timeline:
 
     compute: float
     communication: float
-    exposed: float  # during which computation waits
+    exposed: float  # exposed communication
 
     @property
     def hidden(self) -> float:
-        """The share of communication behind which something is computed."""
+        """The share of communication that overlaps with compute."""
         return (
             1.0
             if self.communication == 0
@@ -43,20 +43,19 @@ class Timeline:
 
 @attrs.frozen
 class Certificate:
-    """What is known of a schedule.
+    """The checked properties of a schedule, and its figures.
 
     Args:
         name: of the program.
-        kinds: how many different local programs were looked at: ranks with equal shards share one.
-        nodes: of this rank's graph.
-        same_nodes: whether ordering it kept the multiset of nodes.
-        same_order: whether every kind of rank starts the collectives of each axis in the agreed
-            order.
+        kinds: the number of different local programs. Ranks with equal shards share one.
+        nodes: the number of nodes of this rank's graph.
+        same_nodes: whether the scheduled graph has the same multiset of nodes.
+        same_order: whether every local program starts the collectives of each axis in the
+            agreed order.
         waits_hold: whether each collective has one wait, after its start and before the first use.
-        peak_before: bytes of the values alive at once, in the order in which the program was
-            written.
+        peak_before: the peak of live bytes, in the order of the program as written.
         peak_after: the same, as scheduled.
-        before: the timeline in the order in which the program was written.
+        before: the timeline in the order of the program as written.
         after: the same, as scheduled.
         hardware: the model that the timelines are stated under.
         order: the collectives of each axis, in the order in which all ranks start them.
@@ -77,12 +76,12 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether everything that must be true is."""
+        """Whether all checks passed."""
         return self.same_nodes and self.same_order and self.waits_hold
 
     @property
     def exposed_ms(self) -> float:
-        """Milliseconds a step in which computation waits for communication."""
+        """The exposed communication of a step, in milliseconds."""
         return 1e3 * self.after.exposed
 
     def __str__(self) -> str:
@@ -128,12 +127,12 @@ def certify(
     agenda: Agenda,
     hardware: Hardware,
 ) -> Certificate:
-    """Look at the local programs of a schedule.
+    """Check the local programs of a schedule.
 
     Args:
-        programs: each kind of local program.
-        mine: the one whose memory and time are told.
-        agenda: what was agreed.
+        programs: the different local programs.
+        mine: the program whose memory and time are measured.
+        agenda: the schedule that all ranks agreed on.
         hardware: the model.
     """
     return Certificate(
@@ -194,8 +193,8 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
-    """The most bytes of values that are alive at once; views share what they look at, inputs
-    live throughout.
+    """The peak of live bytes. A view shares the memory of its base, and inputs are live
+    throughout.
     """
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     last: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -231,7 +230,9 @@ def _nbytes(value: Any) -> int:
 
 
 def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:
-    """How long a graph takes: computation in order, each axis's collectives in order beside it."""
+    """The time of a graph. Compute runs in order, and the collectives of each axis run in order
+    beside it.
+    """
     sizes = dict(zip(axes.names, axes.sizes, strict=True))
     now = compute = communication = exposed = 0.0
     free = dict.fromkeys(axes.names, 0.0)
@@ -258,14 +259,14 @@ def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
     values = value if isinstance(value, (tuple, list)) else (value,)
     first = next(
         (x for x in values if isinstance(x, torch.Tensor)), None
-    )  # a gradient that nobody asked for is None
+    )  # a gradient that is not needed is None
     if first is None or _is_alias(node):
         return 0.0
     return hardware.compute(_flops(node), _traffic(node), first.dtype)
 
 
 def _is_alias(node: torch.fx.Node) -> bool:
-    """Whether a node only looks at what another made."""
+    """Whether a node is a view of another one."""
     return node.target in (WAIT, operator.getitem) or getattr(
         node.target, "is_view", False
     )

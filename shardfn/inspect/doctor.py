@@ -1,4 +1,4 @@
-"""What this machine can do with shardfn, in plain words: `python -m shardfn doctor`."""
+"""The command `python -m shardfn doctor`: which features of shardfn work on this machine."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ import torch.distributed as dist
 PYTHON = (3, 11)
 OLDEST, NEWEST = (2, 11), (2, 15)  # of torch
 PROGRAM = "#include <Python.h>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n"
-SECONDS = 60  # a compiler that takes longer does not work
+SECONDS = 60  # a compiler that takes longer counts as broken
 VIZ = "pip install 'shardfn[viz]'"
 DISTRIBUTED = "install a build of torch with torch.distributed"
 
 
 @attrs.frozen
 class Finding:
-    """One thing looked at.
+    """The result of one check.
 
     Args:
-        name: of the thing.
-        ok: it is there and works.
-        sentence: what that means.
-        fix: what to do about it; empty where there is nothing to do.
-        needed: shardfn does nothing without it.
+        name: the name of the check.
+        ok: whether it passed.
+        sentence: the result in words.
+        fix: the suggestion, or empty.
+        needed: whether shardfn cannot work without it.
     """
 
     name: str
@@ -129,7 +129,7 @@ def compiler() -> Finding:
         return Finding(
             "C++ compiler",
             False,
-            f"{command} cannot build what Inductor writes ({fault}): {lost}.",
+            f"{command} cannot build Inductor's code ({fault}): {lost}.",
             fix,
         )
     return Finding(
@@ -197,7 +197,7 @@ CHECKS = (
 
 
 def examine() -> tuple[Finding, ...]:
-    """Look at everything.
+    """Run all checks.
 
     Returns:
         One finding for each check.
@@ -210,13 +210,13 @@ def examine() -> tuple[Finding, ...]:
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Print what this machine can do.
+    """Print the result of all checks.
 
     Args:
-        argv: takes no arguments; anything else is an error.
+        argv: must be empty.
 
     Returns:
-        0, or 1 where something that shardfn needs is missing, 2 for arguments.
+        0; 1 if something that shardfn needs is missing; 2 if arguments were given.
     """
     if argv:
         print(
@@ -230,10 +230,10 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def told(findings: Sequence[Finding]) -> str:
-    """The findings as text: a line each, and what to do where something is wrong.
+    """The findings as text: a line each, with a suggestion for each problem.
 
     Args:
-        findings: in the order to tell them.
+        findings: in the order to print.
 
     Returns:
         The text.
@@ -300,8 +300,8 @@ def release(found: str) -> tuple[int, ...]:
 
 
 def build_fault(command: str) -> str:
-    """Build a small library as Inductor does, with OpenMP and Python's headers; the first
-    error, or nothing.
+    """Build a small library as Inductor does, with OpenMP and Python's headers. Returns the
+    first error, or "".
     """
     flags = (
         ["-undefined", "dynamic_lookup"]

@@ -1,4 +1,6 @@
-"""Communication that no placement asked for, in words: allowed, warned of, or refused."""
+"""Reports of implicit collectives, which no placement asked for. They are allowed, warned of,
+or refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .transfers import Fallback, Transfer, fallbacks, sent, strictest, transfers
 
 log = logging.getLogger("shardfn")
 FIX = (
-    "another placement where one is named, constrain where the move is wanted, or "
+    "a placement that needs no transfer, sf.constrain to accept a transfer, or "
     "implicit_comm='allow'"
 )
 
@@ -24,18 +26,18 @@ FIX = (
 def report_implicit(
     name: str, setting: str, plan: steps.Plan, weigh: Callable[[], Considered]
 ) -> None:
-    """Do with a plan's implicit collectives what the setting says, or a stricter one of a shard
-    inside.
+    """Allow, warn of or refuse a plan's implicit collectives, by the setting or by the stricter
+    one of a shard inside.
 
     Args:
-        name: of the function.
+        name: the name of the function.
         setting: allow, warn or error.
-        plan: whose redistributions are looked at.
-        weigh: gives what the walk weighed; not called where nothing is reported.
+        plan: the plan with the redistributions.
+        weigh: returns the strategies that propagation considered. Called only if there is
+            something to report.
 
     Raises:
-        PlacementError: with setting error, listing every implicit collective and every op that
-            is computed replicated.
+        PlacementError: with setting error. Lists every implicit collective and every fallback.
     """
     if all(
         not step.implicit or strictest(step.node, setting) == "allow"
@@ -55,8 +57,8 @@ def report_implicit(
 
 
 def report(name: str, found: tuple[Transfer, ...]) -> str:
-    """Implicit transfers as text: each with its price and what would need none, then the ops
-    that are computed replicated.
+    """Implicit transfers as text: each with its bytes and with placements that need no
+    transfer, then the fallbacks.
     """
     plural = "" if len(found) == 1 else "s"
     head = f"{len(found)} implicit collective{plural}, {human_bytes(sum(t.nbytes for t in found))}"
@@ -70,25 +72,25 @@ def report(name: str, found: tuple[Transfer, ...]) -> str:
 
 
 def transfer_line(t: Transfer) -> str:
-    """One implicit transfer: what is sent, for which argument of which op, and which placement
-    would send nothing.
+    """One implicit transfer: the collective, the argument and the op, and placements that would
+    send nothing.
     """
-    avoided = f"; {_said(t.native)}, it would send nothing" if t.native else ""
+    avoided = f"; {_said(t.native)}, it would need no transfer" if t.native else ""
     return (
-        f"{t.kind} over {t.axis}, {human_bytes(t.nbytes)}, for {t.op} at {t.source}: "
-        f"{t.argument} is {t.value}{avoided}"
+        f"{t.kind} of {t.argument} over {t.axis} ({human_bytes(t.nbytes)}) for {t.op} at "
+        f"{t.source}: {t.argument} is {t.value}{avoided}"
     )
 
 
 def whole_line(f: Fallback) -> str:
-    """An op that is computed replicated: its arguments, its line, its price, and why."""
+    """A fallback: its arguments, its line, its bytes, and the reason."""
     return (
-        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed whole, for "
+        f"{f.op}({', '.join(f.arguments)}) at {f.source} is computed replicated, for "
         f"{human_bytes(f.nbytes)}: {f.why}"
     )
 
 
 def _said(marks: Marks) -> str:
     dims = dict.fromkeys(str(layout.cut_of(m)[0]) for m in marks if m != "R")
-    cuts = [f"cut on dim {' or '.join(dims)}"] if dims else []
-    return ", or ".join(cuts + ["whole"] * ("R" in marks))
+    shards = [f"sharded on dim {' or '.join(dims)}"] if dims else []
+    return ", or ".join(shards + ["replicated"] * ("R" in marks))

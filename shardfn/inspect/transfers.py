@@ -1,5 +1,5 @@
-"""The communication of a plan as data: every transfer, who needs it, what it sends, and what
-would need none.
+"""The communication of a plan as data: every transfer, its reader, its bytes, and placements
+that need no transfer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..partition.redistribute import Move
 from ..types import PENDING, Mark, Marks, MeshAxes
 from .alternatives import Alternative, Considered
 
-SETTINGS = ("allow", "warn", "error")  # the later, the stricter
-ON_BEHALF = {  # who asks, where it is no op
+SETTINGS = ("allow", "warn", "error")  # in order of strictness
+ON_BEHALF = {  # the source of a transfer that is not an op
     "prim_redistribute": "constrain",
     "prim_align": "gradient",
     "output": "result",
@@ -32,8 +32,8 @@ ON_BEHALF = {  # who asks, where it is no op
 }
 NO_RULE, NO_CHOICE, CHEAPEST = (
     "it has no rule",
-    "no choice of its rule keeps the cut",
-    "no choice of its rule sends less",
+    "no strategy of its rule keeps the sharding",
+    "no strategy of its rule sends less",
 )
 
 
@@ -42,34 +42,34 @@ class Transfer:
     """One collective: a value redistributed over one mesh axis.
 
     `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, with
-    their placements before any redistribution. `native` are the placements with which the
-    argument would need no collective, while the other arguments stay as they are.
+    their placements before any redistribution. `native` lists placements of the argument that
+    would need no collective, with the other arguments unchanged.
     """
 
     kind: str
     axis: str
     nbytes: int
     implicit: bool
-    setting: str  # of implicit_comm, the strictest that holds for the op
+    setting: str  # the strictest implicit_comm that holds for the op
     op: str
     source: str | None
     argument: str
     arguments: tuple[str, ...]
-    value: str  # its type and placement, as it came
-    wanted: str  # as the op takes it
+    value: str  # its type and placement before
+    wanted: str  # its type and placement after
     whole: (
         str | None
-    )  # why the op is computed replicated on this axis, if that is what the transfer is for
+    )  # the reason for the fallback on this axis, if the transfer belongs to one
     native: Marks
     alternatives: tuple[
         Alternative, ...
-    ]  # every way to place the op on this axis, the cheapest first
+    ]  # the strategies of the op on this axis, the cheapest first
 
 
 @attrs.frozen
 class Fallback:
-    """An op that is computed replicated on every rank, at one line, and the bytes that its
-    arguments cost.
+    """An op that falls back to replicated compute at one line, and the bytes that its arguments
+    cost.
     """
 
     op: str
@@ -82,17 +82,18 @@ class Fallback:
 def transfers(
     plan: steps.Plan, setting: str, weighed: Considered
 ) -> tuple[Transfer, ...]:
-    """Every collective of a plan, asked for or not, in order.
+    """Every collective of a plan, explicit or implicit, in order.
 
     Args:
-        plan: as `partition.propagate` made it.
-        setting: implicit_comm of the whole program.
-        weighed: what the walk weighed; empty where no alternative is needed.
+        plan: the plan of `partition.propagate`.
+        setting: the program's implicit_comm.
+        weighed: the strategies that propagation considered, or empty if no alternatives are
+            needed.
     """
     found = []
     for number, inner in enumerate(
         plans(plan)
-    ):  # those of loops are weighed again for each placement of their carries: not kept
+    ):  # ops of loops are considered again for each placement of the carries, so they are left out
         readers = _readers(inner)
         found += [
             _transfer(
@@ -112,7 +113,7 @@ def plans(plan: steps.Plan) -> Iterator[steps.Plan]:
 
 
 def sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
-    """The moves that communicate, those inside loops too, each once."""
+    """The moves that communicate, including those inside loops, each once."""
     for inner in plans(plan):
         yield from _sent(inner)
 
@@ -138,7 +139,7 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
 
 
 def strictest(node: torch.fx.Node, setting: str) -> str:
-    """What holds for an op: the program's setting, or a stricter one of a shard inside it."""
+    """The setting of an op: the program's, or a stricter one of a shard inside it."""
     noted = node.meta.get("custom") or {}
     return max(
         [setting, *(s for s in SETTINGS if ASKS + s in noted)], key=SETTINGS.index
@@ -146,7 +147,7 @@ def strictest(node: torch.fx.Node, setting: str) -> str:
 
 
 def fallbacks(found: tuple[Transfer, ...]) -> tuple[Fallback, ...]:
-    """The ops that are computed replicated, once for each op and line."""
+    """The fallbacks, once for each op and line."""
     groups: dict[tuple[str, str | None], list[Transfer]] = {}
     for transfer in found:
         if transfer.whole and transfer.implicit:
@@ -203,14 +204,14 @@ def _transfer(
 def _weighed_for(
     reader: steps.Apply | None, move: Move, weighed: Considered
 ) -> tuple[Alternative, ...]:
-    """The ways to place the reader on the axis of a move."""
+    """The strategies of the reader on the axis of a move."""
     if reader is None or not reader.outs:
         return ()
     return weighed.get((reader.outs[0].number, move.axis), ())
 
 
 def _op_of(node: torch.fx.Node) -> str:
-    """The op that asks for a transfer, by its name or by what it stands for."""
+    """The op that needs a transfer, by its name, or the placement that asks for it."""
     name = getattr(node.target, "_opname", node.op)
     return ON_BEHALF.get(name, str(node.target))
 
@@ -218,7 +219,7 @@ def _op_of(node: torch.fx.Node) -> str:
 def _arguments_before(
     step: steps.Redistribute, reader: steps.Apply | None, axes: MeshAxes
 ) -> tuple[str, ...]:
-    """The tensor arguments of the reader, as they are before the redistribution."""
+    """The tensor arguments of the reader, before the redistribution."""
     names = argument_names(reader.node) if reader else ["it"]
     slots = reader.ins if reader else (step.target,)
     return tuple(
@@ -234,7 +235,7 @@ def _placed(slot: steps.Slot, axes: MeshAxes) -> str:
 
 
 def argument_names(node: torch.fx.Node) -> list[str]:
-    """What the schema calls each tensor argument of a call: self, other, tensors[0]."""
+    """The schema's name of each tensor argument of a call: self, other, tensors[0]."""
     schema = (
         [a.name for a in _compat.schema(node.target).arguments]
         if hasattr(node.target, "_schema")
@@ -273,9 +274,7 @@ def _why_whole(
 
 
 def _native(alternatives: tuple[Alternative, ...], k: int, before: Mark) -> Marks:
-    """What the k-th argument could have been instead, so that nothing is sent: cuts before
-    whole.
-    """
+    """Placements of the k-th argument with which nothing would be sent, sharded ones first."""
     free = [
         a
         for a in alternatives

@@ -1,5 +1,5 @@
-"""A plan op by op, for one rank: every op and transfer with the placements and the local shapes
-of what it takes and makes.
+"""A plan op by op, for one rank: every op and transfer with the placements and local shapes of
+its arguments and results.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def verbose_text(plan: steps.Plan, name: str, coordinates: Sequence[int]) -> str
     shape is the local one.
 
     Args:
-        plan: as `partition.propagate` made it.
+        plan: the plan of `partition.propagate`.
         name: of the function.
-        coordinates: of the rank.
+        coordinates: the coordinates of the rank.
     """
     at = ", ".join(
         f"{axis}={c}" for axis, c in zip(plan.axes.names, coordinates, strict=True)

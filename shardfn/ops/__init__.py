@@ -1,1 +1,3 @@
-"""Ops of our own, one family per file: placements, per-rank prims, loops, packing and exchanges."""
+"""The ops of shardfn, one family per file: placements, per-rank prims, loops, packing, and
+communication with neighbours.
+"""

@@ -11,7 +11,7 @@ import torch
 from ..types import Collective
 
 # The graphs that carry keys, in order: Dynamo's, which is replayed; the Program's, over global
-# shapes; a LocalProgram's, of one rank; the graph that Inductor is given.
+# shapes; a LocalProgram's, of one rank; Inductor's input.
 PYTHON, GLOBAL, LOCAL, LOWERED = "python", "global", "local", "lowered"
 TORCH = "torch"  # as an owner: torch writes the key
 
@@ -24,9 +24,9 @@ class Key:
         name: the key.
         graph: the kind of graph that carries it.
         owner: the stage that writes it, a folder of shardfn, or torch.
-        readers: the stages that read it; none for a key that is only carried.
-        holds: what the value is, in words.
-        fits: whether a value is such a one.
+        readers: the stages that read it. Empty for a key that is only carried.
+        holds: a description of the value.
+        fits: whether a value is valid.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Key:
 
 
 def _is_a(*types: type) -> Callable[[Any], bool]:
-    """Whether a value is of one of the types; a bool is not taken for an int."""
+    """Whether a value is of one of the types. A bool does not count as an int."""
     return lambda value: (
         isinstance(value, types) and (bool in types or not isinstance(value, bool))
     )
@@ -87,7 +87,7 @@ MOVE = "which redistribution, equal on all ranks"
 
 # fmt: off
 KEYS: tuple[Key, ...] = (
-    # torch writes these as Dynamo reads the Python and as make_fx traces.
+    # torch writes these while Dynamo and make_fx trace.
     Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
     Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
@@ -100,7 +100,7 @@ KEYS: tuple[Key, ...] = (
     Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _anything),
     Key("torch_fn", GLOBAL, TORCH, (), "the torch function", _anything),
     Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _anything),
-    # capture: what was read, and where.
+    # capture: source lines, phases and annotations.
     Key("custom", PYTHON, "capture", ("capture",), "annotations of an op", _is_notes),
     Key("custom", GLOBAL, "capture", ("capture", "partition", "inspect"),
         "annotations of an op", _is_notes),
@@ -136,11 +136,11 @@ BY_GRAPH: dict[str, dict[str, Key]] = {
 
 
 def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
-    """What nodes carry that the list does not know, or that is not what the list says.
+    """Keys of nodes that are not in the list, or whose values do not fit it.
 
     Args:
         nodes: of a graph.
-        graph: which kind it is.
+        graph: the kind of graph.
     """
     known, wrong = BY_GRAPH[graph], []
     for node in nodes:
@@ -154,10 +154,10 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
 
 
 def check_keys(nodes: Iterable[torch.fx.Node], graph: str) -> None:
-    """Check that nodes carry only keys of the list, each with what it is to hold.
+    """Check that nodes carry only keys of the list, each with a valid value.
 
     Raises:
-        AssertionError: a stage wrote a key that it does not own; names the nodes.
+        AssertionError: a stage wrote a key that it does not own. Names the nodes.
     """
     wrong = wrong_keys(nodes, graph)
     assert not wrong, "node.meta: " + "; ".join(wrong[:5])

@@ -1,7 +1,7 @@
-"""halo: each rank's edge rows go to its neighbours on a mesh axis, and theirs come back.
+"""halo: each rank exchanges edge rows with its neighbours on a mesh axis.
 
-The ranks at the ends have one neighbour; which they are is asked of the group when it runs, so
-all ranks run one text.
+The ranks at the ends have one neighbour. The op reads the rank from the group when it runs, so
+all ranks run the same program.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .. import _compat
 
 @torch.library.custom_op("shardfn::halo", mutates_args=())
 def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
-    """Start an exchange with the neighbours; `wait_tensor` ends it.
+    """Start an exchange with the neighbours. `wait_tensor` waits for the result.
 
     Args:
-        x: flat: first what the rank before takes, then the `before` elements that the rank
-            after takes.
-        before: elements that come from the rank before.
-        group: name of the process group.
+        x: flat: first the elements for the previous rank, then the `before` elements for the
+            next rank.
+        before: the number of elements that come from the previous rank.
+        group: the name of the process group.
 
     Returns:
-        Flat, as long as x: `before` elements of the rank before, then those of the rank after;
-        zeros where there is none.
+        Flat, as long as x: `before` elements from the previous rank, then those from the next
+        rank. Zeros without a neighbour.
     """
     members = _compat.named_group(group)
     rank, n, head = members.rank(), members.size(), x.numel() - before

@@ -1,4 +1,4 @@
-"""Branches and loops inside a graph: an op that runs graphs of its own, as one call of tensors."""
+"""Higher-order ops in a graph: an op that runs graphs of its own, as one call on tensors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ OPS = (
 
 
 class _Hole:
-    """Where a tensor stands among the arguments."""
+    """The place of a tensor among the arguments."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class HigherOrder:
-    """A higher-order op with its graphs filled in, which takes its tensors only, in their order.
+    """A higher-order op with its graphs bound. It takes only its tensors, in order.
 
     Args:
-        op: of torch.ops.higher_order.
+        op: an op of torch.ops.higher_order.
         template: (args, kwargs) with graphs in their places and holes for tensors.
 
-    Partition sees an op without a rule, what it reads is all-gathered; or, if all that the
-    branches do is element by element, a pointwise one. Every rank runs the same branch as often
-    as the others.
+    For partition it is an op without a rule, so its inputs are all-gathered. If all ops of its
+    branches are pointwise, it is a pointwise op. Every rank runs the same branch equally often.
     """
 
     def __init__(self, op: Any, template: Any) -> None:
@@ -50,8 +49,8 @@ class HigherOrder:
 
     @property
     def tags(self) -> list[Any]:
-        """A branch that draws random numbers draws, and one that is pointwise throughout is
-        pointwise.
+        """The tags of the op: random if a branch draws random numbers, pointwise if all ops of
+        its branches are.
         """
         inside = [
             getattr(n.target, "tags", ())
@@ -92,7 +91,7 @@ def _filled(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any:
 
 
 def fold(module: torch.fx.GraphModule) -> None:
-    """Make one call of tensors of each higher-order op in a graph."""
+    """Replace each higher-order op in a graph by one call on tensors."""
     for node in list(module.graph.nodes):
         if (
             node.op != "call_function"
@@ -133,7 +132,7 @@ def _plain(tree: Any) -> Any:
 
 
 def unfold(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph with higher-order ops as torch writes them, which a compiler looks into."""
+    """The graph with higher-order ops in torch's form, which compilers understand."""
     for n, node in enumerate(list(module.graph.nodes)):
         if not isinstance(node.target, HigherOrder):
             continue

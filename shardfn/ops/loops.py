@@ -1,5 +1,5 @@
-"""Loops and branches as ops of a graph: a node whose target is one of these runs graphs of its
-own on its tensors.
+"""Loops and branches as ops of a graph. A node whose target is one of these runs the op's
+graphs on its tensors.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ Driver = Generator[
 
 @attrs.frozen(eq=False, repr=False)
 class Loop:
-    """What `Scan`, `While` and `Branch` share.
+    """The base class of `Scan`, `While` and `Branch`.
 
     Args:
-        graphs: what is run; the same tensors that come first among the arguments come first in
-            each.
-        consts: how many of the arguments are the same for every run of a graph.
+        graphs: the graphs to run. The leading arguments, which are constant, are the leading
+            inputs of each.
+        consts: the number of arguments that are the same for every run of a graph.
     """
 
     graphs: tuple[torch.fx.Graph, ...]
     consts: int
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
-        """Ask for one graph after the other to be run; return the results."""
+        """Yield the graphs to run, one after the other. Returns the results."""
         raise NotImplementedError
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -52,17 +52,17 @@ class Loop:
 
 @attrs.frozen(eq=False, repr=False)
 class Scan(Loop):
-    """One graph run over the rows of some tensors: (consts, carries, rows) -> (carries, rows of
-    results).
+    """A scan: one graph (consts, carries, rows) -> (carries, per-step outputs), run over slices
+    of tensors. The rows are the per-step inputs.
 
-    The results are the carries after the last row, then the stacked rows.
+    The results are the carries after the last step, then the stacked per-step outputs.
 
     Args:
-        carries: how many values each run hands to the next.
-        length: how many runs.
-        reverse: whether the last row comes first.
-        transposes: (consts, carries, rows) of the scan whose transpose this is; its rows here
-            are those carries, then its own rows.
+        carries: the number of loop-carried values.
+        length: the number of steps.
+        reverse: whether the steps run from the last row to the first.
+        transposes: (consts, carries, rows) of the primal scan, if this is a transpose. The rows
+            of the transpose begin with those carries and rows.
     """
 
     carries: int
@@ -94,11 +94,11 @@ class Scan(Loop):
 
 @attrs.frozen(eq=False, repr=False)
 class While(Loop):
-    """The second graph run on its own results, (consts, carries) -> carries, for as long as the
-    first says so.
+    """A while loop: applies the second graph, (consts, carries) -> carries, to its own results
+    while the first returns true.
 
     Args:
-        carries: how many values each run hands to the next.
+        carries: the number of loop-carried values.
     """
 
     carries: int
@@ -114,7 +114,9 @@ class While(Loop):
 
 @attrs.frozen(eq=False, repr=False)
 class Branch(Loop):
-    """One of two graphs, the first where a truth value holds: (consts, truth) -> results."""
+    """A cond: runs one of two graphs, the first if a truth value holds. (consts, truth) ->
+    results.
+    """
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
         *consts, truth = tensors
@@ -129,7 +131,7 @@ def driven(
     tensors: Sequence[torch.Tensor],
     call: Callable[[int, Tensors], Tensors],
 ) -> Tensors:
-    """Run a loop, each graph by a function."""
+    """Run a loop, with a function that runs each graph."""
     driver, outs = loop.drive(tensors), None
     while True:
         try:
@@ -140,8 +142,8 @@ def driven(
 
 
 def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Results in memory of their own: those that lie in an argument's, or in one another's, are
-    copied.
+    """Results in memory of their own. Copies a result that shares memory with an argument or
+    another result.
     """
     known = {x.untyped_storage().data_ptr() for x in tensors}
     own = []
@@ -163,7 +165,7 @@ def _like(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def shapes_of(loop: Loop) -> list[torch.Tensor]:
-    """What a loop returns, as empty tensors."""
+    """The results of a loop as empty tensors."""
     values = results(loop.graphs[-1])
     if not isinstance(loop, Scan):
         return [torch.empty_like(x) for x in values]
@@ -174,8 +176,8 @@ def shapes_of(loop: Loop) -> list[torch.Tensor]:
 def inner_nodes(
     graph: torch.fx.Graph, *, once: bool = False
 ) -> Generator[torch.fx.Node]:
-    """Every node that runs, in order: those of a scan as often as it runs them, or once; of
-    other loops once for each graph.
+    """Every node that runs, in order. Nodes of a scan are repeated for each step, or listed
+    once. Nodes of other loops are listed once for each graph.
     """
     for node in graph.nodes:
         yield node

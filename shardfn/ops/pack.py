@@ -1,7 +1,7 @@
 """pack: several tensors one after the other in one flat buffer.
 
-An op of its own, so that a compiler may have each tensor written where it is to be sent from,
-without a copy.
+A separate op, so that a compiler can compute each tensor directly into the send buffer, without
+a copy.
 """
 
 from __future__ import annotations

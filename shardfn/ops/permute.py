@@ -1,7 +1,7 @@
-"""permute: each rank of a mesh axis sends what it has to at most one other, and gets from at
-most one.
+"""permute: each rank of a mesh axis sends its value to at most one other rank, and receives
+from at most one.
 
-Which rank this is is asked of the group when it runs, so all ranks run one text.
+The op reads the rank from the group when it runs, so all ranks run the same program.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .. import _compat
 def permute(
     x: torch.Tensor, sources: Sequence[int], targets: Sequence[int], group: str
 ) -> torch.Tensor:
-    """Start the exchange; `wait_tensor` ends it.
+    """Start the permute. `wait_tensor` waits for the result.
 
     Args:
         x: flat.
-        sources: the ranks that send.
-        targets: for each of them, the rank that it sends to.
-        group: name of the process group.
+        sources: the sending ranks.
+        targets: for each source, its destination rank.
+        group: the name of the process group.
 
     Returns:
-        What the rank has that sends to this one; zeros if none does.
+        The value of the rank that sends to this one, or zeros if none does.
     """
     members = _compat.named_group(group)
     rank, n = members.rank(), members.size()

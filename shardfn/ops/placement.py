@@ -1,6 +1,6 @@
-"""The prims: identities in value that carry placements through Dynamo and every transform.
+"""Prims: identity ops that carry placements through Dynamo and every transform.
 
-Each is a custom op, so that it shows in the graph, inside an autograd.Function with rules for
+Each is a custom op, so that it appears in the graph, inside an autograd.Function with rules for
 backward, jvp and vmap.
 """
 
@@ -15,14 +15,16 @@ from .. import _compat
 
 @torch.library.custom_op("shardfn::prim_redistribute", mutates_args=())
 def prim_redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
-    """Place x as `placements` says: one entry for each tensor dim, `*` where nothing is said."""
+    """Redistribute x to `placements`, which has one entry for each tensor dim. `*` leaves a dim
+    as it is.
+    """
     return x.clone()
 
 
 @torch.library.custom_op("shardfn::prim_align", mutates_args=())
 def prim_align(x: torch.Tensor, like: torch.Tensor, wish: str) -> torch.Tensor:
-    """Place x as `like` is placed; `wish` says how its reduction may travel (`buckets.Wish`),
-    or nothing.
+    """Redistribute x to the placements of `like`. `wish` has the bucketing options of the
+    reduction (`buckets.Wish`), or is empty.
     """
     return x.clone()
 
@@ -33,7 +35,7 @@ prim_align.register_fake(lambda x, like, wish: torch.empty_like(x))
 
 @torch.library.custom_op("shardfn::prim_name", mutates_args=())
 def prim_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """x, under a name that policies of checkpointed calls know; no Program holds it in the end."""
+    """Name x for the policies of checkpointed calls. Removed before the Program is complete."""
     return x.clone()
 
 
@@ -51,9 +53,7 @@ _own.impl(
     lambda x, token: torch.ops.aten.alias.default(x),
     "CompositeExplicitAutograd",
 )
-AFTER = (
-    torch.ops.shardfn.after.default
-)  # x itself, but not before the token is there
+AFTER = torch.ops.shardfn.after.default  # x, but not before the token is available
 
 
 class _Redistribute(torch.autograd.Function):
@@ -79,7 +79,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 class _Align(torch.autograd.Function):
-    """Derivatives of a gradient are placed as it is; only the gradient itself travels in a
+    """Derivatives of a gradient take its placements. Only the gradient itself is sent in a
     bucket.
     """
 
@@ -135,20 +135,20 @@ class _Name(torch.autograd.Function):
 
 
 def named(x: torch.Tensor, name: str) -> torch.Tensor:
-    """`prim_name`, right under every transform."""
+    """`prim_name`, for use under any transform."""
     return _Name.apply(x, name)
 
 
 def redistribute(x: torch.Tensor, placements: str) -> torch.Tensor:
-    """`prim_redistribute`, right under every transform."""
+    """`prim_redistribute`, for use under any transform."""
     return _Redistribute.apply(x, placements)
 
 
 def align(
     xs: list[torch.Tensor], likes: list[torch.Tensor], wishes: list[str]
 ) -> list[torch.Tensor]:
-    """`prim_align` for each of several tensors, right under every transform; one call is one
-    step for Dynamo.
+    """`prim_align` for several tensors, for use under any transform. Dynamo traces all of them
+    as one call.
     """
     return [
         _Align.apply(x, like, wish)
@@ -157,7 +157,7 @@ def align(
 
 
 def install() -> None:
-    """Have Dynamo leave the prims whole; capture calls this before it traces."""
+    """Have Dynamo keep the prims as graph nodes. Capture calls this before it traces."""
     _compat.keep_in_graph(redistribute)
     _compat.keep_in_graph(align)
     _compat.keep_in_graph(named)

@@ -1,10 +1,10 @@
-"""The prims of per-rank code: into a shard_map and out of it, and the collectives inside, right
-under every transform.
+"""The prims of per-rank code, for use under any transform: entering and leaving a shard_map,
+and the collectives inside.
 
-A value inside is the same on all ranks of an axis (invariant) or each rank's own (varying);
-`varying.py` finds out which. All of these but `extremum` are linear, so each has a transpose in
-the table below, and none of them is its own guess: what a rank uses of an invariant value
-passes `vary`, whose transpose is the sum; the transpose of a sum sends nothing.
+A value inside is invariant over an axis (equal on all its ranks) or varying. `varying.py`
+infers which. All of these ops except `extremum` are linear, and the table below has an explicit
+transpose for each. Local use of an invariant value goes through `vary` (JAX's `pvary`), whose
+transpose is `psum`. The transpose of `psum` sends nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .text_formats import parse_pairs, parse_shards, print_pairs, print_shards
 
 
 def _deeper(text: str) -> str:
-    """The same cuts of a value with one more dim in front."""
+    """The same shards of a value with one more leading dim."""
     return print_shards(
         [
             (name, n, None if dim is None else dim + 1)
@@ -46,8 +46,8 @@ def _deeper(text: str) -> str:
 class Linear:
     """A linear prim of one tensor and some constants.
 
-    `transpose` takes the cotangent and the constants; `deeper` gives the constants for a value
-    with one more dim in front.
+    `transpose` takes the cotangent and the constants. `deeper` returns the constants for a
+    value with one more leading dim.
     """
 
     op: Callable[..., torch.Tensor]
@@ -56,7 +56,7 @@ class Linear:
 
 
 def _back(perm: str) -> str:
-    """The way back."""
+    """The transpose of a linear prim."""
     return print_pairs([(b, a) for a, b in parse_pairs(perm)])
 
 
@@ -134,8 +134,8 @@ class _Linear(torch.autograd.Function):
 
 
 class _Extremum(torch.autograd.Function):
-    """Its derivative goes to the ranks that hold the extremum, in equal shares, as torch.amax
-    does it.
+    """Max or min over ranks. Its derivative is split equally among the ranks that hold the
+    extremum, as in torch.amax.
     """
 
     @staticmethod
@@ -168,8 +168,8 @@ class _Extremum(torch.autograd.Function):
 
 
 class _MappedGather(torch.autograd.Function):
-    """What all samples of one vmap have, stacked in front; `index`, which only that vmap maps,
-    says which one.
+    """The values of all samples of one vmap, stacked along a new first dim. `index`, which only
+    that vmap maps, is the index of the sample.
     """
 
     @staticmethod
@@ -195,14 +195,14 @@ class _MappedGather(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, index: torch.Tensor) -> Any:
         x_dim, index_dim = in_dims
-        if index_dim is None:  # another vmap than the one that the name is bound to
+        if index_dim is None:  # a different vmap than the one that binds the name
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
         every = (
             x.expand(info.batch_size, *x.shape)
             if x_dim is None
             else x.movedim(x_dim, 0)
         )
-        return every.clone(), None  # it may be written to, and x is not meant then
+        return every.clone(), None  # a copy, since it may be written to in place
 
 
 def run(name: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
@@ -211,17 +211,17 @@ def run(name: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
 
 
 def to_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
-    """A rank's own piece."""
+    """The rank's shard."""
     return run("to_local", x, cuts)
 
 
 def from_local(x: torch.Tensor, cuts: str, where: str) -> torch.Tensor:
-    """The whole of rank's own pieces; `where` names the result in errors."""
+    """The global tensor from shards. `where` names the result in errors."""
     return run("from_local", x, cuts)
 
 
 def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """What all ranks have, as each rank's own."""
+    """An invariant value as a varying one."""
     return run("vary", x, axes)
 
 
@@ -236,39 +236,39 @@ def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
 
 
 def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """What all ranks have, along a dim."""
+    """The values of all ranks, concatenated along a dim."""
     return run("all_gather", x, axis, n, dim)
 
 
 def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """A rank's own piece of what all have."""
+    """The rank's chunk of an invariant value."""
     return run("own_piece", x, axis, n, dim)
 
 
 def all_to_all(
     x: torch.Tensor, axis: str, n: int, split: int, concat: int
 ) -> torch.Tensor:
-    """Pieces along one dim exchanged for pieces along another."""
+    """Exchange shards along one dim for shards along another."""
     return run("all_to_all", x, axis, n, split, concat)
 
 
 def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """What another rank has."""
+    """The value of another rank."""
     return run("ppermute", x, axis, perm)
 
 
 def axis_index(axis: str, device: str) -> torch.Tensor:
-    """A rank's number."""
+    """The rank's index."""
     return prim_axis_index(axis, torch.device(device))
 
 
 def mapped_index(n: int, level: int, device: str) -> torch.Tensor:
-    """A sample's number in the vmap at a level."""
+    """The sample's index in the vmap at a level."""
     return _compat.mapped_index(n, level, device)
 
 
 def mapped_gather(x: torch.Tensor, n: int, level: int) -> torch.Tensor:
-    """What all samples of the vmap at a level have, stacked in front."""
+    """The values of all samples of the vmap at a level, stacked along a new first dim."""
     return _MappedGather.apply(x, _compat.mapped_index(n, level, str(x.device)))
 
 
@@ -287,6 +287,6 @@ PRIMS = (
 
 
 def install() -> None:
-    """Have Dynamo leave the prims whole; capture calls this before it traces."""
+    """Have Dynamo keep the prims as graph nodes. Capture calls this before it traces."""
     for prim in (*PRIMS, mapped_index, mapped_gather):
         _compat.keep_in_graph(prim)

@@ -1,6 +1,4 @@
-"""The ops of per-rank code that a Program holds, each with the shape of its result; and the text
-that says how mesh axes shard a tensor.
-"""
+"""The ops of per-rank code in a Program, each with the shape of its result."""
 
 from __future__ import annotations
 
@@ -8,19 +6,14 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from .text_formats import parse_shards
 
 
 def uncaptured(*_: Any) -> torch.Tensor:
     fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
-    raise CaptureError(
-        problem(
-            "shard_map",
-            "it is called inside a transform of torch.func itself",
-            fix=fix,
-        ),
-        fix=fix,
+    raise CaptureError.of(
+        "shard_map", "it is called inside a transform of torch.func itself", fix=fix
     )
 
 
@@ -36,19 +29,19 @@ def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
 
 @torch.library.custom_op("shardfn::prim_to_local", mutates_args=())
 def prim_to_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
-    """A rank's own piece of x."""
+    """The rank's shard of x."""
     return uncaptured()
 
 
 @torch.library.custom_op("shardfn::prim_from_local", mutates_args=())
 def prim_from_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
-    """The whole of which x is a rank's own piece."""
+    """The global tensor of which x is the rank's shard."""
     return uncaptured()
 
 
 @torch.library.custom_op("shardfn::vary", mutates_args=())
 def prim_vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """What all ranks have, as each rank's own."""
+    """An invariant value as a varying one."""
     return uncaptured()
 
 
@@ -66,13 +59,13 @@ def prim_extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
 
 @torch.library.custom_op("shardfn::all_gather", mutates_args=())
 def prim_all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """What all ranks have, one after the other along a dim."""
+    """The values of all ranks, concatenated along a dim."""
     return uncaptured()
 
 
 @torch.library.custom_op("shardfn::own_piece", mutates_args=())
 def prim_own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """A rank's own piece along a dim of what all ranks have."""
+    """The rank's chunk, along a dim, of an invariant value."""
     return uncaptured()
 
 
@@ -80,23 +73,21 @@ def prim_own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor
 def prim_all_to_all(
     x: torch.Tensor, axis: str, n: int, split: int, concat: int
 ) -> torch.Tensor:
-    """Each rank's piece along `split` of what all ranks have, one after the other along
-    `concat`.
-    """
+    """The rank's chunk along `split` of the values of all ranks, concatenated along `concat`."""
     return uncaptured()
 
 
 @torch.library.custom_op("shardfn::ppermute", mutates_args=())
 def prim_ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1,
-    and 1 to 0.
+    """The value of the rank that sends to this one, or zeros if none does. `0>1,1>0`: 0 sends
+    to 1, and 1 to 0.
     """
     return uncaptured()
 
 
 @torch.library.custom_op("shardfn::axis_index", mutates_args=())
 def prim_axis_index(axis: str, device: torch.device) -> torch.Tensor:
-    """A rank's number on an axis."""
+    """The rank's index on an axis."""
     return uncaptured()
 
 

@@ -1,5 +1,5 @@
-"""The text formats that ops carry: Dynamo takes constants only, so an op's mesh axes, shards,
-pairs of ranks, specs and records are texts. Each format has a printer and a parser.
+"""The text formats of op arguments. Dynamo accepts only constants, so an op's mesh axes,
+shards, pairs of ranks, specs and records are texts. Each format has a printer and a parser.
 
 | format | text | value |
 |---|---|---|

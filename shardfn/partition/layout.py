@@ -1,8 +1,7 @@
-"""How placements shard a tensor: local sizes, offsets, strides, and when two placements are the
-same.
+"""How placements shard a tensor: local sizes, offsets, strides, and the equality of placements.
 
 Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two
-axes on one dim cut in mesh order: the first axis cuts the dim, the next cuts each piece.
+axes on one dim shard in mesh order: the first axis shards the dim, the next one each chunk.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ def split(mark: Mark) -> tuple[int, int] | None:
 
 
 def cut_of(mark: Mark) -> tuple[int, int]:
-    """(dim, unit) of a placement that is known to shard."""
+    """(dim, unit) of a Shard placement."""
     found = split(mark)
     assert found is not None, f"{mark} shards nothing"
     return found
 
 
 def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0)) -> Mark:
-    """The mark of a dim and a unit, and of what is held of the neighbours."""
+    """The placement of a dim, a unit and a halo."""
     if any(halo):
         return (dim, unit, *halo)
     return dim if unit == 1 else (dim, unit)
 
 
 def halo(mark: Mark) -> tuple[int, int]:
-    """How many elements a placement holds of the neighbour before it and of the one after it."""
+    """The numbers of halo elements from the previous and from the next neighbour."""
     return mark[2:] if isinstance(mark, tuple) and len(mark) == 4 else (0, 0)
 
 
 def without_halo(mark: Mark) -> Mark:
-    """The same cut with nothing of the neighbours."""
+    """The same sharding without a halo."""
     return joined(*cut_of(mark)) if any(halo(mark)) else mark
 
 
 def halo_share(shape: Sequence[int], mark: Mark) -> float:
-    """The elements that a placement holds of the neighbours, for each element of its dim."""
+    """The number of halo elements for each element of the dim."""
     return (
         sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
     )
 
 
 def scaled(mark: Mark, unit: int) -> Mark:
-    """The same mark in units so many times as large."""
+    """The same placement with its unit multiplied."""
     cut = split(mark)
     return mark if cut is None else joined(cut[0], cut[1] * unit, halo(mark))
 
@@ -71,8 +70,8 @@ def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
 def grain(
     size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
 ) -> tuple[int, bool]:
-    """What every chunk of a dim is a multiple of, after these axes have sharded it, and whether all
-    chunks are that size.
+    """The size of which every chunk of a dim is a multiple, after these axes have sharded it,
+    and whether all chunks have that size.
     """
     length, even = size, True
     for mark, n in zip(marks, sizes, strict=False):
@@ -89,10 +88,10 @@ def grain(
 def canonical(
     shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
 ) -> Marks | None:
-    """The same cut with the plainest placements, or None where a unit does not fit the chunks that
-    it cuts.
+    """The same sharding in the simplest placements, or None if a unit does not fit the chunks
+    that it shards.
 
-    A halo must fit into the chunks that it is taken from, and no other axis may cut its dim.
+    A halo must fit into its neighbours' chunks, and no other axis may shard its dim.
     """
     out: list[Mark] = []
     for mark, n in zip(marks, sizes, strict=True):
@@ -119,7 +118,7 @@ def local_shape(
     sizes: Sequence[int],
     coordinates: Sequence[int],
 ) -> tuple[int, ...]:
-    """The shape of one rank's piece."""
+    """The shape of one rank's local tensor."""
     out = list(shape)
     for mark, n, c in zip(marks, sizes, coordinates, strict=True):
         cut = split(mark)
@@ -132,8 +131,8 @@ def local_shape(
 
 
 def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a tensor from the slowest to the fastest in memory; expanded dims, which have
-    no place there, first.
+    """The dims of a tensor from the slowest to the fastest in memory. Expanded dims, with
+    stride 0, come first.
     """
     return tuple(
         sorted(range(len(shape)), key=lambda d: (stride[d] != 0, -stride[d], d))
@@ -156,12 +155,12 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def can_view(
     shape: Sequence[int], stride: Sequence[int], new: Sequence[int]
 ) -> bool:
-    """Whether memory laid out like this can be read as another shape of as many elements: none
-    of its dims crosses a gap.
+    """Whether a tensor of these strides can be viewed as another shape of as many elements:
+    none of its dims crosses a gap.
     """
     if 0 in shape:
         return True
-    runs: list[int] = []  # the sizes of the runs without a gap, the outermost first
+    runs: list[int] = []  # the sizes of the contiguous runs, the outermost first
     step = None
     for n, s in reversed(
         [(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]
@@ -176,7 +175,7 @@ def can_view(
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Gapless strides in a given order of dims."""
+    """Dense strides in a given order of dims."""
     out, step = [1] * len(shape), 1
     for d in reversed(order):
         out[d] = step

@@ -1,4 +1,4 @@
-"""What a collective sends: the one place where its bytes are counted."""
+"""The payload of a collective: the one place where its bytes are counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .redistribute import Move
 
 @attrs.frozen
 class Sender:
-    """A rank that takes part in one move of a value of a global shape."""
+    """A rank in one move of a value of a global shape."""
 
     shape: tuple[int, ...]
     move: Move
@@ -24,7 +24,7 @@ class Sender:
 
     @property
     def n(self) -> int:
-        """The ranks of the axis."""
+        """The number of ranks of the axis."""
         return self.axes.sizes[self.move.axis]
 
     def local(self) -> list[int]:
@@ -32,7 +32,9 @@ class Sender:
         return list(self._local_shape(self.move.before))
 
     def full_chunk(self, dim: int, unit: int) -> int:
-        """A chunk of a dim that this axis shards, padded as the shorter ones are."""
+        """The size of a full chunk of a dim that this axis shards, to which shorter ones are
+        padded.
+        """
         marks = self.move.before
         outer = [m if k < self.move.axis else "R" for k, m in enumerate(marks)]
         return layout.full_chunk(self._local_shape(tuple(outer))[dim], unit, self.n)
@@ -50,14 +52,14 @@ def nbytes(
     axes: MeshAxes,
     coordinates: Sequence[int] | None = None,
 ) -> int:
-    """The bytes of a whole payload, padding included: of the value reduced, or gathered.
+    """The bytes of the full payload, including padding: of the value reduced, or gathered.
 
     Args:
         shape: global.
         itemsize: bytes of an element.
         move: that the collective carries out.
         axes: of the mesh.
-        coordinates: of the rank; without them a rank with full shards.
+        coordinates: of the rank. By default, a rank with full shards.
     """
     at = (0,) * len(axes.sizes) if coordinates is None else tuple(coordinates)
     payload = MOVES[move.kind].payload

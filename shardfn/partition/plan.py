@@ -1,4 +1,4 @@
-"""The plan of a partition: what happens on every rank, before any local size is known."""
+"""The plan of a partition: the steps of every rank, independent of local sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Slot:
 
 @attrs.frozen(eq=False)
 class Redistribute:
-    """Bring a slot to another placement."""
+    """Redistribute a slot to another placement."""
 
     source: Slot
     target: Slot
@@ -42,7 +42,7 @@ class Redistribute:
 
 @attrs.frozen(eq=False)
 class Apply:
-    """Run a global node's op on local pieces."""
+    """Run a global node's op on local tensors."""
 
     node: torch.fx.Node
     ins: tuple[Slot, ...]
@@ -77,7 +77,7 @@ class Nested:
 
 @attrs.frozen(eq=False)
 class Fill:
-    """Make a constant tensor's piece in place."""
+    """Make a constant tensor's shard locally."""
 
     node: torch.fx.Node
     out: Slot
@@ -94,8 +94,8 @@ class Fill:
 
 @attrs.frozen(eq=False)
 class Relabel:
-    """Call what a rank holds something else: the whole of which it is a piece, or its own
-    piece, or a term of a sum.
+    """Reinterpret a local tensor: as a shard of a global tensor, as a varying value, or as a
+    term of a Partial sum.
     """
 
     node: torch.fx.Node
@@ -113,7 +113,7 @@ class Relabel:
 
 @attrs.frozen(eq=False)
 class Rescale:
-    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
+    """Convert a Partial mean to a Partial sum or back, by a multiplication on each rank."""
 
     node: torch.fx.Node
     source: Slot
@@ -133,14 +133,14 @@ Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
 
 @attrs.frozen(eq=False)
 class Gradient:
-    """A gradient that `bucketed_grad` brings to its parameter's placement."""
+    """A gradient that `bucketed_grad` redistributes to its parameter's placement."""
 
-    node: torch.fx.Node  # the global node that does
+    node: torch.fx.Node  # the global node that redistributes it
     wish: Wish
-    region: str  # the same for all gradients of one call
-    like: Slot | None  # the parameter, where it is an input
+    region: str  # the bucketed_grad call: equal for all its gradients
+    like: Slot | None  # the parameter, if it is an input
     slot: Slot  # the result
-    unused: bool  # whether the loss does not depend on the parameter
+    unused: bool  # whether the loss is independent of the parameter
 
 
 @attrs.frozen(eq=False)
@@ -154,12 +154,12 @@ class Plan:
     gradients: tuple[Gradient, ...] = ()
     unreduced: tuple[
         tuple[Slot, torch.fx.Node], ...
-    ] = ()  # outs that are gradients which somebody else is to reduce
+    ] = ()  # outs that are unreduced gradients
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
-    """The steps that some result depends on, and those that only check; the same on every rank,
-    so that all drop the same collectives.
+    """The steps that some result depends on, and those that only check. Equal on every rank, so
+    that all drop the same collectives.
     """
     live, kept = {slot.number for slot in outs}, []
     for step in reversed(planned):

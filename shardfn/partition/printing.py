@@ -17,7 +17,7 @@ from ..types import LocalProgram
 
 
 def local_text(program: LocalProgram, full: bool = False) -> str:
-    """A LocalProgram as text; the short form of a long one shows its collectives."""
+    """A LocalProgram as text. The short form of a long one shows its collectives."""
     graph, axes = program.graph, program.axes.names
     holders = graph.find_nodes(op="placeholder")
     coords, tensors = holders[: len(axes)], holders[len(axes) :]
@@ -41,7 +41,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
 
 
 def summary(graph: torch.fx.Graph) -> str:
-    """How many collectives of each kind, and their bytes."""
+    """The number of collectives of each kind, and their bytes."""
     count, size = collections.Counter(), collections.Counter()
     for node in inner_nodes(graph):
         if record := node.meta.get("collective"):
@@ -70,7 +70,7 @@ def _input_names(
     coords: list[torch.fx.Node],
     tensors: list[torch.fx.Node],
 ) -> dict[torch.fx.Node, str]:
-    """Tensors are called by their paths; coordinates by their axes."""
+    """The names of inputs: paths for tensors, axes for coordinates."""
     names = dotted_names(program.in_paths)
     taken = set(names)
     called = dict(zip(tensors, names, strict=True))

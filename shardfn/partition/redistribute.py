@@ -1,8 +1,8 @@
-"""The cheapest way from one placement to another, as steps on one mesh axis each.
+"""The cheapest redistribution between two placements, as steps on one mesh axis each.
 
-Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut
-goes innermost. Within that rule the steps are found by Dijkstra's algorithm over placements, so
-no case is written by hand.
+Axes that shard the same dim form a stack: only the innermost one can be gathered, and a new one
+becomes innermost. Within that rule, Dijkstra's algorithm over placements finds the steps, so
+there are no special cases.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from ..types import PENDING, Cost, Mark, Marks, MeshAxes
 from . import layout
 
 EVEN = Cost()
-SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
+SLICE_FACTOR = 0.01  # a slice sends nothing, but makes a copy
 
 
 @attrs.frozen
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo; or ppermute, which is
-    no redistribution.
+    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo. It may also be
+    ppermute, which is not a redistribution.
     """
 
     kind: str
     axis: int
     before: Marks
     after: Marks
-    perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
+    # of a ppermute: pairs (source, destination)
+    perm: tuple[tuple[int, int], ...] = ()
 
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
-    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a
+    """The cost of a step for a rank. `nbytes` counts the value unsharded on that axis, or the
     halo.
     """
     if n == 1:
@@ -49,10 +50,10 @@ def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
-    """The step from one mark to another on one axis, None where there is none."""
+    """The step from one placement to another on one axis, or None."""
     if src == dst or any(
         layout.halo(src)
-    ):  # nothing is made of a halo: the value is there without it
+    ):  # no step starts from a halo: the value without it is available
         return None
     if any(layout.halo(dst)):
         return "halo" if src == layout.without_halo(dst) else None
@@ -77,7 +78,7 @@ def mark_price(
     shape: Sequence[int],
     cost: Cost = EVEN,
 ) -> float:
-    """The price of one axis alone: an estimate that ignores how axes stack."""
+    """The cost on one axis alone: an estimate that ignores stacked axes."""
     if src == dst:
         return 0.0
     if any(layout.halo(src)):
@@ -96,7 +97,7 @@ def mark_price(
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
-    # what these two save is spent again where the next op wants the value as it was
+    # the bytes that these two save are spent again if the next op needs the value unsharded
     spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
     return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (
         kind in spent
@@ -116,7 +117,7 @@ def local_bytes(
 def route(
     shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes
 ) -> tuple[float, tuple[Move, ...]] | None:
-    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
+    """The cheapest moves from `src` to `dst`, with their cost in bytes, or None if there are
     none.
     """
     return _route(shape, itemsize, src, dst, axes, axes.costs)

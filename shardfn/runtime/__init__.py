@@ -1,4 +1,4 @@
-"""Stage 5, run: the call path, the simulator, the door."""
+"""Stage 5, run: arguments, the call path, the simulator."""
 
 from . import cache
 from .compiled import Compiled

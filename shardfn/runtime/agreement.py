@@ -1,4 +1,6 @@
-"""Rank agreement: before it runs, a program and its global values are the same on all ranks."""
+"""Rank agreement: check that a program and its global values are equal on all ranks before it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from ..errors import DivergenceError, call_site, problem
+from ..errors import DivergenceError, call_site
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..schedule import Agenda
@@ -25,7 +27,7 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     """Compare this rank's plan and order of collectives with the others'.
 
     Raises:
-        DivergenceError: with the first line that differs.
+        DivergenceError: quotes the first line that differs.
     """
     lines = [
         *_lines(plan),
@@ -43,14 +45,11 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
     a, b = next((a, b) for a, b in pairs if a != b)
     fix = "make shapes, placements and branches the same on every rank"
-    raise DivergenceError(
-        problem(
-            name,
-            "ranks hold different programs",
-            f"rank 0: {a}",
-            f"rank {other}: {b}",
-            fix=fix,
-        ),
+    raise DivergenceError.of(
+        name,
+        "ranks hold different programs",
+        f"rank 0: {a}",
+        f"rank {other}: {b}",
         fix=fix,
     )
 
@@ -99,7 +98,7 @@ def _line(step: Any) -> str:
 def checked(
     run: Callable[[list[Any]], Any], request: Request, placed: Placed
 ) -> Callable[[list[Any]], Any]:
-    """`run`, which with SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
+    """`run`, which under SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
     if os.environ.get("SHARDFN_CHECK") != "1" or not _has_others(placed):
         return run
 
@@ -111,7 +110,7 @@ def checked(
 
 
 def _has_others(placed: Placed) -> bool:
-    """Whether other processes take part in a call; without a mesh it is this rank's alone."""
+    """Whether other processes take part in a call. A call without a mesh is local."""
     return (
         placed.world.kind == "real"
         and placed.world.size > 1
@@ -127,17 +126,18 @@ def compare_ranks(
     *,
     staging: bool = False,
 ) -> None:
-    """Compare the plain tensors of a call with the other ranks': they are global values.
+    """Compare the plain tensors of a call with those of the other ranks. They are global
+    values, and must be equal.
 
     Args:
-        request: whose name errors use.
+        request: the function, which errors name.
         placed: the arguments of the call.
-        leaves: all of them.
-        closed_over: tensors that the function holds.
+        leaves: all leaves of the arguments.
+        closed_over: the tensors that the function closes over.
         staging: whether `agree` follows, which compares shapes and dtypes.
 
     Raises:
-        DivergenceError: naming the first argument that differs, on every rank.
+        DivergenceError: names the first argument that differs, on every rank.
     """
     if not _has_others(placed):
         return
@@ -156,7 +156,7 @@ def compare_ranks(
     if all(is_staging for is_staging, _ in everyone) and any(
         other != kinds[0] for other in kinds
     ):
-        return  # the ranks' programs differ, which `agree` tells line by line
+        return  # the ranks' programs differ, which `agree` reports line by line
     for rank, (_, theirs) in enumerate(everyone):
         for first, other in itertools.zip_longest(everyone[0][1], theirs):
             if first != other:
@@ -169,9 +169,13 @@ def _differing(request: Request, what: str, rank: int) -> DivergenceError:
     fix += "or sf.from_local for a rank's own shard"
     got = f"a plain tensor that differs between rank 0 and rank {rank}"
     needed = "a global value, the same on every rank"
-    text = problem(where, got, needed=needed, fix=fix, source=source)
-    return DivergenceError(
-        text, arg_path=what.removeprefix("argument "), source=source, fix=fix
+    return DivergenceError.of(
+        where,
+        got,
+        needed=needed,
+        fix=fix,
+        source=source,
+        arg_path=what.removeprefix("argument "),
     )
 
 

@@ -1,7 +1,7 @@
-"""What was captured and compiled for which call, and how often; rules of users are in
+"""The caches of captures and compiled programs, and their counters. Users' rules are in
 partition/rule_api/registry.py.
 
-A function carries the store of what was made from it, so the two are forgotten together.
+A function carries the store of its programs, so both are freed together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ counts: collections.Counter[str] = (
     collections.Counter()
 )  # captures, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its store
-PROGRAMS = 64  # how many of one function are kept; the oldest are forgotten first
+PROGRAMS = 64  # programs kept for one function; the oldest are dropped first
 # how many callables that cannot carry a store are kept alive with theirs; the oldest are
 # forgotten first
 ALIVE = 128
@@ -34,7 +34,7 @@ ALIVE = 128
 
 _writing = (
     threading.RLock()
-)  # any thread may ask for a request; what is captured, the one that stages
+)  # any thread may add a request; only the staging thread adds captures
 _taken: set[int] = set()  # donated arguments of the calls at work, by id
 _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
@@ -44,12 +44,12 @@ _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def request(
     kind: Any, fn: Any, options: Any, make: Callable[[], Request]
 ) -> Request:
-    """One request for one transform of one function with equal options, however often the
-    transform is written out.
+    """The request for one transform of one function. All applications with equal options share
+    it.
     """
     key = constant_key(
         options
-    )  # meshes by identity: equal ones may be of another world, or have other links
+    )  # meshes by identity: equal meshes may belong to different worlds, or have different links
     with _writing:
         known = _store_of(fn).requests
         known[:] = [row for row in known if not is_over(row[2].mesh)]
@@ -63,8 +63,8 @@ def request(
 
 
 def programs(request: Request) -> list[Any]:
-    """What was captured of one function: it depends on no placement, and on a mesh only where
-    it says so.
+    """The captures of one function. They do not depend on placements, and depend on a mesh only
+    if the function does.
     """
     if not isinstance(request.fn, types.FunctionType):
         return request.store.programs
@@ -73,7 +73,7 @@ def programs(request: Request) -> list[Any]:
 
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
-    """What the simulator runs for a local program, made once."""
+    """The steps that the simulator runs for a local program, made once."""
     found = _prepared.get(program)
     if found is None:
         found = _prepared[program] = prepare(program)
@@ -82,8 +82,8 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
-    """Tensors that a call takes away while it runs; False if another thread's call is taking
-    one.
+    """Claim the donated tensors of a call while it runs. Returns False if a call of another
+    thread has claimed one.
     """
     mine = {id(x) for x in tensors}
     with _writing:
@@ -99,7 +99,7 @@ def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
 
 
 def clear() -> None:
-    """Forget all that can be made again; the next call captures and compiles again."""
+    """Drop all captures and compiled programs. The next call captures and compiles again."""
     state.clear()
 
 
@@ -118,7 +118,7 @@ def _store_alive(fn: Any) -> FunctionStore:
     if id(fn) not in _alive:
         _alive[id(fn)] = FunctionStore(
             lambda: fn
-        )  # alive, so that its id stays its own
+        )  # kept alive, so that its id is not reused
         _stores.add(_alive[id(fn)])
     _alive.move_to_end(id(fn))
     while len(_alive) > ALIVE:

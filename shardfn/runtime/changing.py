@@ -1,4 +1,4 @@
-"""What differs where a function is staged again: logged, and warned of where it may go on."""
+"""The reason for a retrace, for the log. Warns of constants that cause one at each call."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ..errors import call_site, is_inside, problem
 from .arguments import Placed
 from .options import Request
 
-# A constant of this type that was another one so often is taken for one that changes at each call.
+# A constant of one of these types that has changed this often is assumed to change at each call.
 OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
 
 
 def restaged(
     request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
 ) -> str:
-    """Why no ready call would do; warns, once for each argument, of a constant that changes.
+    """Why no cached entry matches a call. Warns, once for each argument, of a constant that
+    keeps changing.
 
     Args:
         request: of the function.
-        entries: the ready calls, the last used first.
+        entries: the cached entries, the last used first.
         key: of this call.
         placed: its arguments.
 
     Returns:
-        What differs from the last call, in words.
+        The difference from the last call, in words.
     """
     last = entries[0]
     if last.treedef != placed.treedef:
@@ -64,7 +65,7 @@ def restaged(
 def _note_arguments(
     request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
 ) -> None:
-    """Look for a ready call that differs in numbers and functions only."""
+    """Look for a cached entry that differs only in numbers and functions."""
     given = {i: x for i, _, x in placed.constants}
     for entry in entries:
         if entry.treedef != placed.treedef or entry.state != placed.state:
@@ -94,7 +95,7 @@ def _kind(x: Any) -> type | None:
 
 
 def _before(key: Any) -> Any:
-    """The constant that a key is of."""
+    """The constant of a key."""
     kind, value = key
     if kind is float:
         return float.fromhex(value)

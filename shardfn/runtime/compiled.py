@@ -1,5 +1,5 @@
-"""Stage 4's result, ready for stage 5: how arguments become local tensors, how they run, and
-how results are wrapped.
+"""Stage 4's result: turns arguments into local tensors, runs the program, and wraps the
+results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from .. import _compat, _tree
 from ..capture import Captured, constant_key, name_of
 from ..compile import Runner
-from ..errors import ShardError, TreeError, call_site, problem
+from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
@@ -32,7 +32,7 @@ from .store import Compared
 
 @attrs.frozen(eq=False, repr=False)
 class Compiled:
-    """A program ready to run; calling it with arguments of its signature runs it.
+    """A program ready to run. Call it with arguments of its signature.
 
     Example:
         >>> import torch, shardfn as sf
@@ -49,8 +49,8 @@ class Compiled:
     backend: str
     runner: (
         Runner | None
-    )  # None where nothing compiled runs: in simulated and fake worlds
-    donation: Donation | None = attrs.field(init=False)  # takes arguments away
+    )  # None in simulated and fake worlds, where nothing is compiled
+    donation: Donation | None = attrs.field(init=False)  # donates arguments
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
@@ -72,7 +72,7 @@ class Compiled:
         return _donation(self)
 
     def run(self, leaves: list[Any]) -> Any:
-        """Run on the leaves of arguments that are known to fit."""
+        """Run on the leaves of arguments that have been checked."""
         if self.donation is None:
             return self.wrap(self.execute(leaves))
         return self.wrap(self.donation.run(leaves, self.execute))
@@ -95,7 +95,7 @@ class Compiled:
         )
         if kinds == self.placed.dtensors and avals == self.placed.avals:
             return self.run(leaves)
-        # global tensors and DTensors with the same placement are the same values, in whatever
+        # a global tensor and a DTensor of the same placements are the same value, in any memory
         # layout
         return attrs.evolve(
             self, placed=attrs.evolve(self.placed, dtensors=kinds, avals=avals)
@@ -113,8 +113,8 @@ class Compiled:
 
     @property
     def code(self) -> str:
-        """The Python text that is run: Inductor's, or the graph's own; without one nothing
-        compiled runs here.
+        """The Python code that runs: Inductor's, or that of the graph. Empty in simulated and
+        fake worlds.
         """
         generated = _compat.generated_code(self.runner)
         return (
@@ -123,17 +123,17 @@ class Compiled:
         )
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
 
 def _refuse_other_signature(
     compiled: Compiled, leaves: list[Any], treedef: Any
 ) -> None:
-    """Refuse arguments and settings that the program was not made for.
+    """Refuse arguments and settings of another signature.
 
     Raises:
-        TreeError: naming all that differ.
+        TreeError: names all that differ.
     """
     placed = compiled.placed
     if treedef != placed.treedef:
@@ -145,14 +145,13 @@ def _refuse_other_signature(
     wrong += _other_settings(compiled)
     if not wrong:
         return
-    fix = "call the transformed function itself, which stages each signature anew"
+    fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
-    text = problem(name, "other arguments", *wrong, fix=fix, source=source)
-    raise TreeError(text, source=source, fix=fix)
+    raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
 
 
 def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """The tensors of another shape, dtype or placement than the program's, as lines."""
+    """Lines for the tensors whose shape, dtype or placement differs from the program's."""
     rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
     for i, marks, aval in rows:
         x, path = leaves[i], placed.paths[i]
@@ -168,15 +167,15 @@ def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
 
 
 def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """The constants that are not those of the program, as lines."""
+    """Lines for the constants that differ from the program's."""
     for i, key, old in placed.constants:
         if constant_key(leaves[i]) != key:
             yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
 
 
 def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
-    """Refuse what no compiled program is seen by: autograd, and transforms of torch.func around
-    it.
+    """Refuse a call under autograd or a torch.func transform, which cannot see a compiled
+    program.
     """
     name, placed = f"compiled {compiled.request.name}", compiled.placed
     if _compat.inside_transform():
@@ -184,10 +183,8 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
             "the transformed function itself, which the transform reads",
             call_site(),
         )
-        got = "a transform of torch.func is at work around it"
-        raise ShardError(
-            problem(name, got, fix=fix, source=source), source=source, fix=fix
-        )
+        got = "it is called inside a transform of torch.func"
+        raise ShardError.of(name, got, fix=fix, source=source)
     for i in placed.tensors:
         refuse_lost_gradient(
             f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i]
@@ -195,7 +192,7 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
 
 
 def _other_settings(compiled: Compiled) -> list[str]:
-    """What the function reads beside its arguments and is not as it was, as lines."""
+    """Lines for the reads of the function outside of its arguments that have changed."""
     now, before = _compat.settings(), compiled.placed.state
     rows = zip(_compat.SETTINGS, now, before, strict=True)
     wrong = [
@@ -245,7 +242,9 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
 def _owning(
     compiled: Compiled, rows: list[tuple[int, Reader]]
 ) -> list[tuple[int, Reader]]:
-    """The readers; of donated arguments they read memory that the results may take."""
+    """The readers of arguments. For donated arguments, the results may take the memory that
+    they read.
+    """
     taken = compiled.donation.taken if compiled.donation is not None else ()
     return [(i, _owner(read) if i in taken else read) for i, read in rows]
 
@@ -281,8 +280,8 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
 
 
 def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
-    """One rank's results, copied where they lie in memory that is known; all of it is known
-    afterwards.
+    """One rank's results. A result is copied if its memory is among the known ones, to which it
+    is then added.
     """
     own = []
     for x in outs:
@@ -293,7 +292,7 @@ def _apart(outs: Sequence[torch.Tensor], known: set[int]) -> list[torch.Tensor]:
 
 
 def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
-    """A world without values: the results' shapes are known, and nothing runs."""
+    """The results in a world without values: shapes only, nothing runs."""
     (output,) = compiled.program.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     return lambda leaves: [UnreadTensor(v) for v in values]
@@ -312,7 +311,7 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
     ]
     leaving = {
         slot.number for slot, _ in compiled.partition.unreduced
-    }  # gradients that know that they are unreduced
+    }  # unreduced gradients, marked as such
     pairs = zip(specs, compiled.partition.outs, strict=True)
     specs = [
         _compat.unreduced_spec(spec) if slot.number in leaving else spec

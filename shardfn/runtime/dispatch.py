@@ -1,5 +1,5 @@
-"""Stage 5: the call path. Between two calls of one signature it is a look-up, a run, and a
-wrapping of results.
+"""Stage 5: the call path. For a known signature it looks the program up, runs it, and wraps the
+results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     leaves, treedef = _tree.flatten((args, kwargs))
     try:
         key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
-    except (RuntimeError, NotImplementedError):  # of a tensor that has no strides
+    except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)
         raise
@@ -50,7 +50,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 break
             if _compat.in_dual_level():
                 break
-            # equal specs become the same ones, which compare at once the next time
+            # replace equal specs by identical ones, which compare faster the next time
             entry.key = key
             if entry is not store.entries[0]:
                 store.put_first(entry)
@@ -83,7 +83,9 @@ def _first_call(
 def _staged_meanwhile(
     request: Request, leaves: list[Any], *signature: Any
 ) -> Entry | None:
-    """What another thread has staged for this signature while this one waited for its turn."""
+    """The entry that another thread has staged for this signature while this thread waited for
+    the lock.
+    """
     if _compat.in_dual_level():
         return None
     follows = torch.is_grad_enabled()
@@ -117,7 +119,7 @@ def _stage(
     placed, entries = traced.placed, request.store.entries
     if entries:
         log.info(
-            "%s: staged anew: %s",
+            "%s: retraced: %s",
             request.name,
             restaged(request, entries, key, placed),
         )
@@ -146,23 +148,23 @@ def _stage(
 
 @attrs.define(eq=False)
 class Entry:
-    """One signature, ready to be called; only its key is ever replaced, by an equal one."""
+    """One signature, ready to be called. Only its key is ever replaced, by an equal one."""
 
     key: list[Any]
     treedef: Any
     world: World
     mesh: Any
-    rules: tuple[registry.Registered, ...]  # that the program was partitioned by
+    rules: tuple[registry.Registered, ...]  # the sharding rules of the partition
     state: tuple[Any, ...]  # of torch's settings
-    reads: Reads | None  # of what the function closes over; None if it is nothing
-    tensors: tuple[int, ...] | None  # which leaves are tensors; None for all
-    suspects: list[torch.Tensor]  # closed over, and not to require grad
+    reads: Reads | None  # of its closed-over values; None if it has none
+    tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
+    suspects: list[torch.Tensor]  # closed-over tensors that must not require grad
     run: Callable[[list[Any]], Any]
 
     def fits(
         self, key: Any, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any
     ) -> bool:
-        """Whether this is the call of a signature, made where and as it was staged."""
+        """Whether a call matches this signature, in the same world and with the same settings."""
         return (
             self.key == key
             and self.treedef == treedef
@@ -174,9 +176,7 @@ class Entry:
         )
 
     def watched(self, leaves: list[Any]) -> list[Any]:
-        """The tensors whose gradients would be lost: arguments, and what the function closes
-        over.
-        """
+        """The tensors whose gradients would be lost: arguments and closed-over tensors."""
         tensors = (
             leaves if self.tensors is None else [leaves[i] for i in self.tensors]
         )

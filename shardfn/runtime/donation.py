@@ -1,6 +1,4 @@
-"""Donated arguments: refused before anything runs if they cannot be given away, taken away
-after the run.
-"""
+"""Donated arguments. They are checked before the run, and made unusable after it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
-from ..errors import ShardError, call_site, problem
+from ..errors import ShardError, call_site
 from . import cache
 from .simulated_tensor import (
     DonatedTensor,
@@ -43,10 +41,11 @@ class Donation:
     def run(
         self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]
     ) -> list[Any]:
-        """Check, run, and take the donated arguments away; no other thread may take one meanwhile.
+        """Check, run, and invalidate the donated arguments. No other thread may donate one
+        meanwhile.
 
         Raises:
-            ShardError: a donated tensor that cannot be given away, or that is gone.
+            ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
         with cache.claimed(mine) as free:
@@ -57,11 +56,11 @@ class Donation:
             return self.take(leaves, execute(leaves))
 
     def check(self, leaves: Sequence[Any]) -> None:
-        """Refuse what cannot be given away: nothing has run yet, and every argument is as it was.
+        """Refuse arguments that cannot be donated, before anything has run.
 
         Raises:
-            ShardError: a donated tensor that the call gets twice, or that the function closes
-                over; one that something else holds.
+            ShardError: a donated tensor that is passed twice, that the function closes over, or
+                whose memory something else shares.
         """
         seen: dict[int, str] = {}
         for x in self.closed_over:
@@ -101,19 +100,19 @@ class Donation:
                 )
 
     def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
-        """The error of a leaf that cannot be donated."""
+        """The error for a leaf that cannot be donated."""
         path, source = self.paths[leaf], call_site()
-        text = problem(
+        return ShardError.of(
             f"{self.name}, argument {path}",
             got,
             needed=needed,
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        return ShardError(text, arg_path=path, source=source, fix=fix)
 
     def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
-        """Take donated arguments away: whoever uses one afterwards learns which call took it.
+        """Invalidate the donated arguments: every later use is an error that names this call.
         Returns the results.
         """
         mine = {id(leaves[i]) for i in self.taken}
@@ -132,15 +131,15 @@ class Donation:
 
 
 def _donated_to(x: Any) -> str | None:
-    """The call that took a tensor away."""
+    """The call that a tensor was donated to."""
     return getattr(
         _compat.local_tensor(x) if isinstance(x, DTensor) else x, "call", None
     )
 
 
 def _locals(x: Any) -> Sequence[torch.Tensor]:
-    """The tensors of this process that an argument lies in; none where it has no values, or no
-    elements.
+    """The local tensors that hold an argument's values in this process. Empty for an argument
+    without values or elements.
     """
     local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
     if isinstance(local, SimulatedTensor):
@@ -157,7 +156,9 @@ def _free(x: torch.Tensor) -> torch.Tensor:
 
 
 def own(x: torch.Tensor) -> torch.Tensor:
-    """A donated tensor's memory if nobody else can see it, else a copy, which results may take."""
+    """A donated tensor's memory if nothing else shares it, else a copy. Results may be written
+    into it.
+    """
     return (
         x
         if _compat.is_sole_owner(x)

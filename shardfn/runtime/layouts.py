@@ -1,5 +1,5 @@
-"""How arguments reach a program: in the memory layout that it was lowered for, copied where
-theirs is another.
+"""The memory layout of arguments: an argument is copied if its layout differs from the one that
+the program was lowered for.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Reader = Callable[
 def readers(
     name: str, placed: Placed, captured: Captured, programs: Sequence[LocalProgram]
 ) -> list[tuple[int, Reader]]:
-    """For each tensor among the leaves: its position, and how its local tensors are read.
+    """For each tensor among the leaves: its position, and a reader of its local tensors.
 
     Args:
-        name: of the transformed function.
+        name: the name of the transformed function.
         placed: the arguments.
-        captured: what the programs were made from.
+        captured: the capture from which the programs were made.
         programs: one for each rank that is run here.
     """
     wanted, traced = _strides(programs), _values(captured.program.graph.graph)
@@ -59,7 +59,7 @@ def readers(
 def closed_over(
     captured: Captured, programs: Sequence[LocalProgram]
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """How closed-over tensors are read at each call: a list for each program."""
+    """The readers of closed-over tensors: a list for each program."""
     closed, draws = list(captured.closed_over), captured.outside.draws
     read = _with_state(captured, closed) if draws else lambda: closed
     if not any(_is_odd(x.shape, x.stride(), x.dtype) for x in closed):
@@ -90,8 +90,8 @@ def _with_state(
 
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """The tensor with these strides, its own memory where it fits; neither negated nor
-    conjugated by its conj bit.
+    """The tensor with these strides, copied only if it has others. Its neg and conj bits are
+    resolved.
     """
     if x.stride() == stride and not x.is_neg() and not x.is_conj():
         return x
@@ -103,11 +103,11 @@ def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
 def _is_odd(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> bool:
-    """Whether a tensor like this may lie otherwise than a program takes it: with gaps,
-    overlaps, or a sign only noted on it.
+    """Whether the layout of a tensor may differ from the program's: it has gaps or overlaps, or
+    may have a neg bit.
 
-    torch notes a sign on the imaginary part of a conjugate, whose strides have gaps if it has
-    two elements.
+    torch sets the neg bit on the imaginary part of a conjugate, whose strides have gaps if it
+    has two elements.
     """
     dense = layout.dense_strides(shape, layout.stride_order(shape, stride))
     return tuple(stride) != dense or dtype.is_complex or all(n == 1 for n in shape)
@@ -118,8 +118,8 @@ def _values(graph: torch.fx.Graph) -> list[torch.Tensor]:
 
 
 def _strides(programs: Sequence[LocalProgram]) -> list[tuple[tuple[int, ...], ...]]:
-    """For each input of the programs, its strides in each; coordinates, which come first, left
-    out.
+    """For each input of the programs, its strides in each program. Leaves out the coordinates,
+    which come first.
     """
     skip = len(programs[0].axes.names)
     rows = [
@@ -140,7 +140,7 @@ def _all_laid_out(read: Reader, strides: Sequence[Sequence[int]]) -> Reader:
 
 
 def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Reader:
-    """A reader of local tensors that start their memory, for as_strided; a view is copied, or
+    """A reader of local tensors that start their memory, for as_strided. A view is copied, or
     refused.
     """
 

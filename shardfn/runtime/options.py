@@ -1,4 +1,4 @@
-"""What a transformed function asks of the stages."""
+"""The request that a transformed function makes to the stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from ..compile import BACKENDS
-from ..errors import ShardError, problem
+from ..errors import ShardError
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
@@ -17,12 +17,10 @@ IMPLICIT = ("allow", "warn", "error")
 def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
     def check(request: Any, attribute: Any, value: str) -> None:
         if value not in known:
-            raise ShardError(
-                problem(
-                    request.name,
-                    f"{kind} is {value!r}",
-                    needed=f"one of {', '.join(known)}",
-                )
+            raise ShardError.of(
+                request.name,
+                f"{kind} is {value!r}",
+                needed=f"one of {', '.join(known)}",
             )
 
     return check
@@ -30,10 +28,10 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
 
 @attrs.frozen(eq=False)
 class Request:
-    """A function to capture, and how it is to be placed, compiled and called."""
+    """A function to capture, with its options for placement, compilation and calls."""
 
     name: str
-    fn: Callable[..., Any]  # what Dynamo reads
+    fn: Callable[..., Any]  # the function that Dynamo traces
     signature_of: Callable[..., Any]  # whose parameter names errors use
     mesh: Any = None
     needs_mesh: bool = False

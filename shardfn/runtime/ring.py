@@ -1,6 +1,4 @@
-"""Reduce as Gloo's ring does, chunk by chunk in its order, so that simulated sums equal real
-ones to the last bit.
-"""
+"""Reduce in the order of Gloo's ring, so that simulated sums equal real ones bit for bit."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
 
     Args:
         values: one tensor per rank, of one shape and dtype, contiguous.
-        reduce: adds up, or takes the larger or smaller.
+        reduce: adds, or takes the larger or smaller value.
 
     Returns:
-        What every rank of a Gloo all-reduce gets.
+        The result of a Gloo all-reduce.
 
     Source: the ring of Gloo's allreduce.cc; orders measured on 2 to 4 processes, sizes 1 to
     300,000.

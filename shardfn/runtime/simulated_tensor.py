@@ -1,4 +1,4 @@
-"""Local tensors of a world that lives in one process: one value per rank, or none at all."""
+"""Local tensors of a world in one process: one value per rank, or no values at all."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ READS = (
 
 
 class SimulatedTensor(torch.Tensor):
-    """The local tensors of all ranks, looking like one rank's.
+    """The local tensors of all ranks, with the shape of one rank's.
 
     Args:
         shards: one tensor for each rank, in the mesh's row-major order.
-        shown: which of them gives the shape.
+        shown: the index of the one that gives the shape.
     """
 
     shards: list[torch.Tensor]
@@ -55,15 +55,12 @@ class SimulatedTensor(torch.Tensor):
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if "c10d" in str(func):
             fix = "use shard's out_placements, or sf.full to read a value"
-            raise ShardError(
-                problem(
-                    f"{func}", "an eager collective on a simulated tensor", fix=fix
-                ),
-                fix=fix,
+            raise ShardError.of(
+                f"{func}", "an eager collective on a simulated tensor", fix=fix
             )
         if func is aten.view.default and tuple(args[1]) == tuple(
             args[0].shape
-        ):  # `to_local` looks at itself
+        ):  # `to_local` inspects itself
             return SimulatedTensor(args[0].shards, args[0].shown)
         results = [
             func(*a, **k)
@@ -87,14 +84,14 @@ def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
 
 
 def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
-    """The tensors of all ranks as one; what is no tensor must be the same on all."""
+    """The tensors of all ranks as one. Other values must be equal on all ranks."""
     if isinstance(values[0], torch.Tensor):
         return SimulatedTensor(values, shown)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
         text = problem(
             str(func),
             f"ranks hold different values: {[*values[:8]]}",
-            fix="read the whole value with sf.full(x)",
+            fix="read the global value with sf.full(x)",
         )
         raise DivergenceError(text, fix="sf.full(x)")
     return values[0]
@@ -159,18 +156,17 @@ def _to_meta(x: Any) -> Any:
 
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
-    return FakeValueError(
-        problem(
-            str(what),
-            "a value is read in a world with numerics=False, which computes none",
-            fix=fix,
-        ),
+    return FakeValueError.of(
+        str(what),
+        "a value is read in a world with numerics=False, which computes none",
         fix=fix,
     )
 
 
 class DonatedTensor(torch.Tensor):
-    """What is left of a donated argument: every use says which call took it."""
+    """The remains of a donated argument. Every use raises an error that names the call that
+    took it.
+    """
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, call: str) -> DonatedTensor:
@@ -202,13 +198,8 @@ class DonatedTensor(torch.Tensor):
 
 
 def used_after_donation(call: str) -> ShardError:
-    """The error of a donated argument that is used again."""
+    """The error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
-    return ShardError(
-        problem(
-            call,
-            "this tensor was donated to that call and its memory is gone",
-            fix=fix,
-        ),
-        fix=fix,
+    return ShardError.of(
+        call, "this tensor was donated to that call and its memory is gone", fix=fix
     )

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ..collectives import COLLECTIVES, implement
-from ..errors import DivergenceError, problem
+from ..errors import DivergenceError
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
 from . import cache
@@ -29,12 +29,12 @@ REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @attrs.frozen(eq=False)
 class Request:
-    """What a rank asks for when it stops: a collective over one axis."""
+    """The collective over one axis that a rank stops at."""
 
     record: Collective
     what: tuple[
         Any, ...
-    ]  # op and its arguments but the tensor: equal on all ranks of the group
+    ]  # the op and its arguments except the tensor; equal on all ranks of the group
     value: torch.Tensor
 
 
@@ -59,16 +59,15 @@ def simulate(
     """Run one program per rank.
 
     Args:
-        programs: of each rank; ranks may share one.
+        programs: the program of each rank. Ranks may share one.
         inputs: the local tensors of each rank.
-        coordinates: of each rank.
+        coordinates: the coordinates of each rank.
 
     Returns:
         The list of results of each rank.
 
     Raises:
-        DivergenceError: ranks that ask for different collectives, or wait for one that nobody
-            will answer.
+        DivergenceError: the ranks of a group enter different collectives, or deadlock.
     """
     axes = programs[0].axes
     with torch.no_grad():
@@ -134,23 +133,19 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
             first.value.dtype,
         ):
             said = [_said(group[0], first), _said(j, other)]
-            raise DivergenceError(
-                problem(
-                    f"axis {first.record.axis}",
-                    "ranks ask for different collectives",
-                    *said,
-                )
+            raise DivergenceError.of(
+                f"axis {first.record.axis}",
+                "ranks enter different collectives",
+                *said,
             )
 
 
 def _deadlock(asked: dict[int, Request]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
-    return DivergenceError(
-        problem(
-            "simulator",
-            "these ranks wait for an answer that nobody will give",
-            *said,
-        )
+    return DivergenceError.of(
+        "simulator",
+        "deadlock: blocked in collectives that the rest of their group never enters",
+        *said,
     )
 
 
@@ -161,7 +156,7 @@ def _said(rank: int, request: Request) -> str:
 
 
 def combine(group: list[Request]) -> list[torch.Tensor]:
-    """What each rank of a group receives."""
+    """The value that each rank of a group receives."""
     kind = COLLECTIVES[group[0].record.kind]
     assert kind.combine is not None, f"{kind.name} cannot be simulated"
     return kind.combine(group)
@@ -191,9 +186,7 @@ def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _halo(group: list[Request]) -> list[torch.Tensor]:
-    """What the rank before sends to the one after it, and the other way round; nobody is beyond
-    the ends.
-    """
+    """The edge rows of the previous and the next rank. Ranks at the ends have one neighbour."""
     before, ends = group[0].what[1], torch.zeros_like(group[0].value)
     sent = [r.value for r in group]
     after = ends.numel() - before
@@ -202,7 +195,7 @@ def _halo(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _ppermute(group: list[Request]) -> list[torch.Tensor]:
-    """Each rank's value to the rank that its number stands for; zeros to those that get none."""
+    """Permute the values among the ranks. A rank without a source gets zeros."""
     _, sources, targets, _ = group[0].what
     out = [torch.zeros_like(r.value) for r in group]
     for source, target in zip(sources, targets, strict=True):
@@ -221,7 +214,7 @@ implement("ppermute", combine=_ppermute)
 def _rank(
     graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]
 ) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
-    """One rank: runs its graph, and yields at each collective."""
+    """Run one rank's graph, and yield at each collective."""
     steps, registers, output = cache.prepared(graph, _prepare)
     values: list[Any] = [*inputs, *[None] * (registers - len(inputs))]
     for step in steps:
@@ -244,7 +237,7 @@ def _rank(
 def _looping(
     loop: Loop, tensors: Sequence[torch.Tensor]
 ) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
-    """One rank's runs of what a loop holds."""
+    """One rank's runs of the graphs of a loop."""
     driver, outs = loop.drive(tensors), None
     while True:
         try:

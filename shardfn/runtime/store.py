@@ -1,5 +1,5 @@
-"""What the runtime remembers from one call to the next, in objects that are written to: records
-stay as they are made, and hold one of these.
+"""The mutable state that the runtime keeps between calls. Frozen records hold one of these
+objects.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import attrs
 
 @attrs.define(eq=False)
 class CallStore:
-    """What is ready for the calls of one request, and what was noted about them."""
+    """The cached entries of one request, and the notes about its calls."""
 
-    # the last used first; replaced as one tuple, because other threads read it
+    # the last used first; replaced as a tuple, because other threads read it
     entries: tuple[Any, ...] = ()
     # captured programs of a function that cannot carry them
     programs: list[Any] = attrs.field(factory=list)
-    # how often a constant has changed, by path: each is warned of once
+    # how often a constant has changed, by path; each is warned of once
     changes: dict[str, int] = attrs.field(factory=dict)
 
     def put_first(self, entry: Any) -> None:
-        """Look at this entry first in the next call."""
+        """Try this entry first in the next call."""
         others = [other for other in self.entries if other is not entry]
         self.entries = (entry, *others)
 
     def clear(self) -> None:
-        """Forget the ready calls and the programs; what was warned of is not warned of again."""
+        """Drop the cached entries and the programs. Warnings that were given are not repeated."""
         self.entries = ()
         self.programs.clear()
 
@@ -43,7 +43,7 @@ class FunctionStore:
     programs: list[Any] = attrs.field(factory=list)
 
     def clear(self) -> None:
-        """Forget both."""
+        """Drop both."""
         self.requests.clear()
         self.programs.clear()
 

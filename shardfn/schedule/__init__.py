@@ -1,8 +1,8 @@
 """Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which
 they run.
 
-What ranks must agree on is decided once, in the agenda; each pass carries out a part of it on
-one rank's graph.
+The agenda holds all decisions on which ranks must agree. Each pass applies a part of it to one
+rank's graph.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def schedule(graph: torch.fx.Graph, agenda: Agenda) -> list[torch.fx.Graph]:
 
 
 def _inside_first(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The graph with what its loops run scheduled, each by an agenda of its own."""
+    """The graph with scheduled loop bodies, each by an agenda of its own."""
     if not any(isinstance(node.target, Loop) for node in graph.nodes):
         return graph
     out = copied(graph)

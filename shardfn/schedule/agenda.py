@@ -1,8 +1,7 @@
-"""What all ranks agree on before any of them writes its graph: which collectives are joined,
-and in which order all runs.
+"""The decisions that all ranks make alike before they emit their graphs: which collectives
+share a bucket, and the order of all steps.
 
-Each graph that a loop or a branch runs has an agenda of its own; the bucket plan tells of all
-of them.
+Each graph of a loop or a branch has an agenda of its own. The bucket plan covers all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 from ..buckets import BucketPlan, Wish
 from ..byte_sizes import checked_caps
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..ops.loops import Scan
 from ..partition import Plan
 from ..partition.plan import Gradient, Nested
@@ -37,25 +36,23 @@ class Agenda:
 
     axes: MeshAxes
     plan: BucketPlan
-    members: tuple[tuple[Any, ...], ...]  # of each batch: the keys of its transfers
+    members: tuple[tuple[Any, ...], ...]  # the keys of each batch's transfers
     batch_of: dict[Any, int]  # a transfer's key -> its batch
-    dtypes: dict[
-        int, torch.dtype
-    ]  # of the batches that are reduced in a dtype of their own
+    dtypes: dict[int, torch.dtype]  # for batches that are reduced in another dtype
     bucket_of: dict[
         int, int
     ]  # the batches that are buckets, by their number in the plan
     starts: tuple[int, ...]  # batches, in the order in which they start
     sequence: tuple[Item, ...]
-    inside: dict[Plan, Agenda]  # of each graph that its loops and branches run
+    inside: dict[Plan, Agenda]  # the agenda of each graph of a loop or a branch
 
 
 def agenda(plan: Plan, name: str) -> Agenda:
-    """Decide what travels together, and when.
+    """Decide which transfers share a collective, and the order of all steps.
 
     Args:
-        plan: of the partition.
-        name: of the program, for errors and for the bucket plan.
+        plan: the plan of the partition.
+        name: the name of the program, for errors and for the bucket plan.
 
     Raises:
         TreeError: a given bucket plan that does not fit.
@@ -70,8 +67,8 @@ def agenda(plan: Plan, name: str) -> Agenda:
 
 
 def _regions(plan: Plan) -> dict[str, int]:
-    """The calls of bucketed_grad in a program, counted: first those outside of loops and
-    branches.
+    """The calls of bucketed_grad in a program, numbered. Calls outside of loops and branches
+    come first.
     """
     return {
         region: i
@@ -82,7 +79,7 @@ def _regions(plan: Plan) -> dict[str, int]:
 
 
 def all_gradients(plan: Plan) -> Iterator[Gradient]:
-    """The gradients of a program, with those inside of loops and branches."""
+    """The gradients of a program, including those inside loops and branches."""
     yield from plan.gradients
     for step in plan.steps:
         if isinstance(step, Nested):
@@ -98,13 +95,13 @@ def _level(
     inside: str = "",
     times: int = 1,
 ) -> Level:
-    """One graph of a program, and those inside of it.
+    """The agenda of one graph of a program, and of the graphs inside it.
 
     Args:
         plan: of the graph.
         name: of the program, for errors.
-        regions: the calls of bucketed_grad, counted.
-        outs: the gradients that its results are terms of.
+        regions: the calls of bucketed_grad, numbered.
+        outs: for each result, the gradient that it is a term of.
         inside: the loop or branch that runs it.
         times: how often one call of the program runs it.
     """
@@ -127,7 +124,7 @@ def _level(
 
 
 def _all(level: Level) -> Iterator[Level]:
-    """A graph, then those inside of it."""
+    """A graph, then the graphs inside it."""
     yield level
     for inner in level.inner:
         yield from _all(inner)
@@ -136,7 +133,7 @@ def _all(level: Level) -> Iterator[Level]:
 def _settled(
     level: Level, told: BucketPlan, numbers: Mapping[tuple[Plan, int], int]
 ) -> Agenda:
-    """The agenda of a graph and of those inside of it."""
+    """The agenda of a graph and of the graphs inside it."""
     assignment = level.assignment
     starts, items = sequence(level.flow, assignment)
     batches = assignment.batches
@@ -166,9 +163,7 @@ def _settled(
 def rewished(
     plan: Plan, name: str, cap: Any, first_cap: Any, wanted: BucketPlan | None
 ) -> Plan:
-    """The plan of a partition with other caps, or other buckets, than those that bucketed_grad
-    asked for.
-    """
+    """The plan of a partition with other caps or buckets than those of bucketed_grad."""
     has_caps = cap is not None or first_cap is not None
     if not has_caps and wanted is None:
         return plan
@@ -189,22 +184,22 @@ def rewished(
 
 
 def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
-    """Refuse a given plan that is not one, and caps beside a plan."""
+    """Refuse a given plan that is not a BucketPlan, and caps beside a plan."""
     if wanted is None:
         return
     if not isinstance(wanted, BucketPlan):
         fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
         got = f"a {type(wanted).__name__}"
-        text = problem(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
-        raise TreeError(text, fix=fix)
+        raise TreeError.of(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
     if has_caps:
         got = "lower is given caps and a plan"
-        text = problem(f"{name}, plan", got, fix=CAP_OR_PLAN)
-        raise TreeError(text, fix=CAP_OR_PLAN)
+        raise TreeError.of(f"{name}, plan", got, fix=CAP_OR_PLAN)
 
 
 def _other_caps(wish: Wish, name: str, cap: Any, first_cap: Any) -> Wish:
-    """A wish with these caps, checked, and no rows; its own cap where none is given."""
+    """Bucketing options with these caps, checked, and without rows. Without a cap, the old one
+    stays.
+    """
     own_cap = wish.cap if cap is None else cap
     cap, first_cap, *_ = checked_caps(
         name, (own_cap, first_cap, wish.max_in_flight)
@@ -213,7 +208,7 @@ def _other_caps(wish: Wish, name: str, cap: Any, first_cap: Any) -> Wish:
 
 
 def _with_wishes(plan: Plan, wishes: Mapping[Gradient, Gradient]) -> Plan:
-    """The plan, and those inside of it, with other gradients in place of their own."""
+    """The plan, and the plans inside it, with other gradients in place of their own."""
     steps = tuple(
         attrs.evolve(
             step, plans=tuple(_with_wishes(inner, wishes) for inner in step.plans)
@@ -228,8 +223,8 @@ def _with_wishes(plan: Plan, wishes: Mapping[Gradient, Gradient]) -> Plan:
 
 
 def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
-    """The gradients, each with what a given plan says of its own bucketed_grad; a plan of
-    another program's has but one.
+    """The gradients, each with the rows that a given plan has for its bucketed_grad call. A
+    plan from another program may have rows for one call only.
     """
     for g in plan.gradients:
         if not g.wish.rows:
@@ -244,7 +239,7 @@ def _own_rows(plan: Plan, regions: Mapping[str, int]) -> Iterator[Gradient]:
 def _refuse_unused_rows(
     told: BucketPlan, levels: Sequence[Level], name: str
 ) -> None:
-    """A given plan may hold nothing that the program does not send."""
+    """Refuse a given plan with rows that the program does not send."""
     found = collections.Counter(
         (leaf, b.kind, b.axis, b.phase) for b in told.buckets for leaf in b.leaves
     )
@@ -258,10 +253,10 @@ def _refuse_unused_rows(
             f"the plan has {leaf} in an {kind} over {axis} in the {phase}"
             for leaf, kind, axis, phase in extra
         ]
-        text = problem(
+        raise TreeError.of(
             f"{name}, plan",
-            "it sends what this program does not send",
+            "it has collectives that this program does not have",
             *lines,
             fix=SAME_PROGRAM,
+            arg_path=extra[0][0],
         )
-        raise TreeError(text, arg_path=extra[0][0], fix=SAME_PROGRAM)

@@ -1,4 +1,4 @@
-"""What is true of a local graph before and after every pass."""
+"""Checks on a local graph, which run before and after every pass."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 def sends(target: torch.library.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
     if target.namespace == "_c10d_functional":
-        return target is not WAIT  # those that we never emit, too
+        return target is not WAIT  # also ops that we never emit
     return (
         started_by(f"{target.namespace}.{_compat.name_of_op(target)}") is not None
     )
 
 
 def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
-    """Check a local graph: values known, arguments before uses, one wait for each collective,
-    only known axes and only known keys of meta.
+    """Check a local graph: every node has a value, arguments precede uses, each collective has
+    one wait, and all axes and meta keys are known.
 
     Args:
         graph: the local graph.
-        axes: the mesh it is for.
+        axes: the mesh of the graph.
 
     Raises:
         AssertionError: a pass broke the graph; names the node.
@@ -48,7 +48,7 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
         )
         if record is not None:
             assert record.axis in axes.names, (
-                f"{node} is over {record.axis}, which is no axis of {axes}"
+                f"{node} is over {record.axis}, which is not an axis of {axes}"
             )
             waits = [user for user in node.users if user.target is WAIT]
             assert len(waits) == len(node.users) == 1, (

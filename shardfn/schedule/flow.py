@@ -1,6 +1,4 @@
-"""What a plan's steps read and make, and every collective that they ask for; all of it the same
-on all ranks.
-"""
+"""The data flow of a plan's steps, and every collective that they need. Equal on all ranks."""
 
 from __future__ import annotations
 
@@ -24,21 +22,21 @@ from .bucketing.gradient_terms import served as terms_of
 
 @attrs.frozen(eq=False)
 class Transfer:
-    """One collective that a step asks for, before it is joined with others."""
+    """One collective that a step needs, before bucketing."""
 
-    key: Any  # as the nodes of the local graph carry it
+    key: Any  # the key that nodes of the local graph carry
     kind: (
         str  # all_reduce, reduce_scatter, all_gather, all_to_all, halo or ppermute
     )
     axis: str
     op: str | None
-    dtype: torch.dtype  # as it is sent
-    nbytes: int  # of a rank with full shards
+    dtype: torch.dtype  # dtype on the wire
+    nbytes: int  # bytes of a rank with full shards
     phase: str
     step: int
     wish: (
         Wish | None
-    )  # of the gradient that it reduces, or whose parameter it gathers
+    )  # the options of the gradient that it reduces, or whose parameter it gathers
     region: str
 
     @property
@@ -51,14 +49,14 @@ class Flow:
     """A plan as a graph of steps, by their index."""
 
     plan: steps.Plan
-    made_by: dict[int, int]  # slot number -> step; inputs are made by none
-    transfers: dict[int, tuple[Transfer, ...]]  # of each step that sends
-    readers: dict[int, list[int]]  # step -> steps that read what it makes
+    made_by: dict[int, int]  # slot number -> step; inputs have none
+    transfers: dict[int, tuple[Transfer, ...]]  # by step
+    readers: dict[int, list[int]]  # step -> steps that read its results
     returned: frozenset[int]  # steps that make a result
-    served: Served  # the gradients that values are terms of
+    served: Served  # slot -> the gradient that it is a term of
 
     def sources(self, step: int) -> list[int]:
-        """The steps that make what a step reads."""
+        """The steps that make a step's inputs."""
         return [
             self.made_by[s.number]
             for s in self.plan.steps[step].read
@@ -66,14 +64,16 @@ class Flow:
         ]
 
     def rearranges_input(self, step: int) -> bool:
-        """Whether a step only turns an input around, as a parameter that is gathered transposed."""
+        """Whether a step only rearranges an input, such as a parameter that is transposed and
+        then gathered.
+        """
         return self.plan.steps[step].node.target in REARRANGES and all(
             self.rearranges_input(s) for s in self.sources(step)
         )
 
 
 def flow(plan: steps.Plan, outs: Outs) -> Flow:
-    """Read a plan, whose results are terms of these gradients."""
+    """Read a plan, given the gradients that its results are terms of."""
     served = terms_of(plan, outs)
     made_by = {
         slot.number: i for i, step in enumerate(plan.steps) for slot in step.made
@@ -122,11 +122,11 @@ def _is_sent(move: Move, axes: MeshAxes) -> bool:
 def _reductions(
     plan: steps.Plan, made_by: dict[int, int], readers: dict[int, list[int]]
 ) -> dict[int, steps.Gradient]:
-    """The steps that bring gradients to their placement: on behalf of the gradient itself, or
-    of what only it is made from.
+    """The steps that redistribute gradients to their placements: for the gradient itself, or
+    for a value from which only the gradient is computed.
 
-    A cast of the parameter, or a constraint on it, has its gradient reduced before the cast or
-    the constraint is undone.
+    If the parameter is cast or constrained, its gradient is reduced before the cast or the
+    constraint is undone.
     """
     found = {
         i: g for g in plan.gradients for i in _lineage(plan, made_by, readers, g)
@@ -152,7 +152,7 @@ def _reductions(
 def _as_sum(
     plan: steps.Plan, made_by: dict[int, int], slot: steps.Slot
 ) -> steps.Slot:
-    """A result before it is called a mean."""
+    """A result before it is relabelled as a Partial mean."""
     step = plan.steps[made_by[slot.number]] if slot.number in made_by else None
     return step.source if isinstance(step, steps.Rescale) else slot
 
@@ -163,9 +163,7 @@ def _lineage(
     readers: dict[int, list[int]],
     gradient: steps.Gradient,
 ) -> Iterator[int]:
-    """The redistributions on the way to a gradient, as long as each value on it is made from
-    one other alone.
-    """
+    """The redistributions on the chain of single-input steps that ends in a gradient."""
     slot, last = gradient.slot.number, None
     while slot in made_by:
         i = made_by[slot]
@@ -205,7 +203,7 @@ def _transfer(
 ) -> Transfer:
     row = MOVES[move.kind]
     kind, reduces = row.name, row.reduces
-    # a reduction serves its gradient, a gather its parameter; anything else is somebody's
+    # a reduction belongs to its gradient, a gather to its parameter; other transfers move
     # activations
     served = (
         gradients.get(i)

@@ -1,4 +1,4 @@
-"""A graph in another order, each node after what it reads."""
+"""Reorder a graph, with each node after its inputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 def ordered(
     graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]
 ) -> torch.fx.Graph:
-    """The graph with its nodes in this order; what a node reads and does not stand before it
-    comes right before it.
+    """The graph with its nodes in this order. An input that does not precede its reader is
+    moved to right before it.
 
     Args:
-        graph: may be out of order itself.
-        wanted: nodes, in the order asked for; placeholders come first and the output last
-            whatever it says.
+        graph: may be out of topological order.
+        wanted: nodes in the order wanted. Placeholders always come first and the output last.
     """
     fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
 

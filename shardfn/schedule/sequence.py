@@ -1,10 +1,10 @@
-"""In which order a program runs: computation as it was written, collectives early, waits late.
+"""The order of a program: compute as written, collectives early, waits late.
 
 Everything is decided from the plan, so all ranks start the same collectives in the same order.
-A reduction starts right after the last step that it needs. Its wait stands before its first
-reader, and what reads the first bucket comes before what reads the second: the update of the
-first parameters runs while the last gradients are on their way. A gather of parameters starts
-while the one before is being used.
+A reduction starts right after the last step that it needs. Its wait comes right before its
+first reader, and readers of the first bucket come before readers of the second. So the update
+of the first parameters overlaps with the reduction of the last gradients. An all-gather of
+parameters starts while the parameters of the previous one are in use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_IN_FLIGHT = 2**30
 def sequence(
     flow: Flow, assignment: Assignment
 ) -> tuple[tuple[int, ...], tuple[Item, ...]]:
-    """The order in which batches start, and the whole order of steps, starts and waits."""
+    """The order in which batches start, and the order of all steps, starts and waits."""
     timing = _Timing(flow, assignment)
     items = tuple(_walk(timing, timing.starts()))
     return tuple(i for kind, i in items if kind == "start"), items
@@ -36,21 +36,23 @@ def sequence(
 
 @attrs.define(eq=False)
 class _Timing:
-    """When each batch can start and must be over, as positions in the order of computing steps."""
+    """When each batch can start and must have ended, as positions in the order of computing
+    steps.
+    """
 
     flow: Flow
     assignment: Assignment
     run: list[int] = attrs.field(
         init=False
-    )  # computing steps in their order; the others run when they are needed
+    )  # computing steps in order; the others run when they are needed
     position: dict[int, int] = attrs.field(init=False)
     ready: list[int] = attrs.field(
         init=False
-    )  # of each batch: the position before which it can start
+    )  # for each batch: the position before which it can start
     first_use: list[int] = attrs.field(init=False)
     tails: list[int] = attrs.field(
         init=False
-    )  # of each step: the last reduction bucket that it depends on, -1 for none
+    )  # for each step: the last reduction bucket that it depends on, -1 for none
     forced: dict[int, list[int]] = attrs.field(
         factory=dict
     )  # batch -> batches to wait for before it starts
@@ -80,14 +82,14 @@ class _Timing:
         return tails
 
     def late_steps(self) -> list[bool]:
-        """Steps on inputs alone that only what follows the reductions reads, such as weight
-        decay: they run when needed.
+        """Steps that depend on inputs alone and are read only after the reductions, such as
+        weight decay. They run when they are needed.
         """
         flow, tails = self.flow, self.tails
         late, effective = [False] * len(tails), list(tails)
         for i in reversed(self.assignment.order):
             if i in flow.transfers:
-                effective[i] = -1  # what is sent is computed as it was written
+                effective[i] = -1  # payloads are computed as written
             elif flow.readers[i] and i not in flow.returned:
                 effective[i] = max(
                     tails[i], min(effective[r] for r in flow.readers[i])
@@ -102,8 +104,8 @@ class _Timing:
         return late
 
     def ready_positions(self) -> list[int]:
-        """One more than the position of the last step that a batch reads, by way of steps that
-        run when needed.
+        """One more than the position of the last step that a batch reads, directly or through
+        steps that run when needed.
         """
         after = [0] * len(self.flow.plan.steps)
         for i in self.assignment.order:
@@ -122,7 +124,7 @@ class _Timing:
         return max((after[s] for s in self.flow.sources(step)), default=0)
 
     def use_positions(self) -> list[int]:
-        """The position of the first step that reads what a batch brings."""
+        """The position of the first step that reads a result of a batch."""
         end = len(self.run)
         used = [end] * len(self.flow.plan.steps)
         for i in reversed(self.assignment.order):
@@ -138,8 +140,8 @@ class _Timing:
         return uses
 
     def starts(self) -> list[tuple[int, Batch]]:
-        """Each batch with the position before which it starts, in the order in which they start
-        on every rank.
+        """Each batch with the position before which it starts, in the order of starts on every
+        rank.
         """
         batches = self.assignment.batches
         early = sorted(
@@ -175,8 +177,8 @@ class _Timing:
         )
 
     def hold_order(self, keys: dict[int, tuple[int, int, int, int]]) -> None:
-        """Move what a given plan has later behind what it has earlier, and what depends on that
-        after it.
+        """Apply the order of a given plan: move its later batches after its earlier ones, with
+        the batches that depend on them.
         """
         queue, batches = list(keys), self.assignment.batches
         while queue:
@@ -193,7 +195,7 @@ class _Timing:
                     queue.append(k)
 
     def is_prefetched(self, batch: Batch) -> bool:
-        """A gather of what is there from the start."""
+        """Whether a batch gathers inputs, which are available from the start."""
         return (
             batch.members[0].kind == "all_gather"
             and self.ready[batch.index] == 0
@@ -201,8 +203,8 @@ class _Timing:
         )
 
     def chained(self) -> Iterator[tuple[int, int]]:
-        """(b, a) where batch b reads the result of a as it is, as the second axis of a
-        reduction over two does; a's own pairs first.
+        """Pairs (b, a) in which batch b reads the unchanged result of a, as in a reduction over
+        two axes. Pairs of a come before.
         """
         flow, of = self.flow, self.assignment.of
         for i in self.assignment.order:
@@ -223,7 +225,7 @@ class _Timing:
                 yield of[second.key].index, of[first.key].index
 
     def next_ready(self, batch: Batch) -> int:
-        """Where the next reduction starts: by then this one has had time to finish."""
+        """The start of the next reduction. By then this one has had time to finish."""
         later = (
             self.ready[b.index]
             for b in self.assignment.batches[batch.index + 1 :]
@@ -235,8 +237,8 @@ class _Timing:
         return reaches(self.assignment.batches, -1, batch.depends, on)
 
     def bounded(self, planned: list[tuple[int, Batch]]) -> list[tuple[int, Batch]]:
-        """Keep the bytes in flight under the limit: gathers start later, reductions wait for an
-        older one first.
+        """Keep the bytes in flight below the limit. Gathers start later, and a reduction first
+        waits for an older one.
         """
         limit = min(
             (
@@ -270,8 +272,8 @@ class _Timing:
 
 
 def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
-    """Steps in their order, each start before its position, and before each item what it needs:
-    one order for all ranks.
+    """The steps in order, with each start before its position and each item after the items
+    that it needs. Equal on all ranks.
     """
     order = _Order(timing)
     queue = collections.deque(starts)
@@ -288,14 +290,14 @@ def _walk(timing: _Timing, starts: list[tuple[int, Batch]]) -> Iterator[Item]:
 
 @attrs.define(eq=False)
 class _Order:
-    """The items placed so far, each after what it needs."""
+    """The items placed so far, each after the items that it needs."""
 
     timing: _Timing
     placed: set[Item] = attrs.field(factory=set)
 
     def place(self, item: Item) -> Iterator[Item]:
-        """What an item needs and is not placed yet, then the item: depth first, without
-        recursion, since a program may have thousands of steps in a row.
+        """Place the missing items that an item needs, then the item. Depth first, without
+        recursion, since a program may have chains of thousands of steps.
         """
         if item in self.placed:
             return
@@ -335,8 +337,8 @@ class _Order:
         return [self.provider(source) for source in self.timing.flow.sources(step)]
 
     def needs_of_start(self, index: int) -> list[Item]:
-        """What a batch needs: older batches, so that few bytes are in flight; the one before it
-        in a given plan; and the payload of each of its members.
+        """The items before a batch: older batches, so that few bytes are in flight, the
+        previous batch of a given plan, and the payload of each member.
         """
         assignment = self.timing.assignment
         needs: list[Item] = [

@@ -14,7 +14,7 @@ Transform = Callable[[Callable[..., Any]], Any]
 
 @attrs.define(repr=False, slots=False, hash=True)
 class Composed:
-    """Several transforms as one; it prints, compares and pickles as they do. Not frozen: Dynamo
+    """Several transforms as one. It prints, compares and pickles as they do. Not frozen: Dynamo
     may read its constructor.
     """
 
@@ -34,7 +34,7 @@ class Composed:
 
 
 def compose(*transforms: Transform) -> Composed:
-    """One transform that applies several; the first is the outermost, as decorators are read.
+    """One transform that applies several. The first is the outermost, as with decorators.
 
     Args:
         transforms: each takes a function and returns one; use functools.partial to give a

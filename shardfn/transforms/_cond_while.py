@@ -27,18 +27,18 @@ def cond(
     false_fn: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """One of two functions, chosen by a value when the program runs; only the chosen one is
-    computed.
+    """Call one of two functions, chosen by a value when the program runs. Only the chosen one
+    is computed.
 
     Args:
         pred: a bool, or a tensor with one element. A Python bool chooses at once.
         true_fn: of the operands; returns a tensor or a tree of them.
         false_fn: returns the same tree, of the same shapes and dtypes.
-        operands: trees of tensors; what the functions close over may be differentiated too.
+        operands: trees of tensors. Closed-over tensors may be differentiated too.
 
     Returns:
-        What the chosen function returns, numbers as tensors. Under `vmap` with mapped choices
-        both are computed.
+        The result of the chosen function, with tensors for numbers. Under `vmap` with a mapped
+        `pred` both are computed.
 
     Raises:
         TreeError: results of different trees, shapes or dtypes.
@@ -86,8 +86,8 @@ def _branch_region(
     like: Any,
     dtypes: tuple[torch.dtype | None, ...] | None,
 ) -> Any:
-    """One branch as a region; its leaves in the order of `like`, and numbers as tensors of these
-    dtypes.
+    """One branch as a body: its leaves in the order of `like`, with tensors of these dtypes for
+    numbers.
     """
 
     def run() -> Any:
@@ -106,7 +106,7 @@ def _branch_region(
 
 
 def _branch(name: str, out: Any, like: Any) -> list[Any]:
-    """The leaves of what false_fn returns, in the order in which true_fn has them."""
+    """The leaves of false_fn's result, in the order of true_fn's."""
     leaves, wrong = _tree.pair(
         out, like, ("the results of false_fn", "the results of true_fn"), "result"
     )
@@ -115,7 +115,7 @@ def _branch(name: str, out: Any, like: Any) -> list[Any]:
 
 
 def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
-    """For each leaf of two branches the dtype of its numbers; None where there are none."""
+    """For each leaf of two branches the dtype of its numbers, or None without numbers."""
     first, second = _tree.quick_leaves((yes,)), _tree.quick_leaves((no,))
     constants = [
         tuple([None if isinstance(x, torch.Tensor) else x for x in side])
@@ -141,7 +141,9 @@ def _as_tensors(
 def _cond_eagerly(
     true_fn: Any, false_fn: Any, pred: torch.Tensor, *operands: Any
 ) -> Any:
-    """Where Dynamo does not read: both branches, and one of them is chosen."""
+    """cond for calls that Dynamo does not trace: computes both branches, and selects one
+    result.
+    """
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
     yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
@@ -162,7 +164,7 @@ def _cond_eagerly(
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
-    """Run a function on its own result for as long as another says so.
+    """Apply a function to its own result while a condition holds.
 
     Args:
         cond_fun: carry -> a tensor with one element, or a bool.
@@ -170,11 +172,12 @@ def while_loop(
         init_val: the carry that enters, a tree of tensors.
 
     Returns:
-        The carry for which `cond_fun` says no. Right under `vmap` and `jvp`.
+        The first carry for which `cond_fun` is false. Works under `vmap` and `jvp`.
 
     Raises:
         TreeError: a carry that changes its tree, a shape or a dtype.
-        CaptureError: when it is differentiated in reverse: how often it runs is not known.
+        CaptureError: it is differentiated in reverse mode, and the number of its steps is not
+            known.
 
     Source: jax.lax.while_loop.
 
@@ -213,7 +216,7 @@ def _while_loop(body_fun: Any, settings: tuple[Any, ...], init: Any) -> Any:
 
 
 def _while_eagerly(cond_fun: Any, body_fun: Any, init: Any) -> Any:
-    """Where Dynamo does not read."""
+    """while_loop for calls that Dynamo does not trace."""
     name = f"while_loop({name_of(body_fun)})"
     check_carry(name, *leaf_kinds(init, "init_val"), needs_one=True)
     carry = init
@@ -223,7 +226,7 @@ def _while_eagerly(cond_fun: Any, body_fun: Any, init: Any) -> Any:
 
 
 def _truth(name: str, said: Any) -> torch.Tensor:
-    """What cond_fun returns, as a tensor."""
+    """The result of cond_fun, as a tensor."""
     check_choice(f"{name}, the result of cond_fun", kind(said))
     return (
         said.reshape(()).to(torch.bool)

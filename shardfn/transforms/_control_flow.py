@@ -1,4 +1,4 @@
-"""Loops and branches as transforms, and what their carries have in common."""
+"""Loops and branches as transforms, and the code that their carries share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._transformed import Transformed
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Controlled(Transformed):
-    """A loop or a branch on its own: it is staged as it is."""
+    """A loop or a branch called on its own, staged as it is."""
 
     held: tuple[Callable[..., Any]]
     body: Callable[..., Any]
@@ -44,7 +44,9 @@ class Controlled(Transformed):
 
 
 def carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
-    """The tensors of a carry, in the order of the first one; a number takes that one's dtype."""
+    """The tensors of a carry, in the order of the first carry. A number takes the dtype of that
+    carry's leaf.
+    """
     leaves, wrong = _tree.pair(
         after, init, ("the carries that leave", "the carries that enter"), "carry"
     )
@@ -63,7 +65,9 @@ def carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
 
 
 def leaf_kinds(tree: Any, path: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The paths and kinds of the leaves of a tree that may be None."""
+    """The paths of the leaves of a tree that may be None, and the leaves as `kind` returns
+    them.
+    """
     if tree is None:
         return (), ()
     return tuple(_tree.quick_paths(tree, path)), kinds(_tree.quick_leaves((tree,)))

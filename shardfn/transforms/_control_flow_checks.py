@@ -1,4 +1,4 @@
-"""What scan, cond and while_loop check of their functions; Dynamo calls these as they are, on
+"""The checks of scan, cond and while_loop on their functions. Dynamo calls them as they are, on
 constants.
 """
 
@@ -10,7 +10,7 @@ import torch
 
 from .. import _compat
 from ..argnums import is_number
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ._paired import CONSTANTS, described
 
 
@@ -18,15 +18,16 @@ from ._paired import CONSTANTS, described
 def rows_of(
     name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None
 ) -> int:
-    """How many rows a scan has.
+    """The number of slices that a scan runs over.
 
     Raises:
-        TreeError: leaves without rows, or with different numbers of them.
+        TreeError: leaves without dims, or with first dims of different sizes.
     """
     if length is not None and not (is_number(length) and length >= 0):
-        got, fix = f"length is {length!r}", "length=None where xs has rows"
-        text = problem(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
-        raise TreeError(text, fix=fix)
+        got, fix = f"length is {length!r}", "length=None if xs is given"
+        raise TreeError.of(
+            f"{name}, length", got, needed="an int, 0 or more", fix=fix
+        )
     rows = [
         (p, leaf)
         for p, leaf in zip(paths, leaves, strict=True)
@@ -45,12 +46,10 @@ def rows_of(
         wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
         wrong += [] if length is None else [f"length is {length}"]
     if not wrong and not counts:
-        wrong = ["it has no rows, and length is not given"]
+        wrong = ["it has no xs, and length is not given"]
     if wrong:
         fix = "xs whose leaves have one first dim, or length"
-        raise TreeError(
-            problem(name, *wrong, needed="one number of rows", fix=fix), fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="one number of steps", fix=fix)
     return counts.pop()
 
 
@@ -64,7 +63,8 @@ def check_carry(
     """Check that a carry is made of tensors and None.
 
     Raises:
-        TreeError: naming the leaves that are neither; a carry without tensors where one is needed.
+        TreeError: names the other leaves. Also raised for a carry without tensors where one is
+            needed.
     """
     pairs = list(zip(paths, leaves, strict=True))
     wrong = [
@@ -76,30 +76,25 @@ def check_carry(
         wrong = ["its carry holds no tensor, so it would never end"]
     if wrong:
         fix = (
-            "torch.tensor(x) for what changes from run to run; the function may close over "
-            "what does not"
+            "torch.tensor(x) for a value that changes from step to step; the function may "
+            "close over constants"
         )
-        raise TreeError(
-            problem(name, *wrong, needed="a carry of tensors", fix=fix), fix=fix
-        )
+        raise TreeError.of(name, *wrong, needed="a carry of tensors", fix=fix)
 
 
 @_compat.constant_in_graph
 def check_step(name: str, is_pair: bool, got: str) -> None:
-    """Check what the function of a scan returns.
+    """Check that the function of a scan returns a pair (carry, result).
 
     Raises:
-        TreeError: it is not a pair.
+        TreeError: it returns something else.
     """
     if not is_pair:
         fix = "return carry, result; None for a result that is not needed"
-        raise TreeError(
-            problem(
-                name,
-                f"the function returns a {got}",
-                needed="a pair (carry, result)",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            name,
+            f"the function returns a {got}",
+            needed="a pair (carry, result)",
             fix=fix,
         )
 
@@ -115,13 +110,11 @@ def check_after(
     """Check that a carry keeps its tree, shapes and dtypes.
 
     Raises:
-        TreeError: naming the leaves that change.
+        TreeError: names the leaves that change.
     """
     if wrong:
-        fix = "return a carry built as the one that came in"
-        raise TreeError(
-            problem(name, *wrong, needed="the same tree", fix=fix), fix=fix
-        )
+        fix = "return a carry of the same tree as the one that enters"
+        raise TreeError.of(name, *wrong, needed="the same tree", fix=fix)
     rows = zip(paths, entered, left, strict=True)
     changed = [
         f"{path} enters as {_described(before)} and leaves as {_described(after)}"
@@ -133,8 +126,8 @@ def check_after(
             "cast or reshape the carry before it is returned, or start with what the "
             "function returns"
         )
-        needed = "a carry of the same shapes and dtypes in every run"
-        raise TreeError(problem(name, *changed, needed=needed, fix=fix), fix=fix)
+        needed = "a carry of the same shapes and dtypes in every step"
+        raise TreeError.of(name, *changed, needed=needed, fix=fix)
 
 
 def _described(leaf: Any) -> str:
@@ -144,14 +137,16 @@ def _described(leaf: Any) -> str:
 
 
 def _stays(before: Any, after: Any) -> bool:
-    """Whether a carry may enter as one leaf and leave as another: numbers take a scalar's dtype."""
+    """Whether a carry may enter as one leaf and leave as another. A number takes the dtype of a
+    scalar.
+    """
     if isinstance(after, str) and not isinstance(before, str):
         return before[0] == () and _holds(before[1], after)
     return before == after
 
 
 def _holds(dtype: torch.dtype, number: str) -> bool:
-    """Whether a number of that type becomes a tensor of a dtype without a change of kind."""
+    """Whether a number of that type fits a dtype, in the sense of torch's type promotion."""
     if number == "bool":
         return dtype == torch.bool
     if number == "int":
@@ -163,7 +158,7 @@ def _holds(dtype: torch.dtype, number: str) -> bool:
 
 @_compat.constant_in_graph
 def check_choice(where: str, leaf: Any) -> None:
-    """Check that a truth value is one.
+    """Check that a value is a single truth value.
 
     Raises:
         TreeError: it has several elements, or is not a tensor or a number.
@@ -172,13 +167,12 @@ def check_choice(where: str, leaf: Any) -> None:
         return
     if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
         fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
-        text = problem(
+        raise TreeError.of(
             where,
             described(leaf),
             needed="a bool, or a tensor with one element",
             fix=fix,
         )
-        raise TreeError(text, fix=fix)
 
 
 @_compat.constant_in_graph
@@ -190,9 +184,8 @@ def check_branch_trees(name: str, wrong: tuple[str, ...]) -> None:
     """
     if wrong:
         fix = "return the same tree from both branches"
-        raise TreeError(
-            problem(name, *wrong, needed="branches with the same results", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            name, *wrong, needed="branches with the same results", fix=fix
         )
 
 
@@ -205,10 +198,11 @@ def branch_dtypes(
     constants: tuple[Any, ...],
     others: tuple[Any, ...],
 ) -> tuple[torch.dtype | None, ...]:
-    """The dtype that numbers take in each result of two branches; None where there are no numbers.
+    """The dtype that numbers take in each result of two branches, or None for a result without
+    numbers.
 
     Args:
-        name: how errors call the branch.
+        name: the name of the branch in errors.
         paths: of the results.
         first: what true_fn returns: kinds.
         second: what false_fn returns.
@@ -216,8 +210,8 @@ def branch_dtypes(
         others: those of false_fn.
 
     Raises:
-        TreeError: results of different shapes, dtypes or types; other constants than numbers
-            that differ.
+        TreeError: results of different shapes, dtypes or types, or unequal constants that are
+            not numbers.
     """
     rows = list(zip(paths, first, second, constants, others, strict=True))
     wrong = [
@@ -227,9 +221,8 @@ def branch_dtypes(
     ]
     if wrong:
         fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
-        raise TreeError(
-            problem(name, *wrong, needed="branches with the same results", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            name, *wrong, needed="branches with the same results", fix=fix
         )
     return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
 

@@ -1,6 +1,6 @@
-"""A function of trees as one of tensors, for torch.func, which sees tuples of tensors only.
+"""A function of trees as a function of tensors, since torch.func takes tuples of tensors only.
 
-Dynamo reads this.
+Dynamo traces this file.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from typing import Any
 import torch
 
 from .. import _compat, _tree
-from ..errors import CaptureError, problem
+from ..errors import CaptureError
 from ._paired import check_leaves, kinds, zero_like
 from ._transformed import name_of, parameter_names
 
 
 class Flattened:
-    """A function of trees as one of the tensors in some of its arguments; it keeps its last result.
+    """A function of trees as a function of the tensors in some of its arguments. It keeps its
+    last result.
 
     Args:
         fn: the function.
         args: all its positional arguments.
-        numbers: of the arguments whose tensors are passed in; constants in them stay.
+        numbers: the positions of the arguments whose tensors are passed in. Their constants
+            stay.
         kwargs: its keyword arguments.
-        has_aux: whether it returns (value, aux); the flat function then returns (tensors of the
+        has_aux: whether it returns (value, aux). The flat function then returns (tensors of the
             value, tensors of aux).
-        moving: which leaves of those arguments are passed in.
-        where: set where every leaf of the value must have a derivative: how errors call the
-            function.
+        moving: a predicate that selects the leaves of those arguments that are passed in.
+        where: the name of the function in errors, set if every leaf of the value must have a
+            derivative.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Flattened:
 
     @property
     def primals(self) -> tuple[torch.Tensor, ...]:
-        """What is passed in."""
+        """The tensors that are passed in."""
         return tuple(_tree.tensors(self.chosen, self.moving))
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -81,11 +83,13 @@ class Flattened:
         return (flat, tuple(_tree.tensors(aux))) if self.has_aux else flat
 
     def value(self, leaves: Iterable[Any]) -> Any:
-        """The tree of the value, with these in the places of its tensors."""
+        """The tree of the value, with these tensors."""
         return _tree.with_tensors(self.returned[0][0], leaves)[0]
 
     def tangent(self, leaves: Iterable[Any]) -> Any:
-        """The tree of the value's tangent: these for its tensors, zeros for its constants."""
+        """The tree of the value's tangent: the given tangents for its tensors, zeros for its
+        constants.
+        """
         tree, feed = self.returned[0][0], iter(leaves)
         filled = [
             next(feed) if isinstance(x, torch.Tensor) else zero_like(x)
@@ -94,11 +98,13 @@ class Flattened:
         return _tree.refill(tree, filled)[0]
 
     def aux(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """The tree of aux, with these tensors in place of those that were traced."""
+        """The tree of aux, with these tensors in place of the traced ones."""
         return _tree.with_tensors(self.returned[0][1], tensors)[0]
 
     def derivatives(self, leaves: Iterable[torch.Tensor]) -> tuple[Any, ...]:
-        """The chosen arguments with these for what is passed in, and None for every constant."""
+        """The chosen arguments with derivatives for the tensors that are passed in, and None
+        for every constant.
+        """
         feed = iter(leaves)
         filled = [
             next(feed) if self.moving(x) else None
@@ -108,10 +114,10 @@ class Flattened:
 
 
 def check_moving(where: str, flat: Flattened) -> None:
-    """Check that all that is differentiated has a derivative, or is None.
+    """Check that every differentiated leaf has a derivative or is None.
 
     Raises:
-        TreeError: naming what has none.
+        TreeError: names the leaves without a derivative.
     """
     leaves = _tree.quick_leaves(flat.chosen)
     if all(map(_tree.is_floating, leaves)):
@@ -138,10 +144,9 @@ def check_aux(name: str, is_pair: bool, got: str) -> None:
     """
     if not is_pair:
         fix = "return (value, aux), or has_aux=False"
-        text = problem(
+        raise CaptureError.of(
             name,
             f"it returns a {got}",
             needed="a pair (value, aux): has_aux=True",
             fix=fix,
         )
-        raise CaptureError(text, fix=fix)

@@ -16,21 +16,21 @@ from ..capture import PureModule
 from ..capture.modules import copies
 from ..capture.modules.call import frozen_names
 from ..capture.modules.parameter_hooks import hooks_of
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..runtime import Request
 from ._transformed import Transformed
 
 
 class Shown:
-    """The signature of a module's pure function: two dicts, then what the module's forward
-    takes.
+    """The signature of a module's pure function: two dicts, then the parameters of the module's
+    forward.
     """
 
     def __get__(self, instance: Any, owner: Any = None) -> inspect.Signature:
         if instance is None:
             raise AttributeError(
                 "__signature__"
-            )  # of the class it is that of its constructor
+            )  # of the class, it is that of its constructor
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
         mine = [
             inspect.Parameter(name, positional, annotation="dict[str, Tensor]")
@@ -42,13 +42,13 @@ class Shown:
                 parameters=[*mine, *forward.parameters.values()],
                 return_annotation="tuple[Any, dict[str, Tensor]]",
             )
-        except ValueError:  # a forward that names an argument so too
+        except ValueError:  # a forward may have an argument of that name
             return inspect.signature(instance.inline)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Functional(Transformed):
-    """(params, buffers, *args, **kwargs) -> (what the module returns, its buffers afterwards)."""
+    """(params, buffers, *args, **kwargs) -> (result of the module, its buffers afterwards)."""
 
     verb: ClassVar[str] = "functionalize"
     leading: ClassVar[tuple[str, ...]] = ("params", "buffers")
@@ -56,7 +56,7 @@ class Functional(Transformed):
     pure: PureModule
     names: tuple[
         tuple[str, ...], tuple[str, ...]
-    ]  # of the parameters, of the buffers
+    ]  # names of the parameters, names of the buffers
 
     __signature__: ClassVar[Any] = Shown()
 
@@ -88,7 +88,7 @@ class Functional(Transformed):
 
 
 def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
-    """The tree that `PureModule` wrote down, with these tensors."""
+    """The tree that `PureModule` recorded, with these tensors."""
     kind, what, children = shape
     if kind == "tensor":
         return tensors[what]
@@ -112,10 +112,10 @@ def check_names(
     wanted: tuple[str, ...],
     others: tuple[str, ...],
 ) -> None:
-    """Check that there is a value for each parameter or buffer, and no other.
+    """Check that there is a value for each parameter or buffer, and no others.
 
     Raises:
-        TreeError: naming those that lack or are too many.
+        TreeError: names the missing and the unknown ones.
     """
     missing = [k for k in wanted if k not in got]
     extra = [k for k in got if k not in wanted]
@@ -128,15 +128,12 @@ def check_names(
         fix = f"the {what} that functionalize returned, or others under the same names"
         if any(k in others for k in extra):
             fix += "; parameters that were frozen (requires_grad=False) are among the buffers"
-        raise TreeError(
-            problem(
-                f"{name}, argument {what}",
-                *lines,
-                needed=f"the {what} of the module",
-                fix=fix,
-            ),
-            arg_path=what,
+        raise TreeError.of(
+            f"{name}, argument {what}",
+            *lines,
+            needed=f"the {what} of the module",
             fix=fix,
+            arg_path=what,
         )
 
 
@@ -146,33 +143,34 @@ def functionalize(
     """A module as a pure function, with the values of its parameters and buffers: `fn, params,
     buffers = functionalize(module)`.
 
-    `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments:
-    buffers that the module writes to or assigns, such as BatchNorm's statistics, are
-    returned. The function is the module as it was when it was made: its mode, train or eval,
-    its hooks on the forward and on the backward, its parametrizations, which of its parameters
-    are frozen. Later changes of the module do not reach it.
+    `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments.
+    Buffers that the module writes to or assigns, such as BatchNorm's statistics, are returned.
+    The function is a snapshot of the module: of its mode (train or eval), its hooks on the
+    forward and the backward, its parametrizations, and of which parameters are frozen. Later
+    changes of the module do not affect it.
 
-    A frozen parameter (requires_grad=False) is among the buffers: no gradient of it is computed
-    or sent, and none is returned. A hook on a parameter (`p.register_hook`) sees the gradient,
-    and may replace it: of one sample under `vmap(grad(f))`, else the sum over all uses.
+    A frozen parameter (requires_grad=False) is among the buffers. Its gradient is neither
+    computed nor sent nor returned. A hook on a parameter (`p.register_hook`) sees the gradient,
+    summed over all uses, and may replace it. Under `vmap(grad(f))` it sees the gradient of one
+    sample.
 
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A
-            tied weight is one parameter, under its first name, and its gradient is the sum.
-            Everything else that the module holds is constant.
+            tied weight is one parameter, under its first name, and its gradient is the sum over
+            its uses. Everything else in the module is a constant.
 
     Returns:
-        (fn, params, buffers): a function of `(params, buffers, *args, **kwargs)` that returns
-        (what the module returns, the new buffers), to be called alone or under any transform;
-        and dicts by name of detached copies: of the parameters that require grad, and of the
-        buffers, frozen parameters and buffers that are not persistent among them. Batches under
-        `vmap` get buffers of their own where the module writes to them.
+        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's
+        result, the new buffers), and can be called alone or under any transform. `params` is a
+        dict by name of detached copies of the parameters that require grad. `buffers` is one of
+        the buffers, including non-persistent ones, and of the frozen parameters. Under `vmap`,
+        each sample gets its own copy of a buffer that the module writes to.
 
     Raises:
         TreeError: module is not an nn.Module, or its parameters have no values yet.
-        CaptureError: a parameter with a post-accumulate-grad hook, or a hook of several
-            tensors; when called, a module that stores a value outside of its buffers, or that is
-            not one pure graph.
+        CaptureError: a parameter with a post-accumulate-grad hook or a multi-grad hook. When
+            called: a module that stores a value outside of its buffers, or that is not one pure
+            graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 
@@ -218,7 +216,7 @@ def _values(
 
 
 def _stand_in(x: torch.Tensor) -> torch.Tensor:
-    """Something of the same shape without values."""
+    """A tensor of the same shape without values."""
     made = torch.empty(x.shape, dtype=x.dtype, device="meta")
     return (
         torch.nn.Parameter(made, requires_grad=x.requires_grad)
@@ -231,19 +229,15 @@ def _refuse(module: Any) -> None:
     kind = type(module).__name__
     if not isinstance(module, torch.nn.Module):
         fix = "functionalize(model); a function is one already"
-        raise TreeError(
-            problem("functionalize", f"a {kind}", needed="an nn.Module", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            "functionalize", f"a {kind}", needed="an nn.Module", fix=fix
         )
     if isinstance(module, torch.jit.ScriptModule):
         fix = "the Python module that it was made from"
-        raise TreeError(
-            problem(
-                f"functionalize({kind})",
-                "a TorchScript module",
-                needed="a module in Python",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"functionalize({kind})",
+            "a TorchScript module",
+            needed="a module in Python",
             fix=fix,
         )
     tensors = (
@@ -253,20 +247,20 @@ def _refuse(module: Any) -> None:
     lazy = [name for name, x in tensors if torch.nn.parameter.is_lazy(x)]
     if lazy:
         fix = "call the module once on an example, which gives them shapes"
-        text = problem(
+        raise TreeError.of(
             f"functionalize({kind})",
             f"{', '.join(lazy)} has no shape yet",
             needed="parameters with values",
             fix=fix,
+            arg_path=lazy[0],
         )
-        raise TreeError(text, arg_path=lazy[0], fix=fix)
     placed = [name for name, x in tensors if isinstance(x, DTensor)]
     if placed:
         fix = "functionalize first, then sf.distribute(params, mesh, placements)"
-        text = problem(
+        raise TreeError.of(
             f"functionalize({kind})",
             f"{', '.join(placed)} is a DTensor",
-            needed="whole tensors",
+            needed="global tensors",
             fix=fix,
+            arg_path=placed[0],
         )
-        raise TreeError(text, arg_path=placed[0], fix=fix)

@@ -1,4 +1,4 @@
-"""jit: a function staged and compiled whole, without a partition of its own."""
+"""jit: compile a function into one program, without placements of its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def jit(
         static_argnums: positional arguments that are constants of the trace: any hashable
             object. An argument that is unequal to all earlier ones, or whose attributes have
             changed, triggers a retrace. A tensor is an error.
-        donate_argnums: positional arguments whose memory the results may take; using one
+        donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
 
     Returns:

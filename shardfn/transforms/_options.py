@@ -1,5 +1,5 @@
-"""Checks of what is passed to a transform beside its function; Dynamo runs them as they are, so
-that errors come out as they are.
+"""Checks of a transform's options. Dynamo runs them on constants, so errors reach the user
+unchanged.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _compat
-from ..errors import ShardError, TreeError, problem
+from ..errors import ShardError, TreeError
 
 
 @_compat.constant_in_graph
@@ -19,20 +19,17 @@ def check_flag(where: str, option: str, x: Any) -> None:
     """
     if not isinstance(x, bool):
         fix = f"{option}=True or {option}=False"
-        raise ShardError(
-            problem(
-                f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
-            ),
-            fix=fix,
+        raise ShardError.of(
+            f"{where}, {option}", f"{option} is {x!r}", needed="a bool", fix=fix
         )
 
 
 def check_function(verb: str, fn: Any, more: str = "") -> None:
-    """Check that what is transformed can be called; `more` is what the transform takes beside
-    it, for the error.
+    """Check that the function of a transform is callable. `more` names the transform's other
+    arguments in the error.
 
     Raises:
-        TreeError: it cannot.
+        TreeError: it is not.
     """
     if not callable(fn):
         refuse_function(verb, type(fn).__name__, more)
@@ -40,12 +37,10 @@ def check_function(verb: str, fn: Any, more: str = "") -> None:
 
 @_compat.constant_in_graph
 def refuse_function(verb: str, kind: str, more: str) -> None:
-    """Say that something is no function.
+    """Raise the error for a value that is not a function.
 
     Raises:
         TreeError: always.
     """
     fix = f"{verb}(fn{more})"
-    raise TreeError(
-        problem(verb, f"a {kind}", needed="a function", fix=fix), fix=fix
-    )
+    raise TreeError.of(verb, f"a {kind}", needed="a function", fix=fix)

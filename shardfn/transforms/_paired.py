@@ -1,4 +1,4 @@
-"""Two trees that must agree, such as tangents and primals: paired by path, and checked leaf by
+"""Two trees that must match, such as tangents and primals: paired by path, and checked leaf by
 leaf.
 """
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from .. import _compat, _tree
-from ..errors import TreeError, problem
+from ..errors import TreeError
 
 NUMBERS = (bool, int, float, complex)
 
 
 @_compat.of_trees
 def kind(x: Any) -> Any:
-    """A leaf as a constant: (shape, dtype) of a tensor, the name of its type of anything else."""
+    """A leaf as a constant: (shape, dtype) of a tensor, else the name of its type."""
     return (
         (tuple(x.shape), x.dtype)
         if isinstance(x, torch.Tensor)
@@ -41,20 +41,20 @@ def paired(
     fix: str = "",
     is_zero: Callable[[Any], bool] | None = None,
 ) -> list[Any]:
-    """The leaves of a tree in the order of another, which it equals in structure, shapes and
+    """The leaves of a tree in the order of another tree, of the same structure, shapes and
     dtypes.
 
     Args:
-        where: how errors call the function.
-        tree: what came.
-        like: what it must be like.
-        names: what errors call the two, in the plural.
-        paths: how errors reach the leaves of the two.
-        fix: what to try; by default a tree_map over the other one.
-        is_zero: whether a part of the tree stands for zeros; its leaves are None.
+        where: the name of the function in errors.
+        tree: the tree to check.
+        like: the tree that it must match.
+        names: the names of the two in errors, in the plural.
+        paths: the paths of the roots of the two in errors.
+        fix: the suggestion; by default a tree_map over the other tree.
+        is_zero: whether a part of the tree stands for zeros. Its leaves are None.
 
     Raises:
-        TreeError: another structure, shape or dtype; every mismatch is listed.
+        TreeError: another structure, shape or dtype. Lists every mismatch.
     """
     leaves, wrong = _tree.pair(tree, like, names, paths[0], is_zero)
     wanted = _tree.quick_leaves((like,))
@@ -80,16 +80,16 @@ def check_alike(
     """Check that two paired trees have the same leaves.
 
     Args:
-        where: how errors call the function.
-        names: what errors call the two.
-        wrong: mismatches that pairing has seen.
-        rows: paths in the one tree, paths in the other, kinds of the leaves of the one and of
+        where: the name of the function in errors.
+        names: the names of the two in errors.
+        wrong: mismatches found while pairing.
+        rows: paths in the one tree, paths in the other, types of the leaves of the one and of
             the other.
         has_zeros: whether None may stand for zeros.
-        fix: what to try.
+        fix: the suggestion.
 
     Raises:
-        TreeError: they do not.
+        TreeError: they do not match.
     """
     lines, (first, second) = list(wrong), names
     for path, other, mine, theirs in zip(*rows, strict=True) if not lines else ():
@@ -106,12 +106,18 @@ def check_alike(
             f"{first} do not match {second}",
             "one tree, shapes and dtypes",
         )
-        text = problem(where, got, *lines, needed=needed, fix=fix)
-        raise TreeError(text, arg_path=rows[0][0] if rows[0] else None, fix=fix)
+        raise TreeError.of(
+            where,
+            got,
+            *lines,
+            needed=needed,
+            fix=fix,
+            arg_path=rows[0][0] if rows[0] else None,
+        )
 
 
 def _fits(got: Any, wanted: Any) -> bool:
-    """Whether a leaf may stand beside another: what has no derivative needs none."""
+    """Whether a leaf fits another. A leaf without a derivative fits None."""
     if isinstance(wanted, str):
         numbers = CONSTANTS["numbers"]
         return got in (wanted, "NoneType") or (wanted in numbers and got in numbers)
@@ -121,13 +127,13 @@ def _fits(got: Any, wanted: Any) -> bool:
 
 
 def described(leaf: Any) -> str:
-    """A kind in words."""
+    """A leaf's constant (see `kind`) in words."""
     return f"a {leaf}" if isinstance(leaf, str) else f"{leaf[0]} {leaf[1]}"
 
 
 @_compat.of_trees
 def zero_like(x: Any) -> Any:
-    """The tangent of a constant: zero of a number, None of anything else."""
+    """The tangent of a constant: zero for a number, None for anything else."""
     return type(x)(0) if isinstance(x, NUMBERS) else None
 
 
@@ -140,17 +146,17 @@ def scalar(x: Any, device: str, dtype: torch.dtype | None = None) -> torch.Tenso
 def check_leaves(
     where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str
 ) -> None:
-    """Check that leaves are of certain kinds.
+    """Check that leaves are tensors, numbers or None, as a row of `NEEDED` allows.
 
     Args:
-        where: how errors call the function.
-        verb: what cannot be done to the others.
+        where: the name of the function in errors.
+        verb: the operation that the other leaves do not support.
         paths: of the leaves.
-        leaves: their kinds.
+        leaves: the leaves, as `kind` returns them.
         allowed: a row of `NEEDED`.
 
     Raises:
-        TreeError: naming each leaf that is of another kind.
+        TreeError: names each leaf that is not allowed.
     """
     lines = [
         f"{path} is {described(leaf)}"
@@ -159,14 +165,20 @@ def check_leaves(
     ]
     if lines:
         needed, fix = NEEDED[allowed]
-        text = problem(where, verb, *lines, needed=needed, fix=fix)
-        raise TreeError(text, arg_path=lines[0].split(" is ")[0], fix=fix)
+        raise TreeError.of(
+            where,
+            verb,
+            *lines,
+            needed=needed,
+            fix=fix,
+            arg_path=lines[0].split(" is ")[0],
+        )
 
 
 NEEDED = {
     "floating": (
         "floating tensors, or None",
-        "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated",
+        "torch.tensor(x) for a number; argnums, or a closure, for all other values",
     ),
     "results": (
         "floating results, or None",
@@ -178,12 +190,12 @@ NEEDED = {
     "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
     "numbers": (
         "tensors, numbers or None",
-        "return what is not a tensor outside of the function",
+        "return values other than tensors outside of the function",
     ),
 }
 
 
-CONSTANTS = {  # of each row, the kinds that are not tensors and are allowed beside None
+CONSTANTS = {  # for each row: the types, other than tensors and None, that are allowed
     "floating": (),
     "results": ("float", "complex"),
     "primals": ("bool", "int", "str"),

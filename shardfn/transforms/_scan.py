@@ -24,26 +24,28 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Run a function over the rows of tensors, each run handing a carry to the next; one op,
-    however long.
+    """Run a function over the slices of dim 0 of tensors, passing a carry from step to step.
+    The loop is one op of the program, whatever its length.
 
     Args:
-        f: (carry, row) -> (carry, result). The carry keeps its tree, shapes and dtypes; what f
-            closes over is the same in every run.
-        init: the carry that enters the first run, a tree of tensors.
-        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`. None
-            where there are none.
-        length: how many runs; needed only without xs.
-        reverse: whether the last row comes first; results stay where their row is.
+        f: (carry, x) -> (carry, y), where x and y are the per-step input and output. The carry
+            keeps its tree, shapes and dtypes. Closed-over values are the same in every step.
+        init: the carry that enters the first step, a tree of tensors.
+        xs: a tree of tensors, all with the same first dim, or None. The per-step input is the
+            tree of `x[i]`.
+        length: the number of steps. Needed only without xs.
+        reverse: whether to start with the last slice. Per-step outputs keep the positions of
+            their inputs.
 
     Returns:
-        (the carry after the last run, the tree of results, each stacked along a new first dim; a
-        number that f returns is stacked as a tensor, other constants stay).
+        (the carry after the last step, the tree of per-step outputs, each stacked along a new
+        first dim). A number that f returns is stacked as a tensor. Other constants stay.
 
     Raises:
-        TreeError: rows of different numbers; a carry that changes its tree, a shape or a dtype.
-        PlacementError: inside a sharded function, a carry that is constrained to another
-            placement than it enters with.
+        TreeError: first dims of different sizes, or a carry that changes its tree, a shape or a
+            dtype.
+        PlacementError: inside a sharded function: a carry is constrained to a placement that
+            differs from that of `init`.
 
     Source: jax.lax.scan.
 
@@ -83,8 +85,8 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
 def _step_region(
     name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]
 ) -> Any:
-    """One step as a region of the tensors of the carry and of a row: (the tensors of the carry
-    after it, its result).
+    """One step as a body: from the tensors of the carry and of the per-step input to (the
+    tensors of the new carry, the per-step output).
     """
     count = len(_tree.tensors(init))
 
@@ -99,18 +101,18 @@ def _step_region(
 
 
 def _columns(xs: Any) -> list[torch.Tensor]:
-    """The tensors whose rows a scan runs over."""
+    """The tensors over whose slices a scan runs."""
     return [] if xs is None else _tree.tensors(xs)
 
 
 def _row(xs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The tree of a row with these tensors; None where there are no rows."""
+    """The tree of one per-step input with these tensors, or None without xs."""
     return None if xs is None else _tree.with_tensors(xs, tensors)
 
 
 def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of the carry that a body returns, in the order of the first one, and its
-    result as tensors.
+    """The tensors of the carry that a body returns, in the order of the first carry, and its
+    per-step output as tensors.
     """
     is_pair = isinstance(out, (tuple, list)) and len(out) == 2
     check_step(name, is_pair, type(out).__name__)
@@ -126,8 +128,8 @@ def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
 def _scan_eagerly(
     f: Any, init: Any, xs: Any, length: int | None, reverse: bool
 ) -> Any:
-    """Where Dynamo does not read, under a torch.func transform or in a module that it leaves to
-    run.
+    """scan for calls that Dynamo does not trace: under a torch.func transform, or in a module
+    that it leaves as one call.
     """
     name = f"scan({name_of(f)})"
     columns = _columns(xs)
@@ -149,7 +151,7 @@ def _scan_eagerly(
 
 
 def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
-    """What a scan of no rows returns: its carry, and results without rows."""
+    """The result of a scan of length 0: its carry, and outputs of length 0."""
     row = _row(xs, [x.new_zeros(x.shape[1:]) for x in _columns(xs)])
     _, y = _step(name, f(init, row), init)
     empty = [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)]
@@ -160,14 +162,14 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     """Apply `f` to each slice of dim 0, one at a time: `vmap(f)` with the memory of one slice.
 
     Args:
-        f: of one row; returns a tensor or a tree of them.
-        xs: a tree of tensors, all with the same first dim; a row is the tree of `x[i]`.
+        f: takes one slice, and returns a tensor or a tree of them.
+        xs: a tree of tensors, all with the same first dim. A slice is the tree of `x[i]`.
 
     Returns:
         The tree of results, each stacked along a new first dim.
 
     Raises:
-        TreeError: rows of different numbers.
+        TreeError: first dims of different sizes.
 
     Source: jax.lax.map.
 

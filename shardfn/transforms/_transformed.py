@@ -1,5 +1,5 @@
-"""What every transformed function is: callable, printable, inspectable in stages, inlined
-inside another.
+"""The base class of transformed functions. They can be called, printed, inspected stage by
+stage, and inlined in another transform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
 
 
 class Transformed:
-    """A function under a transform; subclasses are records of the transform's arguments.
+    """A function under a transform. Subclasses are records of the transform's arguments.
 
     They are not frozen: Dynamo reads their constructors, and cannot read attrs' way around a
     frozen class (torch 2.13).
@@ -27,7 +27,7 @@ class Transformed:
     ]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
 
     def __attrs_post_init__(self) -> None:
-        if not _compat.is_tracing():  # who reads it in a trace asks for no names
+        if not _compat.is_tracing():  # Dynamo does not read names
             self.__dict__.update(_named_as(self.fn))
 
     @property
@@ -36,18 +36,18 @@ class Transformed:
         return self.held[0]
 
     def asked(self) -> Request:
-        """What is asked of the stages when this is the outermost call."""
+        """The request to the stages when this is the outermost call."""
         raise NotImplementedError
 
     def options(self) -> Any:
-        """The transform's arguments but the function: equal options of one function share what
-        was captured.
+        """The transform's arguments except the function. Equal options of one function share
+        their captures.
         """
         raise NotImplementedError
 
     @property
     def request(self) -> Request:
-        """What the stages are asked; made once."""
+        """The request to the stages, made once."""
         if "_request" not in self.__dict__:
             self.__dict__["_request"] = cache.request(
                 type(self), self.fn, self.options(), self.asked
@@ -55,7 +55,7 @@ class Transformed:
         return self.__dict__["_request"]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """What Dynamo reads when this function is called inside another transform."""
+        """The call that Dynamo traces when this function is called inside another transform."""
         raise NotImplementedError
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class Transformed:
         return call(self.request, args, kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """Stage 1: the global program for arguments like these; `ShapeDtype`s will do."""
+        """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
         return trace(self.request, args, kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -96,12 +96,12 @@ class Transformed:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: not what is staged."""
+        """The state that is copied and pickled: without staged programs."""
         return {name: x for name, x in self.__dict__.items() if name != "_request"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A function that stands where its own name leads, as under a decorator, is pickled by
-        that name, as functions are.
+        """A transformed function that its own name leads to, as under a decorator, is pickled
+        by name, as functions are.
         """
         found: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
@@ -111,7 +111,7 @@ class Transformed:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy over a copy of the function; the transform's arguments are values, and shared."""
+        """A copy with a copy of the function. The transform's arguments are values, and shared."""
         made = copy.copy(self)
         if made is not self:
             made.held = (copy.deepcopy(self.fn, memo),)
@@ -138,7 +138,7 @@ class Bound(functools.partial):
 
 
 def _named_as(fn: Any) -> dict[str, Any]:
-    """The names that a transformed function takes over."""
+    """The names that a transformed function takes from its function."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     qualname = getattr(fn, "__qualname__", None) or type(fn).__qualname__
@@ -150,14 +150,14 @@ def _named_as(fn: Any) -> dict[str, Any]:
 
 
 def name_of(fn: Any) -> str:
-    """How errors and printed programs call a function."""
+    """The name of a function in errors and printed programs."""
     if isinstance(fn, functools.partial):
         return name_of(fn.func)
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def innermost(fn: Any) -> Callable[..., Any]:
-    """The user's own function, whose parameter names errors use."""
+    """The user's function, whose parameter names errors use."""
     while isinstance(fn, Transformed) and not hasattr(fn, "__signature__"):
         fn = fn.fn
     return fn

@@ -1,4 +1,4 @@
-"""vmap: a function of one sample as a function of many."""
+"""vmap: a function of one sample applied to a batch of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from .. import _compat, _tree
 from ..argnums import is_number
 from ..capture.shard_map import axis_names
-from ..errors import TreeError, problem
+from ..errors import TreeError
 from ..ops import placement
 from ..ops.text_formats import KEEP, print_spec
 from ..runtime import Request
@@ -58,7 +58,7 @@ class Vmap(Transformed):
     def sharded(
         self, where: str, pairs: list[tuple[torch.Tensor, int | None]]
     ) -> list[torch.Tensor]:
-        """Tensors, each given with its mapped dim, sharded on that dim over `spmd_axis`."""
+        """Tensors with their mapped dims, each sharded on that dim over `spmd_axis`."""
         if self.spmd_axis is None:
             return [x for x, _ in pairs]
         axis_names.check_placed(f"{where}, spmd_axis", "", (self.spmd_axis,))
@@ -71,7 +71,7 @@ class Vmap(Transformed):
         dims: tuple[int | None, ...],
         size: int,
     ) -> Any:
-        """(the results of all samples, stacked along dim 0; those that all samples share)."""
+        """(results of all samples, stacked along dim 0; results that all samples share)."""
         if self.axis_name is not None:
             numbers = torch.arange(size, device=axis_names.device())  # (size,)
             named_fn = _Naming(mapped, self.axis_name, size)
@@ -100,8 +100,8 @@ class Vmap(Transformed):
 
 
 class Mapped(Flattened):
-    """A flat function of one sample: it returns (tensors that get the mapped axis, those that
-    all share).
+    """A flat function of one sample. It returns (tensors that get the mapped dim, tensors that
+    all samples share).
     """
 
     outs: Any  # out_axes
@@ -133,8 +133,8 @@ class Mapped(Flattened):
         stacked: Iterator[torch.Tensor],
         shared: Iterator[torch.Tensor],
     ) -> Any:
-        """The result, with the mapped axis where `out_axes` says; a number that gets it becomes
-        a tensor.
+        """The result, with the mapped dim where `out_axes` puts it. A number that gets it
+        becomes a tensor.
         """
         value, filled = self.returned[0][0][0], []
         for x, d in zip(_tree.quick_leaves((value,)), self.axes, strict=True):
@@ -150,8 +150,8 @@ class Mapped(Flattened):
 
 
 class _Naming:
-    """A flat function during which a name stands for the mapped axis; its first argument, the
-    samples' numbers, has it mapped.
+    """A flat function that binds an axis name to the mapped dim while it runs. Its first
+    argument holds the index of each sample and is mapped.
     """
 
     def __init__(self, flat: Flattened, name: str, size: int) -> None:
@@ -174,7 +174,7 @@ def cut(x: torch.Tensor, dim: int, axis: str | tuple[str, ...]) -> torch.Tensor:
 
 
 def _key(axes: Any) -> Any:
-    """Axes as a value that can be hashed."""
+    """Axes as a hashable value."""
     if isinstance(axes, dict):
         return tuple((k, _key(v)) for k, v in axes.items())
     return tuple(map(_key, axes)) if isinstance(axes, (list, tuple)) else axes
@@ -208,16 +208,15 @@ def is_axis(x: Any) -> bool:
 
 @_compat.constant_in_graph
 def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
-    """Check that a tree of axes fits.
+    """Check that a tree of axes is a prefix of the arguments.
 
     Raises:
         TreeError: it does not.
     """
     if wrong:
         fix = "one int or None for all of it, or the same structure"
-        raise TreeError(
-            problem(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            where, prefix, *wrong, needed="a prefix tree of axes", fix=fix
         )
 
 
@@ -229,10 +228,11 @@ def batch_size(
     axes: tuple[int | None, ...],
     size: int | None,
 ) -> int:
-    """How many samples there are: all mapped axes exist and are of one size.
+    """The number of samples. Checks that all mapped dims exist and have one size.
 
     Raises:
-        TreeError: axes of different sizes, or that a leaf does not have; no axis at all.
+        TreeError: mapped dims of different sizes, a dim that a leaf does not have, or no mapped
+            dim at all.
     """
     wrong, found = [], []
     for path, leaf, axis in zip(paths, leaves, axes, strict=True):
@@ -252,11 +252,8 @@ def batch_size(
     if not sizes and not wrong:
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
-        fix = "in_axes with None for what all samples share, and axes of one size"
-        raise TreeError(
-            problem(name, *wrong, needed="mapped axes of one size", fix=fix),
-            fix=fix,
-        )
+        fix = "in_axes with None for arguments that all samples share, and axes of one size"
+        raise TreeError.of(name, *wrong, needed="mapped axes of one size", fix=fix)
     return sizes.pop()
 
 
@@ -267,10 +264,11 @@ def check_outs(
     leaves: tuple[Any, ...],
     axes: tuple[int | None, ...],
 ) -> None:
-    """Check that each result can get the mapped axis where `out_axes` says.
+    """Check that each result can get the mapped dim where `out_axes` puts it.
 
     Raises:
-        TreeError: an axis that a result does not have; a result that is not a tensor or a number.
+        TreeError: a dim that a result does not have, or a result that is not a tensor or a
+            number.
     """
     check_leaves(name, "a result cannot be stacked", paths, leaves, "numbers")
     dims = [0 if isinstance(leaf, str) else len(leaf[0]) for leaf in leaves]
@@ -281,34 +279,28 @@ def check_outs(
     ]
     if wrong:
         fix = "out_axes from 0 to the number of dims of one sample's result"
-        raise TreeError(problem(f"{name}, out_axes", *wrong, fix=fix), fix=fix)
+        raise TreeError.of(f"{name}, out_axes", *wrong, fix=fix)
 
 
 @_compat.constant_in_graph
 def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
-    """Check the size and the name of a mapped axis.
+    """Check the size and the name of a mapped dim.
 
     Raises:
-        TreeError: a size that is no positive int, a name that is no text.
+        TreeError: a size that is not a positive int, or a name that is not a str.
     """
     if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
         fix = "axis_size=None where an argument is mapped"
         got = f"axis_size is {axis_size!r}"
-        raise TreeError(
-            problem(
-                f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"vmap({name}), axis_size", got, needed="a positive int", fix=fix
         )
     if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
         fix = "axis_name='batch'"
-        raise TreeError(
-            problem(
-                f"vmap({name}), axis_name",
-                f"axis_name is {axis_name!r}",
-                needed="a name",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"vmap({name}), axis_name",
+            f"axis_name is {axis_name!r}",
+            needed="a name",
             fix=fix,
         )
 
@@ -335,10 +327,10 @@ def vmap(
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
 
     Returns:
-        A function of the same arguments with the axis added.
+        A function of the same arguments with the batch dim added.
 
     Raises:
-        TreeError: when called, mapped axes of different sizes, each listed; axes that do not
+        TreeError: when called: mapped dims of different sizes, all listed, or axes that do not
             fit the arguments.
 
     Source: jax.vmap.

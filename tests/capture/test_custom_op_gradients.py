@@ -117,7 +117,7 @@ def test_an_op_whose_part_of_a_gradient_torch_would_leave_out_is_refused() -> No
     first, *_, fix = str(error.value).splitlines()
     assert (
         first
-        == "op custom.triple.default: it has no derivative, and one is asked for"
+        == "op custom.triple.default: it has no derivative, and is differentiated"
     )
     assert (
         fix

@@ -72,7 +72,7 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
         1,
     )  # once for each capture
     said = (
-        "a traced value that was stored, and stands for no value once the trace is over\n  "
+        "a traced value that was stored, and has no value after the trace\n  "
         "needed: a tensor with a value"
     )
     fix = "return the value from the function that computes it"

@@ -188,7 +188,7 @@ def test_s5_random_numbers_are_refused_by_name_and_never_repeat_per_shard(
         assert __file__ in caught.value.source
     with pytest.raises(
         sf.CaptureError,
-        match="it makes an object that is no tensor, such as a generator",
+        match="it makes an object that is not a tensor, such as a generator",
     ):
         run(
             lambda x: (

@@ -308,10 +308,10 @@ def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_elemen
             "  result 0, shape (5, 3): the first element that differs is at (3, 0): got 1.0, "
             "wanted 4.0"
         ),
-        "  needed: what the op gives on whole inputs",
+        "  needed: the result of the op on global inputs",
         (
             "  try: need_whole for a factor that the op works along, 'R' in a function's "
-            "choice; or a rule that says what the op does"
+            "strategy; or a rule that describes the op"
         ),
     ]
 
@@ -330,7 +330,7 @@ def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() ->
     None
 ):
     lines = refused(product, lambda call: [(("R", 0), ("sum",))], example=(X, Y))
-    assert lines[2].startswith("  the op fails on the pieces: ")
+    assert lines[2].startswith("  the op fails on the shards: ")
     lines = refused(aten.t.default, "a b -> a b", example=(X[:, :3],))
     assert lines[0].startswith(
         "rule(aten.t.default), 'a b -> a b': factor a has two sizes: 5 in input 0, 3 in result 0"
@@ -338,7 +338,7 @@ def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() ->
     lines = refused(aten.t.default, lambda call: [((0,), (0,))], example=(X,))
     assert (
         lines[2]
-        == "  the op fails on the pieces: t_default gives (3, 3) on a rank, its placement (2, 5)"
+        == "  the op fails on the shards: t_default gives (3, 3) on a rank, its placement (2, 5)"
     )
 
 
@@ -388,7 +388,7 @@ MAPPINGS = {
     "b c, c -> b c, b": ["it names 2 results, and the op returns 1"],
     "b c, c -> b d": ["factor d of the result is in no input"],
     "b b, c -> b c": ["input 'b b': it names b twice"],
-    "b-c, c -> c": ["input 'b-c': 'b-c' is no name"],
+    "b-c, c -> c": ["input 'b-c': 'b-c' is not a name"],
     "b ..., c -> b ...": [
         f"{kind} 'b ...': ... stands for leading dims and comes first"
         for kind in ("input", "result")
@@ -408,15 +408,15 @@ def test_a_mapping_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_need_whole_names_factors() -> None:
     assert refused(scale, "b c, c -> b c", need_whole="k")[0].endswith(
-        "need_whole names k, which is no factor"
+        "need_whole names k, which is not a factor"
     )
 
 
 def test_a_pending_sum_needs_an_example() -> None:
     assert refused(product, "i k, k j, j -> i j") == [
         (
-            "rule(rules.product.default), 'i k, k j, j -> i j': cutting k leaves a pending "
-            "sum, which is right only if the op adds up over it"
+            "rule(rules.product.default), 'i k, k j, j -> i j': sharding k leaves a Partial "
+            "sum, which is right only if the op sums over it"
         ),
         "  needed: a proof",
         "  try: example=(arguments of the op), or need_whole=('k',)",
@@ -503,7 +503,7 @@ def test_arguments_that_are_none_are_refused() -> None:
     ]
     assert refused(scale, lambda call: [], need_whole="b") == [
         said + "need_whole goes with a text",
-        "  try: 'R' in the function's choices",
+        "  try: 'R' in the function's strategies",
     ]
     lines = [
         said + "example is a tensor",

@@ -72,7 +72,7 @@ def test_a_mean_is_what_it_is_the_mean_of(
             if reductions:
                 with pytest.raises(
                     sf.PlacementError,
-                    match="it is reduced already, or was never pending, and cannot stay avg over a",
+                    match="it is reduced already, or was never Partial, and cannot stay avg over a",
                 ):
                     again(held)
             else:
@@ -198,7 +198,7 @@ REFUSED = {
     "a mean of integers": (
         lambda mesh: sf.from_local(torch.ones(3, dtype=torch.int64), mesh, MEAN),
         (
-            "from_local: a pending mean of torch.int64 need not be an integer; use "
+            "from_local: a Partial mean of torch.int64 need not be an integer; use "
             "Partial('sum'), or floating point"
         ),
     ),
@@ -206,7 +206,7 @@ REFUSED = {
         lambda mesh: sf.shard(
             lambda x: x.long().sum(0), mesh, P("dp"), MEAN, backend="aten"
         )(X),
-        "shard(<lambda>), out_placements: a pending mean of torch.int64 need not be an "
+        "shard(<lambda>), out_placements: a Partial mean of torch.int64 need not be an "
         "integer; use Partial('sum'), or floating point\n"
         "  at: HERE\n  try: a prefix of the result's tree, with placements that fit each tensor",
     ),
@@ -214,11 +214,11 @@ REFUSED = {
         lambda mesh: sf.from_local(
             torch.ones(3, dtype=torch.complex64), mesh, Partial("max")
         ),
-        "from_local: a pending maximum or minimum of torch.complex64, which has no order",
+        "from_local: a Partial maximum or minimum of torch.complex64, which has no order",
     ),
     "a mean of a plain tensor": (
         lambda mesh: sf.shard(lambda x: x, mesh, MEAN, backend="aten")(X),
-        "shard(<lambda>), argument x: a plain tensor is a whole value and cannot be "
+        "shard(<lambda>), argument x: a plain tensor is a global value and cannot be "
         "P(avg); use sf.from_local\n"
         "  at: HERE\n  try: placements that fit each tensor and the mesh, such as "
         "P('axis') or None for the argument's own",
@@ -227,7 +227,7 @@ REFUSED = {
         lambda mesh: sf.shard(
             lambda x: torch.ones(3), mesh, None, MEAN, backend="aten"
         )(X),
-        "shard(<lambda>), result: it is reduced already, or was never pending, and "
+        "shard(<lambda>), result: it is reduced already, or was never Partial, and "
         "cannot stay avg over dp\n"
         "  at: HERE\n  needed: a value that is reduced once\n"
         "  try: return the gradient itself, as grad gives it, or drop Partial from out_placements",

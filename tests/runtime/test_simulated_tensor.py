@@ -95,7 +95,7 @@ def test_a_value_that_differs_between_ranks_is_not_read_as_one() -> None:
         x.item()
     assert str(error.value) == (
         "aten._local_scalar_dense.default: ranks hold different values: [1.0, 2.0]\n  "
-        "try: read the whole value with sf.full(x)"
+        "try: read the global value with sf.full(x)"
     )
     assert error.value.fix == "sf.full(x)"
     for read in (

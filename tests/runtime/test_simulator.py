@@ -85,7 +85,7 @@ def test_ranks_that_ask_for_different_reductions_are_named_with_their_lines() ->
         program((2,), (3,), [("max", 0, "model.py:7")]),
     )
     assert divergence((2,), [a, b], X, X) == "\n".join([
-        "axis a: ranks ask for different collectives",
+        "axis a: ranks enter different collectives",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 1: all_reduce over a of (3,) torch.float32, at model.py:7",
     ])  # fmt: skip
@@ -97,7 +97,7 @@ def test_ranks_that_ask_for_different_shapes_are_named_with_their_lines() -> Non
         program((2,), (2,), [("sum", 0, "model.py:3")]),
     )
     assert divergence((2,), [a, b], X, X[:2]) == "\n".join([
-        "axis a: ranks ask for different collectives",
+        "axis a: ranks enter different collectives",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 1: all_reduce over a of (2,) torch.float32, at model.py:3",
     ])  # fmt: skip
@@ -106,7 +106,7 @@ def test_ranks_that_ask_for_different_shapes_are_named_with_their_lines() -> Non
 def test_a_rank_that_asks_for_nothing_more_leaves_the_others_waiting() -> None:
     a, b = program((3,), (3,), [("sum", 0, "model.py:3")]), program((3,), (3,), [])
     assert divergence((3,), [a, b, a], X, X, X) == "\n".join([
-        "simulator: these ranks wait for an answer that nobody will give",
+        "simulator: deadlock: blocked in collectives that the rest of their group never enters",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 2: all_reduce over a of (3,) torch.float32, at model.py:3",
     ])  # fmt: skip
@@ -116,7 +116,7 @@ def test_ranks_that_take_the_axes_in_another_order_wait_for_ever() -> None:
     a = program((2, 2), (3,), [("sum", 0, "model.py:1"), ("sum", 1, "model.py:2")])
     b = program((2, 2), (3,), [("sum", 1, "model.py:2"), ("sum", 0, "model.py:1")])
     assert divergence((2, 2), [a, b, b, a], X, X, X, X) == "\n".join([
-        "simulator: these ranks wait for an answer that nobody will give",
+        "simulator: deadlock: blocked in collectives that the rest of their group never enters",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:1",
         "  rank 1: all_reduce over b of (3,) torch.float32, at model.py:2",
         "  rank 2: all_reduce over b of (3,) torch.float32, at model.py:2",

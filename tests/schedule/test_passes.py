@@ -276,7 +276,7 @@ def test_check_refuses_a_second_reader_of_a_collective() -> None:
 def test_check_refuses_an_unknown_axis() -> None:
     graph, started, _ = gathering()
     started.meta["collective"] = attrs.evolve(started.meta["collective"], axis="z")
-    refuses(graph, f"{started} is over z, which is no axis of (a=2, b=3)")
+    refuses(graph, f"{started} is over z, which is not an axis of (a=2, b=3)")
 
 
 def test_check_refuses_a_node_without_a_value() -> None:

@@ -72,7 +72,8 @@ PLACEMENTS = {
     ),
     "axes out of order": (
         P(("tp", "dp")),
-        "P(('tp', 'dp')) cuts dim 0 by ('tp', 'dp'); axes on one dim go in mesh order ('dp', 'tp')",
+        "P(('tp', 'dp')) shards dim 0 over ('tp', 'dp'); axes on one dim go in mesh order "
+        "('dp', 'tp')",
     ),
     "missing dim of Shard": (
         [Shard(5), Replicate()],
@@ -84,12 +85,12 @@ PLACEMENTS = {
     ),
     "no placement": (
         "dp",
-        "'dp' is no placement; write P('dp') or a torch Placement",
+        "'dp' is not a placement; write P('dp') or a torch Placement",
     ),
     "pending": (
         [Partial(), Replicate()],
         (
-            "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use "
+            "a plain tensor is a global value and cannot be [Partial(sum), Replicate()]; use "
             "sf.from_local"
         ),
     ),
@@ -127,11 +128,11 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
         sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X})
     )
     assert text == "\n".join([
-        "shard(scale): in_placements is no prefix of the arguments",
+        "shard(scale): in_placements does not match the arguments",
         "  params: placements have also ['v']",
         "  batch: placements lack ['x']; placements have also ['y']",
         "  at: HERE",
-        "  try: a tree of placements that ends early is a prefix: one P for a whole subtree",
+        "  try: one placement for each leaf, or one P for all leaves of a subtree",
     ])  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> 
         "Shard(dim=0) on dp, Replicate() on tp",
         "Replicate() on dp, Shard(dim=0) on tp",
     )
-    said = f"it is placed {own}, in_placements says {declared}; reshard it outside"
+    said = f"it is placed {own}, in_placements says {declared}; redistribute it outside"
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
 
 
@@ -420,7 +421,9 @@ def test_differentiating_integers() -> None:
         sf.TreeError,
         lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64)),
     )
-    fix = "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated"
+    fix = (
+        "torch.tensor(x) for a number; argnums, or a closure, for all other values"
+    )
     got = (
         "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
     )
@@ -467,7 +470,7 @@ def test_constraints_that_do_not_fit() -> None:
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
     fix = (
-        "another placement where one is named, constrain where the move is wanted, or "
+        "a placement that needs no transfer, sf.constrain to accept a transfer, or "
         "implicit_comm='allow'"
     )
     error, text = refusal(
@@ -477,12 +480,12 @@ def test_implicit_communication_when_it_is_forbidden() -> None:
     assert text == "\n".join([
         "shard(<lambda>): 1 implicit collective, 96 B",
         (
-            "  all_gather over dp, 96 B, for aten.sort.default at HERE: self is f32[6@dp, "
-            "4]; cut on dim 1, or whole, it would send nothing"
+            "  all_gather of self over dp (96 B) for aten.sort.default at HERE: self is "
+            "f32[6@dp, 4]; sharded on dim 1, or replicated, it would need no transfer"
             ),
         (
-            "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed whole, for 96 B: no "
-            "choice of its rule keeps the cut"
+            "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed replicated, for 96 B: "
+            "no strategy of its rule keeps the sharding"
             ),
         f"  try: {fix}",
     ])  # fmt: skip
@@ -529,7 +532,7 @@ def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
         lambda: sf.distribute(X, mesh(), [Partial(), Replicate()]),
     )  # it would be twice X
     said = (
-        "a plain tensor is a whole value and cannot be [Partial(sum), Replicate()]; use "
+        "a plain tensor is a global value and cannot be [Partial(sum), Replicate()]; use "
         "sf.from_local"
     )
     assert (
@@ -540,7 +543,7 @@ def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
         sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()})
     )
     assert text == (
-        "distribute: placements is no prefix of the tree\n  the whole tree: placements "
+        "distribute: placements does not match the tree\n  the whole tree: placements "
         "lack ['a']; placements have also ['b']"
     )
     _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))
@@ -561,7 +564,7 @@ def test_values_of_simulated_ranks_that_differ_are_not_read_as_one() -> None:
     values = [float(i) for i in range(8)]
     assert text == (
         f"aten._local_scalar_dense.default: ranks hold different values: {values}\n  "
-        "try: read the whole value with sf.full(x)"
+        "try: read the global value with sf.full(x)"
     )
     _, text = refusal(sf.ShardError, lambda: x.redistribute(m, [Replicate()]))
     assert text.endswith(

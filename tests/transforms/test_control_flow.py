@@ -469,9 +469,9 @@ def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_th
         "shard(fn), scan: carry 0 enters placed Shard(dim=0) on dp and leaves placed "
         "Shard(dim=1) on dp"
     )
-    assert "needed: one placement for every run" in str(error.value)
+    assert "needed: one placement for every step" in str(error.value)
     assert (
-        "try: constrain what enters the loop to the placement with which the function leaves it"
+        "try: constrain the initial carry to the placement with which the function returns it"
         in str(error.value)
     )
 
@@ -480,39 +480,39 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "other numbers of rows": (
         lambda: sf.scan(lambda c, x: (c, x["a"]), W, {"a": Q, "b": W}),
         sf.TreeError,
-        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of rows\n"
+        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of steps\n"
         "  try: xs whose leaves have one first dim, or length",
     ),
     "a scalar has no rows": (
         lambda: sf.scan(lambda c, x: (c, x), W, torch.tensor(1.0)),
         sf.TreeError,
-        "scan(<lambda>): xs has no rows: it is a scalar\n  needed: one number of rows\n"
+        "scan(<lambda>): xs has no rows: it is a scalar\n  needed: one number of steps\n"
         "  try: xs whose leaves have one first dim, or length",
     ),
     "no rows and no length": (
         lambda: sf.scan(lambda c, x: (c, None), W),
         sf.TreeError,
-        "scan(<lambda>): it has no rows, and length is not given\n  needed: one number of rows\n"
+        "scan(<lambda>): it has no xs, and length is not given\n  needed: one number of steps\n"
         "  try: xs whose leaves have one first dim, or length",
     ),
     "another length": (
         lambda: sf.scan(lambda c, x: (c, None), W, Q, length=4),
         sf.TreeError,
-        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of rows\n"
+        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of steps\n"
         "  try: xs whose leaves have one first dim, or length",
     ),
     "a carry that is no tensor": (
         lambda: sf.scan(lambda c, x: (c, None), (W, 0), Q),
         sf.TreeError,
         "scan(<lambda>): init[1] is a int, and not a tensor\n  needed: a carry of tensors\n"
-        "  try: torch.tensor(x) for what changes from run to run; the function may close "
-        "over what does not",
+        "  try: torch.tensor(x) for a value that changes from step to step; the function "
+        "may close over constants",
     ),
     "a carry that changes its tree": (
         lambda: sf.scan(lambda c, x: ((c[0],), None), (W, W), Q),
         sf.TreeError,
         "scan(<lambda>): carry: the carries that leave lack [1]\n  needed: the same tree\n"
-        "  try: return a carry built as the one that came in",
+        "  try: return a carry of the same tree as the one that enters",
     ),
     "a carry that changes its type": (
         lambda: sf.scan(lambda c, x: ((c[0].float(), c[1][:2]), None), (W, Q), Q),
@@ -520,7 +520,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "scan(<lambda>): carry[0] enters as (3, 3) torch.float64 and leaves as (3, 3) "
         "torch.float32\n"
         "  carry[1] enters as (5, 3) torch.float64 and leaves as (2, 3) torch.float64\n"
-        "  needed: a carry of the same shapes and dtypes in every run\n"
+        "  needed: a carry of the same shapes and dtypes in every step\n"
         "  try: cast or reshape the carry before it is returned, or start with what the "
         "function returns",
     ),
@@ -551,9 +551,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a carry that is written to": (
         lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
         sf.CaptureError,
-        "scan, argument (a carry or a row): the function writes to it in place\n"
+        "scan, argument (a carry or a per-step input): the function writes to it in place\n"
         "  needed: a function that only returns\n  try: return the new value, or write "
-        "to a copy: (a carry or a row).clone()",
+        "to a copy: (a carry or a per-step input).clone()",
     ),
     "random numbers in a loop that is differentiated": (
         lambda: sf.grad(
@@ -565,14 +565,14 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         )(Q),
         sf.CaptureError,
         "scan: it is differentiated, and draws random numbers (aten.bernoulli.p), which "
-        "would be others in its derivative\n"
-        "  try: pass random tensors in, such as the rows of a scan",
+        "would differ in its derivative\n"
+        "  try: pass random tensors in, such as the per-step inputs of a scan",
     ),
     "a while loop in reverse": (
         lambda: sf.grad(lambda x: growing(W, x).sum())(XS),
         sf.CaptureError,
         "while_loop: it is differentiated in reverse, and how often it runs is not known\n"
-        "  try: scan with a fixed length, and torch.where for what is done only sometimes; or jvp",
+        "  try: scan with a fixed length, and torch.where for conditional updates; or jvp",
     ),
 }
 

@@ -314,7 +314,9 @@ def test_methods_inside_another_transform_are_bound_too() -> None:
 def test_a_gradient_by_self_needs_a_tree_of_floating_tensors_only() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Point(W, 3.0).of_self(X)
-    fix = "torch.tensor(x) for a number; argnums, or a closure, for what is not differentiated"
+    fix = (
+        "torch.tensor(x) for a number; argnums, or a closure, for all other values"
+    )
     got = "an argument cannot be differentiated\n  self.c is a float"
     text = (
         f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"

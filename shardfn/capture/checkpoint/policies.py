@@ -1,5 +1,5 @@
-"""What a checkpointed call keeps for its backward: policies, written as text, which every stage
-of reading Python carries through.
+"""Policies of checkpointed calls: the values that are saved for the backward. They are texts,
+which pass through Dynamo and make_fx.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import ShardError, problem
+from ...errors import ShardError
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ EVERYTHING = "everything_saveable"
 Names = frozenset[str]
 Policy = Callable[
     [torch.fx.Node, Names], bool
-]  # whether a forward value, which has these names, is kept
+]  # whether a forward value, which has these names, is saved
 
 
 def _is_dot(node: torch.fx.Node, _: Names) -> bool:
@@ -41,7 +41,9 @@ def _is_dot(node: torch.fx.Node, _: Names) -> bool:
 
 
 def _is_dot_without_batch(node: torch.fx.Node, _: Names) -> bool:
-    """A product with one batch counts: it is how torch.einsum writes a product of two matrices."""
+    """Whether a product has no batch dim, or one of size 1, which torch.einsum makes of a
+    product of matrices.
+    """
     op = getattr(node.target, "overloadpacket", None)
     return op in DOTS or (op in BATCHED_DOTS and node.meta["val"].shape[0] == 1)
 
@@ -77,7 +79,7 @@ def read(text: str) -> Policy:
             `save_only_these_names('q', 'k')`.
 
     Raises:
-        ValueError, SyntaxError: it stands for none.
+        ValueError, SyntaxError: it is not a policy.
 
     Example:
         >>> read("save_only_these_names('q')")(None, frozenset({"q"}))
@@ -91,19 +93,16 @@ def check(where: str, text: str) -> None:
     """Check that a text is a policy.
 
     Raises:
-        ShardError: it is none.
+        ShardError: it is not a policy.
     """
     try:
         read(text)
     except (SyntaxError, ValueError):
         fix = f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two"
-        raise ShardError(
-            problem(
-                where,
-                f"the policy is {text}",
-                needed="one of checkpoint_policies",
-                fix=fix,
-            ),
+        raise ShardError.of(
+            where,
+            f"the policy is {text}",
+            needed="one of checkpoint_policies",
             fix=fix,
         ) from None
 
@@ -112,7 +111,7 @@ def _meaning(tree: ast.expr) -> Policy:
     """The policy of a parsed text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a policy.
     """
     if isinstance(tree, ast.Name) and tree.id in PLAIN:
         return PLAIN[tree.id]

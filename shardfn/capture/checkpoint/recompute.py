@@ -1,9 +1,9 @@
-"""Checkpointed calls: what their backward reads is recomputed, from what went in, and
-not kept.
+"""Rematerialization: the backward of a checkpointed call recomputes residuals from the call's
+inputs.
 
-A pass on the joint graph of forward and backward. It looks at each node's meta alone: `phase`,
-and in `custom` the calls that the node is in (`sources.REGION`) or, of a backward node, those
-that its forward op is in (`inside`).
+A pass on the joint graph of forward and backward. It uses only each node's meta: `phase`, and
+in `custom` the checkpointed calls of the node (`sources.REGION`) or, for a backward node, those
+of its forward op (`inside`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..drawing import draws
 from . import policies
 
 aten = torch.ops.aten
-SHAPE_ONLY = {  # read a tensor for its shape alone
+SHAPE_ONLY = {  # ops that read only the shape of a tensor
     aten.full_like.default,
     aten.zeros_like.default,
     aten.ones_like.default,
@@ -35,25 +35,25 @@ SAME_MEMORY = {
     aten._unsafe_view.default,
     placement.ALIGN,
     placement.REDISTRIBUTE,
-}  # and whatever torch calls a view
+}  # in addition to torch's views
 
 
 def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """The graph in which the backward of each checkpointed call recomputes what the call's
-    policy does not keep.
+    """The graph in which the backward of each checkpointed call recomputes the residuals that
+    the call's policy does not save.
 
-    A forward node of such a call that a backward node of it reads is copied, in phase
-    "backward", to right before its first reader. Copies read what came from outside of the
-    call, and what is kept, through `shardfn::after`, so that no compiler computes them together
-    with the forward. Of nested calls the outer one keeps what its own policy says, and computes
-    the rest for the inner ones' backward. What is random is kept. Values never change.
+    A forward node of such a call that its backward reads is copied, in phase "backward", to
+    right before its first reader. Copies read saved values and values from outside of the call
+    through `shardfn::after`, so that no compiler merges them with the forward. In nested calls,
+    the outer one saves values by its own policy, and recomputes the rest for the inner ones'
+    backward. Random values are always saved. Values never change.
 
     Args:
-        graph: functional ATen; nodes carry `val`, `phase` and `custom`. It is not changed.
+        graph: functional ATen. Nodes carry `val`, `phase` and `custom`. It is not changed.
 
     Returns:
         A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are
-        gone, and noted in `custom` as `names`.
+        removed, and recorded in `custom` as `names`.
     """
     graph = copied(graph)
     graph.eliminate_dead_code()
@@ -89,15 +89,14 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    """What a forward keeps for its backward: the inputs and forward values that backward nodes
-    read.
+    """The residuals of a graph: inputs and forward values that backward nodes read.
 
     Args:
-        graph: nodes carry `val` and `phase`; `outermost` in `custom` tells a backward from one
-            that is differentiated itself.
+        graph: nodes carry `val` and `phase`. `outermost` in `custom` marks a backward that is
+            not itself differentiated.
 
     Returns:
-        In order, each once: the nodes that own the memory; for a view, what it looks at.
+        In order, each once: the nodes that own the memory. For a view, that is its base.
     """
     backward = [node for node in graph.nodes if _is_backward(node)]
     late = {
@@ -114,7 +113,7 @@ def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def owner_of(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory a view looks at; any other node itself."""
+    """The base of a view. Any other node is its own owner."""
     while node.op == "call_function" and _is_view(node):
         node = node.all_input_nodes[0]
     return node
@@ -126,9 +125,7 @@ def names_of(node: torch.fx.Node) -> tuple[str, ...]:
 
 
 def _note_names(graph: torch.fx.Graph) -> None:
-    """Note each name on the value that it names, and on what that is a mere view of, and take
-    the op that gave it out.
-    """
+    """Record each name on its value and, if that is a view, on its base. Removes the naming op."""
     for node in graph.find_nodes(op="call_function", target=placement.NAME):
         value, name = node.args
         node.replace_all_uses_with(value)
@@ -172,18 +169,18 @@ def _is_item(node: torch.fx.Node) -> bool:
 
 
 def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
-    """For each backward node a value of the backward that is there before it: one that it
-    reads, or else the last one made.
+    """For each backward node, a value of the backward that is available before it: one that it
+    reads, or else the latest one.
 
-    Constants do not count, for they may be made at any time; nor does what is of a call's own
-    forward, such as a gradient inside of it; nor, if the node does not read them itself, do
-    gradients that may have to be reduced first.
+    Excludes constants, which may be made at any time, and values of a call's own forward, such
+    as a gradient inside it. Also excludes gradients that may have to be reduced first, unless
+    the node itself reads them.
     """
     found: dict[torch.fx.Node, torch.fx.Node | None] = {}
     fixed, good = set[torch.fx.Node](), set[torch.fx.Node]()
     last: dict[
         frozenset[str], torch.fx.Node
-    ] = {}  # by the calls that a node is in; the latest comes last
+    ] = {}  # by the checkpointed calls of a node; the latest comes last
     for node in graph.nodes:
         if node.op == "call_function" and (
             node.target in SHAPE_ONLY or fixed.issuperset(node.all_input_nodes)
@@ -214,14 +211,14 @@ def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
 
 @attrs.define(eq=False)
 class _Work:
-    """What all checkpointed calls of a graph share."""
+    """The state that all checkpointed calls of a graph share."""
 
     members: dict[str, list[torch.fx.Node]]  # of each call
     tokens: dict[torch.fx.Node, torch.fx.Node | None]  # of each backward node
 
     def enter(self, made: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Take note of a node made for a reader: calls around may have to recompute what it
-        reads.
+        """Register a node made for a reader, since outer calls may have to recompute its
+        inputs.
         """
         self.tokens[made] = self.tokens[reader]
         for key in _regions(made):
@@ -230,23 +227,23 @@ class _Work:
 
 @attrs.define(eq=False)
 class _Region:
-    """One checkpointed call, and what was made for its backward so far."""
+    """One checkpointed call, and the nodes made for its backward so far."""
 
     graph: torch.fx.Graph
     work: _Work
     key: str
     keeps: policies.Policy
-    around: tuple[str, ...]  # the calls that this one is in
+    around: tuple[str, ...]  # the calls that contain this one
     copies: dict[torch.fx.Node, torch.fx.Node] = attrs.field(factory=dict)
     barred: dict[torch.fx.Node, torch.fx.Node] = attrs.field(
         factory=dict
-    )  # a value -> what the backward reads in its place
+    )  # a value -> the value that the backward reads instead
     late: set[torch.fx.Node] = attrs.field(
         factory=set
-    )  # what no compiler can compute in the forward
+    )  # recomputed values, which no compiler can compute in the forward
 
     def recompute(self) -> None:
-        """Let every backward node of this call read what is recomputed."""
+        """Have every backward node of this call read recomputed values."""
         members = self.work.members[self.key]
         inputs = {x for node in members for x in node.all_input_nodes}
         for reader in sorted(
@@ -260,7 +257,7 @@ class _Region:
             self.serve(reader)
 
     def reads(self, node: torch.fx.Node) -> bool:
-        """Whether a node belongs to this call's backward; one of which nothing is known does."""
+        """Whether a node belongs to this call's backward. A node without annotations does."""
         if (
             not _is_backward(node)
             or node.target in SHAPE_ONLY
@@ -270,8 +267,8 @@ class _Region:
         return self.key in _noted(node).get("inside", (self.key,))
 
     def serve(self, reader: torch.fx.Node) -> None:
-        """Have one backward node read copies of what is lost, made right before it, and the
-        rest as the copies read it.
+        """Have one backward node read copies of unsaved values, made right before it. It reads
+        other values through `after`, as the copies do.
         """
         needed, queue = set[torch.fx.Node](), list(reader.all_input_nodes)
         while queue:
@@ -291,7 +288,7 @@ class _Region:
         )
 
     def is_lost(self, node: torch.fx.Node) -> bool:
-        """Whether a value is of this call's forward, and not kept."""
+        """Whether a value is of this call's forward and not saved."""
         if self.key not in _noted(node) or node.op != "call_function":
             return False
         names = frozenset(names_of(node))
@@ -302,11 +299,11 @@ class _Region:
         return not draws(node) and not self.keeps(node, names)
 
     def current(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What the backward reads for a value, as far as it was made."""
+        """The value that the backward reads in place of a value, if it has been made."""
         return self.copies.get(node) or self.barred.get(node, node)
 
     def copy(self, node: torch.fx.Node, reader: torch.fx.Node) -> None:
-        """Compute a value again for a reader."""
+        """Recompute a value for a reader."""
         token = self.work.tokens[reader]
         for x in node.all_input_nodes if token else ():
             if x not in self.copies and x not in self.barred and not _is_early(x):
@@ -343,7 +340,7 @@ class _Region:
         self.late.add(after)
 
     def about(self, node: torch.fx.Node, reader: torch.fx.Node) -> dict[str, Any]:
-        """The meta of what is made from a node for a reader; it is where the reader is."""
+        """The meta of a copy of a node for a reader. It has the reader's position."""
         noted = _noted(node)
         plain = {
             key: said
@@ -365,7 +362,7 @@ class _Region:
 
 
 def _is_early(node: torch.fx.Node) -> bool:
-    """Whether a value is an input, a constant, or a view of one: there is nothing in it to keep."""
+    """Whether a value is an input, a constant, or a view of one. Such values need not be saved."""
     node = owner_of(node)
     return (
         node.op != "call_function"

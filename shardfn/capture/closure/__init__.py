@@ -1,1 +1,1 @@
-"""What a function reads besides its arguments: globals, closures, constants, settings."""
+"""A function's reads outside of its arguments: globals, closures, constants, settings."""

@@ -1,4 +1,4 @@
-"""Tensors that a function closes over: how the user calls them, and which gradients a call
+"""Tensors that a function closes over: the user's names for them, and gradients that a call
 would lose.
 """
 
@@ -13,35 +13,36 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, ShardError, call_site, problem
+from ...errors import CaptureError, ShardError, call_site
 from ...random.ambient import PLACE
 from .. import annotations as sources
 
-DEEP, MANY = 8, 20_000  # how far, and among how many objects, a name is looked for
+# limits of the search for a name: depth, and number of objects
+DEEP, MANY = 8, 20_000
 FIXES = (
     "pass it as an argument and differentiate inside with sf.grad",
-    ".detach() what is constant",
+    ".detach() constants",
     "call it under torch.no_grad()",
 )
 
 
 @attrs.frozen(eq=False)
 class ClosedOver:
-    """The tensors that a captured function closes over, which follow its arguments as inputs.
+    """The tensors that a captured function closes over. They follow its arguments as inputs.
 
     Autograd does not see through a call: a gradient that would reach one of them is refused.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
-    names: tuple[str, ...] = ()  # as the user calls each
+    names: tuple[str, ...] = ()  # the user's name of each
     lines: tuple[str | None, ...] = ()  # where each is used first
     followed: frozenset[int] = (
         frozenset()
-    )  # those that autograd followed while the function was captured
+    )  # positions of those that autograd recorded during the capture
     reached: frozenset[int] = (
         frozenset()
-    )  # those of them that a gradient of a result would reach
-    draws: int = 0  # random calls; their state comes in the place of PLACE
+    )  # positions of those that the gradient of a result would reach
+    draws: int = 0  # random calls; their state takes the place of PLACE
 
     def drawing(self, calls: int) -> ClosedOver:
         """With the random state as one more tensor, if there are random calls."""
@@ -51,7 +52,7 @@ class ClosedOver:
         return attrs.evolve(self, tensors=tensors, lines=lines, draws=calls)
 
     def paths(self) -> list[str]:
-        """How printed programs call each tensor."""
+        """The path of each tensor, for printed programs."""
         return [
             "<random state>" if x is PLACE else f"<closed over {i}>"
             for i, x in enumerate(self.tensors)
@@ -63,8 +64,8 @@ class ClosedOver:
         ends: set[int],
         constants: Sequence[torch.Tensor],
     ) -> ClosedOver:
-        """After a trace: what stood for the tensors, by id which of it gradients reach, and
-        what was written out.
+        """The record after a trace: the stand-ins of the tensors, the ids of those that
+        gradients reach, and the constants.
         """
         followed = [
             i
@@ -80,7 +81,7 @@ class ClosedOver:
         )
 
     def named(self, roots: dict[str, Any]) -> ClosedOver:
-        """With names, which are looked for in the function and in the arguments that are no
+        """The record with names, searched for in the function and in the arguments other than
         tensors.
         """
         return attrs.evolve(
@@ -88,7 +89,7 @@ class ClosedOver:
         )
 
     def suspects(self) -> tuple[torch.Tensor, ...]:
-        """Those that a call must not meet requiring grad."""
+        """The tensors that must not require grad in a call."""
         harmless = self.followed - self.reached
         rows = enumerate(self.tensors)
         return tuple(
@@ -96,8 +97,8 @@ class ClosedOver:
         )
 
     def is_known(self) -> bool:
-        """Whether it is known of all that require grad here and now if a gradient would reach
-        them.
+        """Whether the capture determined, for all tensors that now require grad, if a gradient
+        would reach them.
         """
         rows = enumerate(self.tensors)
         return not torch.is_grad_enabled() or all(
@@ -108,7 +109,7 @@ class ClosedOver:
         """Refuse a call that would lose a gradient.
 
         Raises:
-            CaptureError: naming the tensors, where the first of them is used, and what to do.
+            CaptureError: names the tensors, and the line where the first of them is used.
         """
         harmless = self.followed - self.reached
         if torch.is_grad_enabled():
@@ -141,17 +142,16 @@ class ClosedOver:
             )
         fix, source = "; or ".join(fixes), self.lines[lost[0]] or call_site()
         needed = "tensors that need no gradient, or arguments"
-        text = problem(name, got, needed=needed, fix=fix, source=source)
-        return CaptureError(text, arg_path=names[0], source=source, fix=fix)
+        return CaptureError.of(
+            name, got, needed=needed, fix=fix, source=source, arg_path=names[0]
+        )
 
 
 def lost_tangent(where: str) -> ShardError:
-    """The error of a dual number of forward-mode AD, whose tangent a call would drop."""
+    """The error for a forward-mode dual tensor, whose tangent the call would drop."""
     fix, source = "sf.jvp(fn, primals, tangents), or torch.func.jvp", call_site()
     got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
-    return ShardError(
-        problem(where, got, fix=fix, source=source), source=source, fix=fix
-    )
+    return ShardError.of(where, got, fix=fix, source=source)
 
 
 def _can_require_grad(x: torch.Tensor) -> bool:
@@ -178,7 +178,7 @@ def reached_from(results: Sequence[torch.Tensor]) -> set[int]:
 
 
 def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str]:
-    """How the user calls each tensor: the shortest way to it from a function, as Python writes
+    """The user's name of each tensor: the shortest path to it from a function, as Python writes
     it.
     """
     wanted = {id(x) for x in tensors}
@@ -200,7 +200,7 @@ def names_of(tensors: Sequence[torch.Tensor], roots: dict[str, Any]) -> list[str
 
 
 def _parts(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """What is reached from an object in one step, by name."""
+    """The objects one step away from an object, by name."""
     if isinstance(x, types.FunctionType):
         yield from _of_function(x)
     elif isinstance(x, types.MethodType):
@@ -261,7 +261,7 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The names that code uses, and those that functions written inside it use."""
+    """The names that code and its nested functions use."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return [*code.co_names, *(name for c in inner for name in _names(c))]
 
@@ -287,8 +287,8 @@ def _of_module(name: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object; those of a transform of ours are called as if they were
-    alone.
+    """The attributes of an object. A transform's name is left out of the paths of its
+    attributes.
     """
     ours = type(x).__module__.startswith(__package__.partition(".")[0])
     slots = [

@@ -1,7 +1,6 @@
-"""What a constant is in a key: two that differ to a program are never equal here.
+"""Keys of constants. Constants that a program can tell apart have different keys.
 
-`==` takes 0.0 for -0.0 and 1 for True and 1.0, knows no nan, and says of an object what its class
-likes.
+`==` is not enough: 0.0 == -0.0, 1 == True == 1.0, nan != nan, and a class may define it freely.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ ITSELF = (
     torch.nn.Module,
     DeviceMesh,
 )
-DEPTH = 6  # how far into objects a key looks; what lies deeper counts by identity
+DEPTH = 6  # how deep a key looks into objects; deeper objects count by identity
 
 
 class Same:
-    """A key that only the same object has."""
+    """A key that equals only that of the identical object."""
 
     __slots__ = ("held",)
 
@@ -50,7 +49,7 @@ class Same:
 
 
 class Alike:
-    """The key of an object: an equal one whose attributes were the same has it too."""
+    """The key of an object. Equal objects with equal attributes have the same key."""
 
     __slots__ = ("held", "state")
 
@@ -76,7 +75,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def constant_key(x: Any, depth: int = DEPTH) -> tuple[Any, ...]:
-    """What tells a constant from another in the key of a call: its type, its value to the last bit.
+    """The key of a constant: its type, and its value bit for bit.
 
     Example:
         >>> (
@@ -99,7 +98,7 @@ def constant_key(x: Any, depth: int = DEPTH) -> tuple[Any, ...]:
 
 
 def is_constant(x: Any) -> bool:
-    """Whether x is a value that cannot change, so that an equal one is as good."""
+    """Whether x is an immutable value."""
     if isinstance(x, tuple):
         return all(map(is_constant, x))
     simple = isinstance(

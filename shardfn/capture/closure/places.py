@@ -1,6 +1,4 @@
-"""Places that a function reads: the steps that lead to one from the function or from a module, and
-what is there.
-"""
+"""Places that a function reads: the steps to each from the function or a module, and its value."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ MISSING = (
     AttributeError,
     ValueError,
     TypeError,
-)  # what a place that is gone raises
+)  # errors that a missing place raises
 WORLD = (
     "torch.distributed",
     "shardfn.world",
     "shardfn.mesh",
-)  # modules whose functions ask about the world
+)  # modules whose functions depend on the world
 
 
 def value_at(path: Path) -> Any:
-    """What is at a place; a list, which is no constant, where there is nothing."""
+    """The value at a place. If it does not exist, a list, which is not a constant."""
     x = root_of(*path[0], None)
     try:
         for step in path[1:]:
@@ -41,7 +39,7 @@ def value_at(path: Path) -> Any:
 
 
 def name_of(path: Path) -> str:
-    """How the user calls a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
+    """The user's name of a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
     text = ""
     for kind, to in path:
         if kind == "attr" and not (
@@ -64,7 +62,7 @@ def root_of(kind: str, to: Any, fn: Any) -> Any:
 
 
 def is_library(x: Any) -> bool:
-    """Whether an object is code of a library: what it reads is a constant by contract."""
+    """Whether an object is library code, whose reads are constants by contract."""
     if isinstance(x, types.ModuleType):
         return _is_library_name(x.__name__)
     if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -73,7 +71,9 @@ def is_library(x: Any) -> bool:
 
 
 def is_closed(x: Any) -> bool:
-    """Whether a path that begins at a module is a library's own; torch.nn's may read settings."""
+    """Whether a path that begins at a module is inside a library. Modules of torch.nn may read
+    settings.
+    """
     return (
         isinstance(x, types.ModuleType)
         and is_library(x)
@@ -92,7 +92,9 @@ def _is_library_name(name: str) -> bool:
 
 
 def asks_world(x: Any) -> bool:
-    """Whether an object is a function, a class or a module that tells of the world or the mesh."""
+    """Whether an object is a function, a class or a module whose results depend on the world or
+    the mesh.
+    """
     if isinstance(x, types.ModuleType):
         return False
     if not isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -101,7 +103,7 @@ def asks_world(x: Any) -> bool:
 
 
 def step_to(x: Any, kind: str, to: Any) -> Any:
-    """What is reached from an object by one step."""
+    """The object that one step leads to."""
     if kind == "attr":
         names = own_names(x)
         return names[to] if to in names else getattr(x, to)
@@ -124,13 +126,13 @@ OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def own_names(x: Any) -> Any:
-    """The attributes that an object holds itself."""
+    """The instance attributes of an object."""
     names = getattr(x, "__dict__", None)
     return names if isinstance(names, (dict, types.MappingProxyType)) else {}
 
 
 def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
-    """Whether a step from the same object leads to the same object at all times."""
+    """Whether a step from an object always leads to the same object."""
     if kind in ("closure", "type", "typedict", "mro", "array"):
         return True
     if kind in ("item", "value"):
@@ -138,7 +140,7 @@ def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
     if kind == "attr" and isinstance(x, types.MethodType):
         return to in ("__self__", "__func__")
     if kind == "attr" and "_hooks" in to and isinstance(x, torch.nn.Module):
-        return True  # torch puts hooks into the dict, and never another dict in its place
+        return True  # torch puts hooks into the dict, and never replaces the dict
     ours = (type(x).__module__ or "").startswith("shardfn.")
     unstable = (
         kind == "attr" and to not in own_names(x) and getattr(x, to) is not value
@@ -147,6 +149,6 @@ def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
 
 
 def home_of(x: Any, kind: str, to: Any) -> tuple[Any, str, Any]:
-    """Where an attribute is held: as an item of a dict of attributes, where there is one."""
+    """Where an attribute is stored: as an item of the attribute dict, if there is one."""
     names = own_names(x) if kind == "attr" else {}
     return (names, "item", to) if to in names else (x, kind, to)

@@ -1,8 +1,9 @@
-"""What a captured function has read beside its arguments, and whether it would read the same now.
+"""The reads of a captured function outside of its arguments, and whether they would give the
+same now.
 
-Dynamo notes each global, closure variable, default, attribute and item that it has read. Each
-becomes one test of identity in one compiled expression, which is all that a call pays. Values are
-compared only where that fails.
+Dynamo records each global, closure variable, default, attribute and item that it has read. Each
+becomes one identity test in one compiled expression, which is the only cost of a call. Values
+are compared only if that fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .places import (
     value_at,
 )
 
-SOFT = {  # guards that any object of the same type passes, if what is read of it is the same
+SOFT = {  # guards that any object of the same type passes if the reads from it are equal
     "TYPE_MATCH",
     "SEQUENCE_LENGTH",
     "DICT_KEYS_MATCH",
@@ -42,15 +43,15 @@ SOFT = {  # guards that any object of the same type passes, if what is read of i
 }
 SETTINGS = (
     torch.is_grad_enabled,
-)  # functions whose answer is a constant of the program
+)  # functions whose result is a constant of the program
 
 
 class Reads:
-    """The places that a function has read, and what it found there.
+    """The places that a function has read, and the objects found there.
 
     Args:
         fn: the function, from which closures and bound objects are reached.
-        reads: what `_compat.capture_python` tells.
+        reads: the reads from `_compat.capture_python`.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Reads:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
-        # places that hold the same object as long as what they are in lives
+        # places that hold the same object as long as their container lives
         self.fixed: set[Path] = set()
-        # guard, its key, what it found
+        # guard, its key, its value at capture
         self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}
         for read in reads:
             self._note(read)
@@ -79,7 +80,7 @@ class Reads:
         )
 
     def _found(self, path: Path) -> bool:
-        """Look a place up; whether it is there, and not inside a library."""
+        """Look up a place. Returns whether it exists and is not inside a library."""
         (kind, to), before = path[-1], path[:-1]
         if not before:
             value, fixed = root_of(kind, to, self.fn), True
@@ -100,8 +101,8 @@ class Reads:
         return True
 
     def _compiled(self) -> Callable[[], bool] | None:
-        """One expression, true while each place holds the object that was read; None if none
-        was.
+        """One expression that is true while each place holds the object that was read. None
+        without places.
         """
         names: dict[str, Any] = {}
 
@@ -125,10 +126,12 @@ class Reads:
             return None
         return eval(
             f"lambda: {' and '.join(terms.values())}", names
-        )  # a test of each place, and nothing else
+        )  # an expression of one test for each place
 
     def same(self) -> bool:
-        """Whether all that was read is as it was; an object that reads the same counts so."""
+        """Whether all reads are unchanged. A new object counts as unchanged if the reads from
+        it are equal.
+        """
         try:
             if self.check is None or self.check():
                 return True
@@ -140,13 +143,13 @@ class Reads:
         return True
 
     def changed(self) -> list[tuple[Path, Any, Any]]:
-        """The places that hold something else now, with what was read and what is there."""
+        """The places whose value has changed, with the old and the new value."""
         now: dict[Path, Any] = {}
         wrong: list[tuple[Path, Any, Any]] = []
         for path, old in self.values.items():
             before = path[:-1]
             if before and before not in now:
-                continue  # what it is in has changed already
+                continue  # its container has changed already
             try:
                 new = step_to(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
@@ -165,17 +168,20 @@ class Reads:
         return wrong
 
     def is_lost(self) -> bool:
-        """Whether an object that was read is no longer there, and so will hardly come back."""
+        """Whether an object that was read is gone from its place, so that the entry is unlikely
+        to be used again.
+        """
         if self.check is None or self.same():
             return False
         return not all(is_constant(old) for _, old, _ in self.changed())
 
 
 def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
-    """What functions hold that Dynamo leaves whole: the constants among globals and closures.
+    """The constants in globals and closures of functions that Dynamo keeps as one call.
 
     Args:
-        functions: of modules that run as they are; what a library's hold is left out.
+        functions: functions of modules that Dynamo does not trace. Functions of libraries are
+            skipped.
     """
     reads: list[_compat.Read] = []
     for fn in functions:
@@ -203,7 +209,7 @@ def _held(fn: types.FunctionType) -> list[Path]:
 def _identity(
     x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]
 ) -> str:
-    """The test that a place holds the very object that was read."""
+    """The test that a place holds the identical object."""
     owner, expected = bound(x), bound(value)
     if kind == "cell":
         return f"{owner}.cell_contents is {expected}"
@@ -221,7 +227,7 @@ def _identity(
 
 
 def _answer(x: Any, kind: str, key: Any) -> Any:
-    """What Dynamo was told of an object beside its identity; None where that says it all."""
+    """The value of Dynamo's guard on an object. None if identity suffices."""
     if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.requires_grad
     if kind == "SETTING":
@@ -251,7 +257,7 @@ CONTAINS = (
 def _test(
     x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]
 ) -> str:
-    """The test that the answer is what it was."""
+    """The test that a guard's value is unchanged."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
         shape, dtype, requires_grad = answer
@@ -273,7 +279,7 @@ def _test(
 
 
 def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
-    """Whether what is read of one object is read of another, as far as the object itself tells."""
+    """Whether two objects give equal reads, as far as the objects themselves show."""
     if old is new:
         return True
     if type(old) is not type(new):
@@ -282,7 +288,7 @@ def _alike(old: Any, new: Any, kinds: set[str]) -> bool:
         return constant_key(old) == constant_key(new)
     if isinstance(
         old, types.FunctionType
-    ):  # its defaults and closure are places of their own
+    ):  # its defaults and closure are separate places
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
     hard = isinstance(old, (torch.Tensor, types.ModuleType, type)) or not kinds
     return not hard and kinds <= SOFT

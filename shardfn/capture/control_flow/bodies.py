@@ -1,10 +1,10 @@
-"""Regions: functions that Dynamo reads as graphs of their own, so that a loop or a branch can
-be made of them.
+"""Bodies: functions that Dynamo traces into graphs of their own, from which control-flow ops
+are made.
 
-In a traced function `region(fn, xs)` stands for one run of fn, `leave` marks what it returns,
-and an ending, such as that of a scan, says what is to become of it; the ending's results have
-the right shapes while Dynamo reads. When its graph is replayed, regions are not run: the ending
-is given them as functions of tensors.
+In a traced function, `region(fn, xs)` stands for one run of the body fn, and `leave` marks its
+results. A control-flow op of endings.py, such as `scan`, takes the run. While Dynamo traces,
+the results of that op only have the right shapes. When Dynamo's graph is replayed, bodies are
+not run: the op takes them as functions of tensors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ... import _compat
 
 
 class Region:
-    """A graph as a function of what entered it and of what it closes over.
+    """A graph as a function of the values that entered it and of its closed-over values.
 
     Args:
         graph: Dynamo's.
-        given: what is known of each of its inputs: `Entered`, or the tensor that it closes over.
+        given: for each of its inputs, `Entered` or the closed-over tensor.
         replay: runs such a graph.
     """
 
@@ -40,7 +40,7 @@ class Region:
         (output,) = graph.graph.find_nodes(op="output")
         self.order = [
             node.args[1] for node in output.args[0]
-        ]  # of each result, which one of `leave`'s it is
+        ]  # for each result, its index among those of `leave`
 
     def __call__(
         self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]
@@ -51,8 +51,8 @@ class Region:
             entered[self.entered[i]] if i in self.entered else next(feed)
             for i in range(count)
         ]
-        # an autograd.Function turns it off where it runs, and a graph with grad in it relies on
-        # it
+        # an autograd.Function turns grad mode off while it runs, but a graph with grad inside
+        # needs it
         with torch.enable_grad():
             outs = self.replay(self.graph).run(*inputs)
         return [
@@ -64,41 +64,41 @@ class Region:
 
 
 class Entered:
-    """The number-th tensor that enters a region, and one value of it."""
+    """A tensor that enters a body: its index, and one value of it."""
 
     def __init__(self, number: int, value: torch.Tensor) -> None:
         self.number, self.value = number, value
 
 
 class Left:
-    """The number-th result of a region."""
+    """A result of a body, by its index."""
 
     def __init__(self, region: Region, number: int) -> None:
         self.region, self.number = region, number
 
 
 def enter(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What enters a region; Dynamo leaves this whole, so that each can be told from what is
-    closed over.
+    """Mark the values that enter a body. Dynamo keeps this call, which tells them from
+    closed-over values.
     """
     return [x.clone() for x in xs]
 
 
 def inside(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What entered, as values of the region's own graph: of others, Dynamo reads x.T in the
-    graph around it (torch 2.13).
+    """The entering values as values of the body's own graph. Otherwise Dynamo traces x.T into
+    the outer graph (torch 2.13).
     """
     return [x.clone() for x in xs]
 
 
 def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a region returns."""
+    """Mark the results of a body."""
     return [x.clone() for x in xs]
 
 
 def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
-    """One run of a function of tensors that returns what `leave` gave it, in any tree; only
-    inside a traced function.
+    """One run of a body. The function takes tensors, and returns the results of `leave` in any
+    tree. Only inside a traced function.
     """
     return (
         _compat.wrapped(lambda *ys: fn(*inside(list(ys))), *enter(xs))
@@ -110,16 +110,16 @@ def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
 def wrap(
     replay: Callable[..., Any], graph: torch.fx.GraphModule, *given: Any
 ) -> tuple[Left, ...]:
-    """A region instead of its results, where Dynamo's graph is replayed."""
+    """Returns a body instead of its results, when Dynamo's graph is replayed."""
     made = Region(graph, given, replay)
     return tuple(Left(made, k) for k in made.order)
 
 
 def entering(replay: Callable[..., Any], xs: list[torch.Tensor]) -> list[Entered]:
-    """`enter`, where Dynamo's graph is replayed."""
+    """`enter`, when Dynamo's graph is replayed."""
     return [Entered(i, x) for i, x in enumerate(xs)]
 
 
 def leaving(replay: Callable[..., Any], xs: list[Any]) -> list[Any]:
-    """`leave` or `inside`, where Dynamo's graph is replayed."""
+    """`leave` or `inside`, when Dynamo's graph is replayed."""
     return list(xs)

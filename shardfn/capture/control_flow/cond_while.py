@@ -1,4 +1,4 @@
-"""cond and while_loop under every transform of torch.func: a derivative of a branch is a branch."""
+"""cond and while_loop under every torch.func transform. A derivative of a cond is a cond."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops.loops import Branch, Tensors, While
 from .. import annotations as sources
 from .. import trace
@@ -29,12 +29,12 @@ from .flat import (
 
 @attrs.frozen(eq=False)
 class Branched:
-    """A branch that is not traced yet: two bodies of the same tensors with results of the same
+    """A cond that is not traced yet: two bodies of the same tensors with results of the same
     shapes.
     """
 
     bodies: tuple[Body, Body]
-    # whether it computes a derivative of another, and on the way what that computes
+    # whether it is a derivative of another one, whose values it recomputes
     derived: bool = False
 
 
@@ -122,12 +122,12 @@ class _Branch(torch.autograd.Function):
 
 
 def _chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """For each sample, which are along dim 0, a or b."""
+    """Select a or b for each sample along dim 0."""
     return torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
-    """The cotangents of a body's floating inputs, of its inputs and the cotangents of some
+    """The cotangents of a body's floating inputs, from its inputs and the cotangents of some
     results.
     """
 
@@ -146,7 +146,7 @@ def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
 
 
 def _with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
-    """The tangents of a body's floating results, of its inputs and their tangents."""
+    """The tangents of a body's floating results, from its inputs and their tangents."""
 
     def pushed(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
         consts, dots = xs[:count], xs[count:]
@@ -172,8 +172,8 @@ class Looped:
 
 
 def _while_with_tangents(loop: Looped, sizes: tuple[int, int, int, int]) -> Looped:
-    """The loop of values and tangents together; sizes are those of its constants, their
-    tangents, its carries and their tangents.
+    """The loop of values and tangents together. `sizes` counts its constants, their tangents,
+    its carries and their tangents.
     """
     n, tangents_of_consts, carries, _ = sizes
     pushed = _with_tangents(loop.body, n + carries, [])
@@ -221,13 +221,10 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
-        fix = "scan with a fixed length, and torch.where for what is done only sometimes; or jvp"
-        raise CaptureError(
-            problem(
-                "while_loop",
-                "it is differentiated in reverse, and how often it runs is not known",
-                fix=fix,
-            ),
+        fix = "scan with a fixed length, and torch.where for conditional updates; or jvp"
+        raise CaptureError.of(
+            "while_loop",
+            "it is differentiated in reverse, and how often it runs is not known",
             fix=fix,
         )
 
@@ -249,7 +246,7 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
-        """All samples go on until none does; one that is done keeps its values."""
+        """Loop until no sample continues. A finished sample keeps its values."""
         size, n = info.batch_size, loop.consts
         dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
         pairs = zip(tensors[n:], in_dims[n + 1 :], strict=True)
@@ -274,7 +271,7 @@ class _While(torch.autograd.Function):
 def branched(
     truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
 ) -> Tensors:
-    """One of two regions."""
+    """A cond of two bodies."""
     first, second = yes[0].region, no[0].region
     n = len(first.free)
     bodies = (lambda *xs: first([], xs[:n])), (lambda *xs: second([], xs[n:]))
@@ -284,7 +281,7 @@ def branched(
 def looped(
     go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]
 ) -> Tensors:
-    """A region run on its results as long as another says so."""
+    """A while loop of a condition and a body."""
     test, body = go_on.region, left[0].region
     n, count = len(test.free), len(test.free) + len(body.free)
     made = Looped(

@@ -1,8 +1,8 @@
-"""Functions with derivatives of the user's: custom_vjp and custom_jvp, under every transform.
+"""Functions with user-defined derivatives: custom_vjp and custom_jvp, under every transform.
 
-As in JAX, the innermost transform that differentiates a function takes its rule. To the transforms
-around that one the function is the code of its rule, which they differentiate as any other; if that
-code calls the function, the rule counts there too.
+As in JAX, the innermost transform that differentiates a function uses its rule. Outer
+transforms differentiate the code of the rule like any other code. If that code calls the
+function, its rule applies there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .bodies import Left
 from .flat import Body, is_float, mapped
 
@@ -22,13 +22,14 @@ Tensors = Sequence[torch.Tensor]
 
 @attrs.frozen(eq=False)
 class Rule:
-    """A function and its rule, over flat tensors: the arguments, then what both close over.
+    """A function and its rule, over flat tensors: the arguments, then the closed-over values of
+    both.
 
     Args:
         name: of the function.
         fn: the function: tensors -> results.
-        count: how many arguments there are.
-        results: how many results.
+        count: the number of arguments.
+        results: the number of results.
     """
 
     name: str
@@ -50,12 +51,12 @@ class Rule:
         raise NotImplementedError
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
-        """The same of many samples at once, the dim of the samples in front of every result."""
+        """The rule for a batch of samples, with the batch dim first in every result."""
         raise NotImplementedError
 
 
 def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
-    """The results of a function with a rule, under all transforms at work."""
+    """The results of a function with a rule, under all active transforms."""
     level = _compat.Level()
     if level.kind == "vmap":
         below, dims, size = level.batched(tensors)
@@ -83,7 +84,7 @@ def ruled(rule: Rule, tensors: Tensors) -> list[torch.Tensor]:
 def _differentiated(
     rule: Rule, level: _compat.Level, tensors: Tensors
 ) -> list[torch.Tensor]:
-    """The results at a level that differentiates by some argument."""
+    """The results at a level that differentiates with respect to some argument."""
     if level.kind is None:
         return rule.pulled(level, tensors)
     below = [level.below(x) for x in tensors]
@@ -95,13 +96,12 @@ def _differentiated(
 
 
 def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None:
-    """A rule says nothing of what the function closes over: its gradient would be lost."""
+    """Refuse closed-over values that are differentiated: the rule has no gradient for them."""
     if any(level.moves(x) for x in free):
         fix = "pass it as an argument, for which the rule gives a derivative"
-        text = problem(
+        raise CaptureError.of(
             rule.name, "it closes over a value that is differentiated", fix=fix
         )
-        raise CaptureError(text, fix=fix)
 
 
 def _or_zeros(
@@ -119,7 +119,7 @@ class Reverse(Rule):
 
     Args:
         forward: tensors -> (results, residuals).
-        back: (residuals, cotangents, what is closed over) -> cotangents of the given arguments.
+        back: (residuals, cotangents, closed-over values) -> cotangents of the given arguments.
         given: which arguments have a cotangent.
     """
 
@@ -154,8 +154,8 @@ class Reverse(Rule):
         tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
         fix = "custom_jvp, whose rule serves both modes"
-        got = "it has a rule for reverse mode only, and forward mode is asked for"
-        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
+        got = "it has a rule for reverse mode only, and is differentiated in forward mode"
+        raise CaptureError.of(self.name, got, fix=fix)
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
         free = dims[self.count :]
@@ -175,7 +175,7 @@ class Forward(Rule):
     """A function with a rule for forward mode, which reverse mode transposes.
 
     Args:
-        push: (arguments, tangents, what is closed over) -> (results, tangents of the results).
+        push: (arguments, tangents, closed-over values) -> (results, tangents of the results).
     """
 
     push: Body
@@ -203,7 +203,7 @@ class Forward(Rule):
     def transposed(
         self, xs: Tensors, free: Tensors, cotangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """The cotangents of the arguments, of those of the results."""
+        """The cotangents of the arguments, from those of the results."""
         given = [k for k, g in enumerate(cotangents) if g is not None]
         floats = [k for k, x in enumerate(xs) if is_float(x)]
         tangents = [torch.zeros_like(x) for x in xs]
@@ -250,13 +250,13 @@ def reverse_ruled(
     xs: Tensors,
     given: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """A region with a rule of two more.
+    """A body whose reverse-mode rule is two more bodies.
 
     Args:
         name: of the function.
         outs: its results.
-        fwd: the results and the residuals, of the arguments.
-        bwd: the cotangents of arguments, of residuals and cotangents.
+        fwd: arguments -> results and residuals.
+        bwd: residuals and cotangents -> cotangents of the arguments.
         xs: the arguments.
         given: which of them have a cotangent.
     """
@@ -273,7 +273,7 @@ def reverse_ruled(
             return []
         end = len(ts) - sum(
             sizes
-        )  # residuals and cotangents, then what all three close over
+        )  # residuals and cotangents, then the closed-over values of all three
         return back(ts[:end], ts[end + sizes[0] + sizes[1] :])
 
     rule = Reverse(
@@ -293,7 +293,9 @@ def reverse_ruled(
 def forward_ruled(
     name: str, outs: Sequence[Left], pushed: Sequence[Left], xs: Tensors
 ) -> list[torch.Tensor]:
-    """A region with a rule of one more: (arguments, tangents) -> (results, tangents)."""
+    """A body whose forward-mode rule is one more body: (arguments, tangents) -> (results,
+    tangents).
+    """
     plain, push = outs[0].region, pushed[0].region
     n, k = len(xs), len(plain.free)
     rule = Forward(

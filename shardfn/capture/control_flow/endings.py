@@ -1,7 +1,8 @@
-"""What becomes of regions: a scan, a branch, a while loop. As Dynamo sees it, and where its
-graph is replayed.
+"""Control-flow ops over bodies: scan, cond, while_loop and custom derivatives, in Dynamo's
+graph and when it is replayed.
 
-Dynamo needs results of the right shapes and dependencies only, and takes them from one run.
+For Dynamo, the results need only the right shapes and dependencies. They come from one run of
+the body.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def scan(
     length: int,
     reverse: bool,
 ) -> list[torch.Tensor]:
-    """The carries after the last run and the stacked results, of those of one run."""
+    """The carries after the last step and the stacked outputs, from those of one step."""
     n = len(init)
     outs = _mingled(outs, [*outs, *init, *columns])
     return [
@@ -35,7 +36,7 @@ def scan(
 def cond(
     truth: torch.Tensor, yes: list[torch.Tensor], no: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of one of two regions."""
+    """The results of one of two bodies."""
     return _mingled(
         [torch.where(truth, a, b) for a, b in zip(yes, no, strict=True)],
         [*yes, *no],
@@ -45,7 +46,7 @@ def cond(
 def while_loop(
     go_on: list[torch.Tensor], outs: list[torch.Tensor], init: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The carries after the last run."""
+    """The carries after the last step."""
     return _mingled(outs, [*outs, *init])
 
 
@@ -74,15 +75,15 @@ def custom_jvp(
 def _mingled(
     outs: list[torch.Tensor], reads: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Each result, depending on everything: by the last run it may, and Dynamo asks one run
-    whether it has a tangent.
+    """Make each result depend on every input, as it may after the last step. Dynamo looks at
+    one run to see whether a result has a tangent.
     """
     nothing = sum(x.sum() * 0 for x in reads if x.is_floating_point())
     return [x + nothing if x.is_floating_point() else x.clone() for x in outs]
 
 
-# Mark or ending -> what is done instead where Dynamo's graph is replayed; the first argument
-# runs a graph of a region.
+# The function that replaces each of these ops when Dynamo's graph is replayed. Its first argument
+# runs the graph of a body.
 REPLAYED: dict[Any, Callable[..., Any]] = {
     bodies.enter: bodies.entering,
     bodies.inside: bodies.leaving,
@@ -96,6 +97,6 @@ REPLAYED: dict[Any, Callable[..., Any]] = {
 
 
 def install() -> None:
-    """Have Dynamo leave marks and endings whole; capture calls this before it traces."""
+    """Have Dynamo keep these ops as graph nodes. Capture calls this before it traces."""
     for fn in REPLAYED:
         _compat.keep_in_graph(fn)

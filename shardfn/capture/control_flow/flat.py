@@ -1,5 +1,5 @@
-"""Flat lists of tensors, of which the floating ones are differentiated; functions of them;
-graphs of such functions.
+"""Flat lists of tensors, of which the floating ones are differentiated, with functions and
+graphs on them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-Body = Callable[..., Sequence[torch.Tensor]]  # of flat tensors
+Body = Callable[..., Sequence[torch.Tensor]]  # a function of flat tensors
 
 
 def is_float(x: torch.Tensor) -> bool:
@@ -22,7 +22,7 @@ def floats_of(xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def filled(
     like: Sequence[torch.Tensor], floats: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The first tensors with these in the places of the floating ones."""
+    """A list of tensors with the floating ones replaced."""
     feed = iter(floats)
     return [next(feed) if is_float(x) else x for x in like]
 
@@ -30,7 +30,7 @@ def filled(
 def spread(
     like: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """These in the places of the floating ones, None for the others."""
+    """Values for the floating tensors, None for the others."""
     feed = iter(found)
     return [next(feed) if is_float(x) else None for x in like]
 
@@ -38,7 +38,7 @@ def spread(
 def split(
     xs: Sequence[torch.Tensor], sizes: Sequence[int], loose: bool = False
 ) -> list[list[torch.Tensor]]:
-    """A list in parts of these sizes."""
+    """Split a list into parts of these sizes."""
     feed = iter(xs)
     parts = [[next(feed) for _ in range(n)] for n in sizes]
     assert loose or next(feed, None) is None
@@ -46,7 +46,7 @@ def split(
 
 
 def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
-    """Have the constants, which come in last, come in behind the first so many inputs."""
+    """Move the constants, which are the last inputs, to after the first `count` inputs."""
     holders = graph.find_nodes(op="placeholder")
     for holder in (
         holders[len(holders) - count :] if at < len(holders) - count else ()
@@ -57,7 +57,7 @@ def move_constants(graph: torch.fx.Graph, count: int, at: int) -> None:
 def add_inputs(
     graph: torch.fx.Graph, at: int, examples: Sequence[torch.Tensor]
 ) -> None:
-    """Give a graph inputs that it does not read."""
+    """Add unread inputs to a graph."""
     holders = graph.find_nodes(op="placeholder")
     before = (
         holders[at]
@@ -70,7 +70,7 @@ def add_inputs(
 
 
 def mapped(body: Body, dims: tuple[int | None, ...], size: int) -> Body:
-    """A body of many at once, the new axis of every result in front."""
+    """A batched body, with the batch dim first in every result."""
     if all(d is None for d in dims):
         return lambda *xs: [x.expand(size, *x.shape) for x in body(*xs)]
     return torch.func.vmap(lambda *xs: tuple(body(*xs)), in_dims=dims)

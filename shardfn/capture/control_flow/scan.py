@@ -1,8 +1,8 @@
 """scan under every transform of torch.func: an autograd.Function over a function of flat tensors.
 
-A derivative of a scan is a scan: forward-mode carries the tangents along, reverse-mode runs
-from the last row to the first on the carries that entered each run. So every derivative of
-every order is again one op with a graph inside.
+A derivative of a scan is a scan. Forward mode carries the tangents along. Reverse mode runs
+from the last step to the first, on the carries that entered each step. So every derivative of
+any order is again one op with a graph inside.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .flat import (
 
 @attrs.frozen(eq=False)
 class Scanned:
-    """A scan that is not traced yet: body(*consts, *carries, *rows) returns the carries and
-    rows of results.
+    """A scan that is not traced yet: body(*consts, *carries, *rows) returns the carries and the
+    per-step outputs. `rows` are the per-step inputs.
     """
 
     body: Body
@@ -42,18 +42,18 @@ class Scanned:
     length: int
     reverse: bool
     transposes: tuple[int, int, int] | None = None
-    # whether it computes a derivative of another, and on the way what that computes
+    # whether it is a derivative of another one, whose values it recomputes
     derived: bool = False
 
     def parts(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Consts, carries and rows, of one list."""
+        """Split one list into consts, carries and rows."""
         end = self.consts + self.carries
         return list(xs[: self.consts]), list(xs[self.consts : end]), list(xs[end:])
 
 
 class _Scan(torch.autograd.Function):
-    """(consts, carries, stacked rows) -> (carries, stacked results, the carries that entered
-    each run).
+    """(consts, carries, stacked rows) -> (carries, stacked outputs, the stacked carries that
+    entered each step).
     """
 
     @staticmethod
@@ -102,10 +102,10 @@ class _Scan(torch.autograd.Function):
 
 
 class _OfResults(NamedTuple):
-    """What belongs to the results of a scan: a cotangent for each, or None."""
+    """The cotangents of a scan's results, None for zero."""
 
     ends: Sequence[torch.Tensor | None]  # of the carries after the last step
-    ys: Sequence[torch.Tensor | None]  # of the stacked results
+    ys: Sequence[torch.Tensor | None]  # of the stacked outputs
     entered: Sequence[torch.Tensor | None]  # of the stacked carries that entered
 
 
@@ -117,15 +117,15 @@ def _of_results(scan: Scanned, cotangents: Any) -> _OfResults:
 
 
 def _available(xs: Sequence[Any | None]) -> list[int]:
-    """The positions of what is not None."""
+    """The positions of values that are not None."""
     return [k for k, x in enumerate(xs) if x is not None]
 
 
 @attrs.frozen(eq=False)
 class _Transposed:
-    """The body of a transposed scan. Its constants are those of the scan, its carries the
-    cotangents of the constants so far and of the carries after the step, and its rows the
-    carries that entered the step, the scan's rows, and the cotangents that there are.
+    """The body of a transposed scan. Its constants are those of the scan. Its carries are the
+    cotangents of the constants so far and of the carries after the step. Its rows are the
+    carries that entered the step, the scan's rows, and the cotangents that are not None.
     """
 
     scan: Scanned
@@ -134,7 +134,7 @@ class _Transposed:
     floating_carries: int
     rows: int
     ys: list[int]  # the results that have a cotangent
-    entered: list[int]  # the stacked carries that have one
+    entered: list[int]  # the stacked carries that have a cotangent
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
         sizes = (
@@ -173,14 +173,14 @@ class _Transposed:
         )
 
     def counts(self, rows: Sequence[torch.Tensor]) -> tuple[int, int, int]:
-        """How many cotangents there are of constants, of carries and of these rows."""
+        """The numbers of cotangents of constants, of carries and of these rows."""
         return self.floating_consts, self.floating_carries, len(floats_of(rows))
 
     def results_of(
         self, primals: Sequence[torch.Tensor]
     ) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """The step's floating carries and the results that have a cotangent, as a function of
-        its floating inputs.
+        """The step's floating carries and the outputs with cotangents, as a function of its
+        floating inputs.
         """
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -197,7 +197,7 @@ class _Transposed:
 def _pulled(
     scan: Scanned, tensors: Any, entered: Any, cotangents: Any
 ) -> list[torch.Tensor | None]:
-    """The cotangents of a scan's inputs: a scan from the last row to the first."""
+    """The cotangents of a scan's inputs: a scan from the last step to the first."""
     consts, init, columns = scan.parts(tensors)
     of_ends, of_ys, of_entered = _of_results(scan, cotangents)
     last = [
@@ -235,7 +235,7 @@ class _WithTangents:
     """
 
     scan: Scanned
-    sizes: tuple[int, ...]  # of the six parts
+    sizes: tuple[int, ...]  # the sizes of the six parts
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
         consts, of_consts, carries, of_carries, rows, of_rows = split(
@@ -251,7 +251,7 @@ class _WithTangents:
     def pushed(
         self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-        """What the scan's body returns, and the tangents of the floating ones."""
+        """The results of the scan's body, with the tangents of the floating ones."""
         floating = list[bool]()
 
         def run(*floats: torch.Tensor) -> Any:
@@ -269,7 +269,7 @@ class _WithTangents:
 def _tangents_of(
     scan: Scanned, tensors: Any, tangents: Any
 ) -> list[list[torch.Tensor]]:
-    """The tangents of the floating constants, carries and rows; zeros for None."""
+    """The tangents of the floating constants, carries and rows, with zeros for None."""
     dots = [
         torch.zeros_like(x) if t is None and is_float(x) else t
         for x, t in zip(tensors, tangents, strict=True)
@@ -308,7 +308,7 @@ def _pushed(
 def _stacked_tangents(
     stacked: Sequence[torch.Tensor],
 ) -> list[torch.Tensor | None]:
-    """The tangents of stacked results, from the results and the tangents of floating ones."""
+    """The tangents of stacked results, from the results and the tangents of the floating ones."""
     floats = len(floats_of(stacked))
     assert floats % 2 == 0
     start = len(stacked) - floats // 2
@@ -316,7 +316,7 @@ def _stacked_tangents(
 
 
 def _batched(scan: Scanned, size: int, in_dims: Any, tensors: Any) -> Any:
-    """A scan of many at once: every carry has the new axis, in front."""
+    """A batched scan, with the batch dim first in every carry."""
     dims, init_dims, row_dims = scan.parts(in_dims)
     consts, init, columns = scan.parts(tensors)
     consts = [
@@ -352,7 +352,7 @@ def scanned(
     length: int,
     reverse: bool,
 ) -> Tensors:
-    """The scan of a region whose first results are the carries."""
+    """The scan of a body whose first results are the carries."""
     region = left[0].region
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])

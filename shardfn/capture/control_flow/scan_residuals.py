@@ -1,4 +1,4 @@
-"""Residuals of scans: what a transposed scan would recompute, its scan saves."""
+"""Residuals of scans: a scan saves the values that its transpose would otherwise recompute."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from .trim_loops import copy_node, reached, trim
 
 
 def simplify(graph: torch.fx.Graph) -> None:
-    """Trim the loops of a graph, have scans keep what their transposes read, and trim again."""
+    """Trim the loops of a graph, have scans save residuals for their transposes, and trim
+    again.
+    """
     trim(graph)
     if keep_residuals(graph):
         trim(graph)
 
 
 def keep_residuals(graph: torch.fx.Graph) -> bool:
-    """Have each scan keep what its transpose would recompute, row by row; whether any does.
+    """Have each scan save, step by step, the values that its transpose would recompute. Returns
+    whether any scan does.
 
-    The transpose's graph starts with the scan's own, on the carries that entered each run. What
-    of it the rest reads becomes another result of the scan and another row of the transpose.
-    Views do not, nor what a checkpoint has recomputed, which is of the backward.
+    The transpose's graph starts with that of the scan, on the carries that entered each step.
+    Values of that part that the rest reads become per-step outputs of the scan and per-step
+    inputs of the transpose. Views are not saved, nor are values that a checkpoint recomputes,
+    which belong to the backward.
     """
     found = False
     for node in list(graph.nodes):
@@ -39,7 +43,7 @@ def keep_residuals(graph: torch.fx.Graph) -> bool:
 
 
 def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
-    """The scan that a transposed one belongs to, if it runs on the very same values."""
+    """The scan that a transposed scan belongs to, if it runs on the same values."""
     assert scan.transposes is not None
     consts, carries, _ = scan.transposes
     rows = node.args[scan.consts + scan.carries :]
@@ -56,8 +60,8 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
 
 
 def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> bool:
-    """Whether a node is the scan whose constants, stacked carries and rows a transposed scan
-    has.
+    """Whether a node is the scan with the constants, stacked carries and per-step inputs of a
+    transposed scan.
     """
     primal = candidate.target
     if (
@@ -83,7 +87,7 @@ def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> boo
 
 
 def _are_stacked_carries(rows: Sequence[torch.fx.Node], primal: Scan) -> bool:
-    """Whether rows are the carries that entered each step of a scan, in order."""
+    """Whether per-step inputs are the carries that entered each step of a scan, in order."""
     graph = primal.graphs[0]
     outs = graph.find_nodes(op="output")[0].args[0]
     holders = graph.find_nodes(op="placeholder")
@@ -97,7 +101,7 @@ def _are_stacked_carries(rows: Sequence[torch.fx.Node], primal: Scan) -> bool:
 def _keep(
     graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan
 ) -> bool:
-    """Have a scan save the residuals of its transpose; whether there are any."""
+    """Have a scan save the residuals of its transpose. Returns whether there are any."""
     body, own_inputs = scan.graphs[0], _inputs_of_primal(scan)
     known = _computed_by_primal(scan, own_inputs)
     residuals = [n for n in known if _is_kept(n, known)]
@@ -118,7 +122,7 @@ def _keep(
 
 
 def _inputs_of_primal(scan: Scan) -> list[torch.fx.Node]:
-    """The inputs of a transposed scan's body that its scan has too, in that one's order."""
+    """The inputs that the body of a transposed scan shares with its scan, in the scan's order."""
     assert scan.transposes is not None
     consts, carries, rows = scan.transposes
     holders = scan.graphs[0].find_nodes(op="placeholder")
@@ -129,8 +133,8 @@ def _inputs_of_primal(scan: Scan) -> list[torch.fx.Node]:
 def _computed_by_primal(
     scan: Scan, own_inputs: list[torch.fx.Node]
 ) -> dict[torch.fx.Node, bool]:
-    """What of a transposed scan's body its scan itself computes -> whether that depends on a
-    row or a carry.
+    """The nodes of a transposed scan's body that its scan computes too -> whether they depend
+    on a per-step input or a carry.
     """
     assert scan.transposes is not None
     consts = scan.transposes[0]
@@ -152,14 +156,14 @@ def _stacked_residuals(
     wider: torch.fx.Graph,
     values: list[torch.Tensor],
 ) -> list[torch.fx.Node]:
-    """Run a scan with more results, and read them, stacked, before its transpose.
+    """Add outputs to a scan, and read them, stacked, before its transpose.
 
     Args:
-        graph: of the scan and its transpose.
+        graph: the graph of the scan and its transpose.
         primal: the scan.
         node: its transpose.
-        wider: the scan's body with more results.
-        values: the values of those in one step.
+        wider: the scan's body with the added outputs.
+        values: the values of the added outputs in one step.
     """
     forward = primal.target
     first = len(results(forward.graphs[0]))
@@ -189,7 +193,7 @@ def _is_kept(n: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> bool:
 
 
 def _is_view_of_input(n: torch.fx.Node) -> bool:
-    """Whether a value costs nothing to make again."""
+    """Whether a value costs nothing to recompute."""
     while getattr(n.target, "is_view", False):
         n = n.all_input_nodes[0]
     return n.op == "placeholder"
@@ -200,11 +204,11 @@ def _widened(
     env: dict[torch.fx.Node, torch.fx.Node],
     wanted: list[torch.fx.Node],
 ) -> tuple[torch.fx.Graph, list[torch.Tensor]]:
-    """A graph with more results, and the values of those: nodes of another graph whose inputs
-    are some of its own. What both compute is computed once.
+    """A graph with added results, and their values. They are nodes of another graph on a subset
+    of its inputs. Nodes that both graphs have are computed once.
 
-    Their dims are permuted so that their memory is in order: rows are stacked, and kernels read
-    strides blindly.
+    The dims of added results are permuted so that they are contiguous, since steps are stacked
+    and kernels do not check strides.
     """
     fresh, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for n in graph.nodes:
@@ -224,15 +228,16 @@ def _copied_once(
     env: dict[torch.fx.Node, torch.fx.Node],
     wanted: list[torch.fx.Node],
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Copy into a graph what some nodes of another need and it does not compute already.
+    """Copy some nodes of another graph, with the nodes that they need, unless the graph
+    computes them already.
 
     Args:
-        graph: takes the copies.
+        graph: the graph to extend.
         env: inputs of the other graph -> nodes of this one.
-        wanted: nodes of the other graph.
+        wanted: the nodes of the other graph to copy.
 
     Returns:
-        Nodes of the other graph -> the nodes of this one that compute the same.
+        Nodes of the other graph -> the equal nodes of this one.
     """
     env, available = dict(env), dict[Any, torch.fx.Node]()
     for n in graph.nodes:
@@ -255,7 +260,7 @@ def _order(x: torch.Tensor) -> list[int]:
 def _turned(
     graph: torch.fx.Graph, node: torch.fx.Node, order: list[int]
 ) -> torch.fx.Node:
-    """A value with its dims in another order; itself, if that is the one it has."""
+    """A value with its dims in another order. The value itself if the order is the same."""
     if order == sorted(order):
         return node
     made = graph.call_function(torch.ops.aten.permute.default, (node, order))
@@ -264,7 +269,7 @@ def _turned(
 
 
 def _key(node: torch.fx.Node) -> Any:
-    """What two nodes share that compute the same."""
+    """A key that is equal for nodes that compute the same."""
     return (
         (node.op, node.target, str(node.args), str(node.kwargs))
         if node.op == "call_function"
@@ -275,7 +280,7 @@ def _key(node: torch.fx.Node) -> Any:
 def _reading(
     body: torch.fx.Graph, residuals: list[torch.fx.Node]
 ) -> torch.fx.Graph:
-    """A copy of a graph that is given some of its values, after its other inputs."""
+    """A copy of a graph that takes some of its values as inputs, after its other inputs."""
     fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
     for h in body.find_nodes(op="placeholder"):
         env[h] = copy_node(fresh, h, env)

@@ -1,4 +1,4 @@
-"""Trim loops and branches: take away results that nobody reads, and what only they need."""
+"""Trim loops and branches: remove unread results, and the nodes that only they need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...ops.loops import Branch, Scan
 
 
 def trim(graph: torch.fx.Graph) -> None:
-    """Take away results of loops that nobody reads, and what only they need."""
+    """Remove unread results of loops, and the nodes that only they need."""
     graph.eliminate_dead_code()
     for node in reversed(
         list(graph.nodes)
-    ):  # a loop that is trimmed may leave another's results unread
+    ):  # trimming a loop may leave another loop's results unread
         if isinstance(node.target, (Scan, Branch)):
             used = {user.args[1] for user in node.users}
             TRIM[type(node.target)](graph, node, node.target, used)
@@ -35,7 +35,7 @@ def _trim_scan(
         for i, h in enumerate(holders)
         if (i - scan.consts in live if _is_carry(scan, i) else h in needed)
     ]
-    # the inputs of the scan that it transposes are told by position: all of them stay
+    # all inputs stay, since those of the primal scan are identified by position
     if scan.transposes and len(ins) < len(holders):
         ins = sorted({*ins, *range(scan.consts), *_rows_of_primal(scan)})
     count = lambda low, high: sum(low <= i < high for i in ins)
@@ -51,8 +51,8 @@ def _trim_scan(
 def _live_results(
     scan: Scan, used: set[int]
 ) -> tuple[set[int], set[torch.fx.Node]]:
-    """The results of a scan that are used, or are carries that such a result depends on; and
-    the nodes of its body that they depend on.
+    """The results of a scan that are used, with the carries that they depend on, and the nodes
+    of its body that these need.
     """
     body = scan.graphs[0]
     holders = body.find_nodes(op="placeholder")
@@ -146,9 +146,7 @@ def _swap(
     args: list[torch.fx.Node],
     outs: list[int],
 ) -> None:
-    """Put a loop in the place of another; `outs` says which of the old one's results each of
-    its results is.
-    """
+    """Replace a loop by another. `outs` gives the old result of each new result."""
     node.target, node.args = loop, tuple(args)
     node.meta["val"] = [node.meta["val"][k] for k in outs]
     at = {old: new for new, old in enumerate(outs)}

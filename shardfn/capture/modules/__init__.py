@@ -1,3 +1,3 @@
-"""Calls of nn.Module: copies that a pure call may change, and hooks as identities with a
-derivative.
+"""Calls of nn.Module: copies that a pure call may change, and hooks as identity functions with
+a derivative.
 """

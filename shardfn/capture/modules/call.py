@@ -1,5 +1,5 @@
-"""A pure call of a module: Dynamo leaves it whole, and it runs again as it is when the
-graph is flattened.
+"""A pure call of a module. Dynamo keeps it as one call, and the Python code runs when the graph
+is replayed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from ... import _compat, _tree
-from ...errors import CaptureError, ShardError, is_ours, problem
+from ...errors import CaptureError, ShardError, is_ours
 from ...types import CONSTANTS
 from .. import annotations as sources
 from ..refusals import data_dependent, explain, leaks, tensor_classes
@@ -26,7 +26,7 @@ from . import copies
 from .hooks import HookedCall
 from .parameter_hooks import Hook, hooked
 
-# How torch.func says that a buffer has no batch yet.
+# torch.func's error text for an in-place write to an unbatched buffer.
 UNBATCHED = (
     "inplace arithmetic",
     "updated in place, were not batched",
@@ -35,12 +35,12 @@ UNBATCHED = (
 
 
 class PureModule:
-    """A module without its values, to be called with values of its parameters and buffers.
+    """A module without values, which is called with the values of its parameters and buffers.
 
     Args:
-        name: how errors call it.
-        shadow: a copy that nobody else changes, whose parameters and buffers are stand-ins.
-        hooks: of parameters, by name.
+        name: its name in errors.
+        shadow: a private copy of the module whose parameters and buffers are stand-ins.
+        hooks: the hooks of parameters, by name.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class PureModule:
         self.name, self.shadow, self.hooks = name, shadow, hooks
         self.known: list[
             dict[str, Any]
-        ] = []  # for each call in a traced function: what Dynamo's run of it found
+        ] = []  # for each call in a traced function: the result of Dynamo's run of it
         self.number, self.flat, self.tree = self._steps()
 
     def _steps(self) -> tuple[Any, Any, Any]:
-        """What Dynamo calls: a number for the call, the call itself as one op of tensors, and
-        the tree of what it returned.
+        """The functions that Dynamo calls: one numbers the call, one is the call as an op on
+        tensors, one returns the tree of its result.
         """
 
         def number() -> int:
@@ -106,9 +106,7 @@ class PureModule:
         args: Any,
         kwargs: Any,
     ) -> Any:
-        """Under vmap a buffer that all samples share becomes one for each if the module writes
-        to it.
-        """
+        """Under vmap, batch a shared buffer if the module writes to it."""
         if "batched" not in found:
             try:
                 out = self.run(params, buffers, args, kwargs)
@@ -130,11 +128,11 @@ class PureModule:
         args: Any,
         kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """(what the module returns, its buffers and frozen parameters afterwards)."""
+        """(result of the module, its buffers and frozen parameters afterwards)."""
         module = self.module_with(params, buffers)
         before = copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
-        # the module too: torch's old hooks on the backward want it alive
+        # keeps the module alive, for torch's old backward hooks
         for fn in (module, *copies.code(module), *hooks):
             leaks.watch(self.name, fn)
         with _compat.patched("backward hooks", hook=HookedCall):
@@ -145,7 +143,7 @@ class PureModule:
     def module_with(
         self, params: dict[str, Any], buffers: dict[str, Any]
     ) -> torch.nn.Module:
-        """A copy of the module that holds these values."""
+        """A copy of the module with these values."""
         known = hooked_values()
         seen_by_hooks = {
             name: hooked(params[name], hooks, known)
@@ -158,28 +156,27 @@ class PureModule:
         return copies.copied(self.shadow, memo)
 
     def refuse_changes(self, changes: list[str]) -> None:
-        """Refuse a module that changes something beside its buffers.
+        """Refuse a module that changes anything besides its buffers.
 
         Raises:
-            CaptureError: listing the changes.
+            CaptureError: lists the changes.
         """
         if changes:
             fix = (
-                "self.register_buffer(...) for what changes, which is returned, or return "
-                "the new value"
+                "self.register_buffer(...) for state that changes, or return the new "
+                "value"
             )
-            text = problem(
+            raise CaptureError.of(
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
                 fix=fix,
             )
-            raise CaptureError(text, fix=fix)
 
     def shape(
         self, x: Any, tensors: list[torch.Tensor]
     ) -> tuple[str, Any, tuple[Any, ...]]:
-        """A tree as nested tuples of literals, (kind, what, children), which is what Dynamo
-        takes; its tensors are noted.
+        """A tree as nested tuples of literals (kind, what, children), the form that Dynamo
+        accepts. Records its tensors.
         """
         if isinstance(x, torch.Tensor):
             if _compat.is_foreign(x):
@@ -193,18 +190,17 @@ class PureModule:
         kind = "named" if hasattr(x, "_fields") else type(x).__name__
         if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
             fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-            text = problem(
+            raise CaptureError.of(
                 self.name,
                 f"the module returns a {kind}",
                 needed="a tree of tensors and constants",
                 fix=fix,
             )
-            raise CaptureError(text, fix=fix)
         children = tuple(
             self.shape(child, tensors)
             for child in (x.values() if isinstance(x, dict) else x)
         )
-        if kind == "named":  # Dynamo finds a class where an attribute holds it
+        if kind == "named":  # Dynamo reaches the class through an attribute
             self.__dict__[f"class_{id(type(x))}"] = type(x)
             return kind, f"class_{id(type(x))}", children
         return kind, tuple(x) if isinstance(x, dict) else None, children
@@ -221,7 +217,7 @@ def _held(module: torch.nn.Module, path: str) -> Any:
 
 
 def frozen_names(module: torch.nn.Module) -> frozenset[str]:
-    """The parameters that require no gradient, which travel with the buffers."""
+    """The parameters that do not require grad. They are passed with the buffers."""
     return frozenset(
         name for name, p in module.named_parameters() if not p.requires_grad
     )
@@ -230,7 +226,7 @@ def frozen_names(module: torch.nn.Module) -> frozenset[str]:
 def _spread(
     buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any
 ) -> dict[str, torch.Tensor]:
-    """The buffers, but for frozen parameters, with every batch dim that any of the values has."""
+    """The buffers without frozen parameters, expanded to every batch dim of any of the values."""
     zero = sum(
         x.new_zeros((), dtype=torch.int8)
         for x in _tree.quick_leaves(values)
@@ -244,8 +240,8 @@ def _spread(
 
 
 def _refuse_rank(file: str) -> None:
-    """Refuse a question for the rank that code in this file asks, but for torch's own, which
-    asks where it logs.
+    """Refuse code in this file that asks for the rank. torch's own code may ask, since it does
+    so for logging.
     """
     if "/torch/distributed/tensor/" in file:
         _refuse_dtensor()
@@ -255,7 +251,7 @@ def _refuse_rank(file: str) -> None:
 
 @contextlib.contextmanager
 def _checkpointed() -> Iterator[None]:
-    """What a call of torch.utils.checkpoint runs in."""
+    """The context of a call of torch.utils.checkpoint."""
     with sources.inside(sources.fresh_region(), "nothing_saveable"):
         yield
 
@@ -266,7 +262,7 @@ def _refuse_dtensor() -> None:
 
 
 def _plain_modules() -> contextlib.AbstractContextManager[None]:
-    """What a module runs in."""
+    """The context in which a module runs."""
     return _compat.patched(
         "module",
         asked=_refuse_rank,
@@ -276,13 +272,13 @@ def _plain_modules() -> contextlib.AbstractContextManager[None]:
 
 
 class Traced(TorchFunctionMode):
-    """While a module is captured: each op gets its source line, and what Dynamo takes for
-    something else is taken here too.
+    """A mode for the capture of a module. It gives each op its source line, and applies
+    Dynamo's substitutes.
 
     Args:
-        mode: makes fakes of tensors that the module holds or closes over and that are no
-            parameters or buffers; None leaves them.
-        name: how errors call the module.
+        mode: makes fake tensors of other tensors than parameters and buffers that the module
+            holds or closes over. None leaves them.
+        name: the name of the module in errors.
     """
 
     def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
@@ -290,7 +286,7 @@ class Traced(TorchFunctionMode):
         self.mode, self.name = mode, name
         self.fakes: dict[
             int, tuple[Any, Any, int]
-        ] = {}  # of the tensors that are held, by id, and how often they were written to
+        ] = {}  # held tensors by id, with their counts of in-place writes
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -318,7 +314,7 @@ class Traced(TorchFunctionMode):
             ) from error
 
     def read(self, method: Any, args: Any, reads: Any, line: str | None) -> Any:
-        """A value, if the tensor has one: it is held, or made of numbers on the way."""
+        """A tensor's value, if it has one: it is held by the module, or was made from numbers."""
         try:
             with (
                 contextlib.nullcontext()
@@ -330,19 +326,18 @@ class Traced(TorchFunctionMode):
             raise self.refused(reads, line) from error
 
     def refused(self, found: Any, line: str | None) -> CaptureError:
-        """The error of a call that needs a value."""
+        """The error for a call that needs a value."""
         (got, fix), source = found, sources.line_of(line)
-        text = problem(
+        return CaptureError.of(
             self.name,
             got,
             needed="one pure graph of tensor ops",
             fix=fix,
             source=source,
         )
-        return CaptureError(text, source=source, fix=fix)
 
     def fake(self, x: Any) -> Any:
-        """A fake in place of a tensor that has values."""
+        """A fake tensor in place of a tensor with values."""
         if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
             return x
         if id(x) not in self.fakes:
@@ -351,35 +346,30 @@ class Traced(TorchFunctionMode):
         return self.fakes[id(x)][1]
 
     def refuse_written(self) -> None:
-        """Refuse what wrote in place to a tensor that has values: they would change while the
-        module is captured.
+        """Refuse in-place writes to a tensor with values: they would change it during the
+        capture.
 
         Raises:
-            CaptureError: saying what to do.
+            CaptureError: there was one.
         """
         if any(
             _compat.version_of(fake) > version
             for _, fake, version in self.fakes.values()
         ):
             got, fix = explain.HELD
-            raise CaptureError(
-                problem(
-                    self.name, got, needed="one pure graph of tensor ops", fix=fix
-                ),
-                fix=fix,
+            raise CaptureError.of(
+                self.name, got, needed="one pure graph of tensor ops", fix=fix
             )
 
 
 def _written_out(func: Any) -> Any:
-    """The function that is called in place of one."""
+    """The substitute of a function."""
     found = python_calls.TABLE.get(func) or _compat.MODULE_OPS.get(func)
     return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
 
 
 def _line(until: CodeType) -> str | None:
-    """The innermost frame of user code, of those that the module runs in, as a stack trace
-    shows it.
-    """
+    """The innermost frame of user code inside the module, formatted as in a stack trace."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code is not until:
         if not is_ours(frame.f_code.co_filename):

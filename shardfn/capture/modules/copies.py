@@ -1,5 +1,5 @@
-"""Copies of a module that share nothing but its values: what a pure call of it runs, and may
-change as it likes.
+"""Copies of a module that share only its values. A pure call runs on such a copy, and may
+change it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict)
 
 
 def copied(x: Any, memo: dict[int, Any]) -> Any:
-    """A copy of modules and containers, through and through, with other objects in place of
-    some; all else is shared.
+    """A deep copy of modules and containers, with some objects replaced. Everything else is
+    shared.
 
     Args:
-        x: a module, or what one holds.
-        memo: by id, what stands in place of an object; every copy is noted in it, so that what
-            is shared stays shared.
+        x: a module, or a value that one holds.
+        memo: the replacement of each object, by id. Copies are added to it, so that shared
+            objects stay shared.
     """
     if id(x) in memo:
         return memo[id(x)]
     if isinstance(x, torch.nn.Module):
         return _module(x, memo)
     kind = type(x)
-    if kind is types.MethodType:  # a hook that is a method, or a forward of its own
+    if kind is types.MethodType:  # a bound method as a hook or a forward
         return types.MethodType(x.__func__, copied(x.__self__, memo))
     if kind is functools.partial:
         return functools.partial(
@@ -45,7 +45,7 @@ def copied(x: Any, memo: dict[int, Any]) -> Any:
 def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     if "_orig_mod" in _compat.modules_of(
         module
-    ):  # what torch.compile makes of a module
+    ):  # the result of torch.compile for a module
         made = memo[id(module)] = copied(
             _compat.modules_of(module)["_orig_mod"], memo
         )
@@ -54,7 +54,7 @@ def _module(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     state = {name: copied(x, memo) for name, x in module.__dict__.items()}
     made.__dict__.update(
         state, _compiled_call_impl=None
-    )  # what module.compile() made belongs to the original
+    )  # the result of module.compile() belongs to the original
     return made
 
 
@@ -73,8 +73,8 @@ def _container(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def snapshot(module: torch.nn.Module) -> dict[str, Any]:
-    """What each attribute of a module and its parts is, by path; of parameters and buffers,
-    which there are.
+    """The attributes of a module and its submodules by path, and the names of parameters and
+    buffers.
     """
     found: dict[str, Any] = {}
     for prefix, part in module.named_modules():
@@ -122,8 +122,8 @@ def code(module: torch.nn.Module) -> list[Any]:
 def changes(
     before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module
 ) -> list[str]:
-    """The attributes that a call changed, but for weights that hooks of torch recompute each
-    time: old weight_norm, pruning.
+    """The attributes that a call changed, except weights that torch's hooks recompute each time
+    (old weight_norm, pruning).
     """
     computed = set()
     for prefix, part in module.named_modules():

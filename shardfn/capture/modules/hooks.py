@@ -1,5 +1,5 @@
-"""Full backward hooks of modules, as identities with a derivative of their own: right under
-every transform of torch.func.
+"""Full backward hooks of modules, as identity functions whose derivative calls the hooks. Works
+under every torch.func transform.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Hook = Callable[..., Any]  # (module, gradients...) -> None, or other gradients
 
 
 class HookedCall:
-    """One call of a module with backward hooks; it stands where torch has its own class of hooks.
+    """One call of a module with backward hooks. Replaces torch's BackwardHook.
 
     Args:
-        module: what hooks get as their first argument.
+        module: the first argument of the hooks.
         after: full backward hooks: (module, gradients of the inputs, gradients of the results).
         before: backward pre-hooks: (module, gradients of the results).
     """
@@ -30,7 +30,7 @@ class HookedCall:
         self.floating: dict[
             str, list[int]
         ] = {}  # "in" and "out": which of the values are floating tensors
-        self.count: dict[str, int] = {}  # how many values there are
+        self.count: dict[str, int] = {}  # the number of values
         self.tracked: dict[
             Any, bool
         ] = {}  # by level of torch.func: whether an input has a gradient
@@ -50,7 +50,7 @@ class HookedCall:
         )
 
     def through(self, function: Any, side: str, values: Any) -> Any:
-        """Values of which the floating tensors have passed through an identity with hooks."""
+        """The values, with the floating tensors passed through an identity with hooks."""
         at = [
             i
             for i, x in enumerate(values)
@@ -69,7 +69,7 @@ class HookedCall:
         return tuple(filled) if type(values) is tuple else type(values)(*filled)
 
     def packed(self, side: str, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients as hooks see them: None for what is no floating tensor."""
+        """Gradients as hooks take them: None for a value that is not a floating tensor."""
         by_position = dict(zip(self.floating[side], gradients, strict=True))
         return tuple(by_position.get(i) for i in range(self.count[side]))
 
@@ -79,7 +79,7 @@ class HookedCall:
     def asked(
         self, hooks: Sequence[Hook], gradients: tuple[Any, ...], *more: Any
     ) -> tuple[Any, ...]:
-        """Gradients after each hook has seen them."""
+        """Gradients after each hook was called on them."""
         for hook in hooks:
             found = hook(self.module, gradients, *more)
             found = (found,) if isinstance(found, torch.Tensor) else found
@@ -92,7 +92,7 @@ class HookedCall:
         return gradients
 
     def batched(self) -> HookedCall:
-        """The same call one level of vmap below: each hook sees one sample."""
+        """The same call under one more level of vmap: each hook takes one sample."""
         if self.below is None:
             self.below = HookedCall(
                 self.module,
@@ -104,7 +104,7 @@ class HookedCall:
 
 
 def _each(hook: Hook) -> Hook:
-    """A hook of one sample's gradients as one of a batch's."""
+    """A hook on one sample's gradients as a hook on the gradients of a batch."""
 
     def run(module: torch.nn.Module, *groups: tuple[Any, ...]) -> tuple[Any, ...]:
         flat = [x for group in groups for x in group if x is not None]
@@ -152,7 +152,9 @@ def _tangents(ctx: Any, tangents: Any) -> tuple[torch.Tensor, ...]:
 
 
 class _Entering(torch.autograd.Function):
-    """What goes into the module; its gradient is the last that the backward of the module makes."""
+    """The identity on the module's inputs. Their gradients are the last that the module's
+    backward computes.
+    """
 
     @staticmethod
     def forward(call: HookedCall, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -165,7 +167,7 @@ class _Entering(torch.autograd.Function):
         ctx.save_for_forward(*inputs[1:])
         ctx.set_materialize_grads(
             False
-        )  # hooks get None for what has no gradient, as torch's do
+        )  # hooks get None for an input without a gradient, as in torch
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
@@ -173,7 +175,7 @@ class _Entering(torch.autograd.Function):
         arriving = call.arriving.pop(ctx.level, None)
         if (
             arriving is None
-        ):  # the gradient came past the module's result, as in the backward of a backward
+        ):  # the gradient did not pass through the module's result, as in a backward of a backward
             return None, *cotangents
         wanted = [
             g if need else None
@@ -193,8 +195,8 @@ class _Entering(torch.autograd.Function):
 
 
 class _Leaving(torch.autograd.Function):
-    """What comes out of the module; its gradient is the first that the backward of the module
-    meets.
+    """The identity on the module's results. Their gradients are the first that the module's
+    backward takes.
     """
 
     @staticmethod

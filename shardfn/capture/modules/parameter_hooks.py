@@ -1,5 +1,5 @@
-"""Hooks on parameters, as an identity with a derivative of its own: right under every transform
-of torch.func.
+"""Hooks on parameters, as an identity function whose derivative calls the hooks. Works under
+every torch.func transform.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
 Hook = Callable[[torch.Tensor], Any]  # a gradient -> None, or another gradient
 
 
 def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
-    """The hooks of a tensor that requires grad; of another they never fire.
+    """The hooks of a tensor that requires grad. On other tensors hooks never fire.
 
     Raises:
-        CaptureError: a hook that is called with something else than the gradient of one tensor.
+        CaptureError: a hook that takes anything else than the gradient of one tensor.
     """
     if not x.requires_grad:
         return ()
@@ -32,20 +32,20 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
         kind = (
             "a post-accumulate-grad hook" if after else "a hook of several tensors"
         )
-        fix = "p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
+        fix = "p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
         got = f"it has {kind}, and a pure function accumulates no .grad"
-        text = problem(
+        raise CaptureError.of(
             f"{where}, parameter {path}",
             got,
             needed="hooks of one gradient",
             fix=fix,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, fix=fix)
     return found
 
 
 def _is_of_several(hook: Any) -> bool:
-    """Whether it is what torch.autograd.graph.register_multi_grad_hook leaves at each tensor."""
+    """Whether a hook belongs to torch.autograd.graph.register_multi_grad_hook."""
     code = getattr(hook, "__code__", None)
     return code is not None and code.co_filename == torch.autograd.graph.__file__
 
@@ -53,13 +53,13 @@ def _is_of_several(hook: Any) -> bool:
 def hooked(
     x: torch.Tensor, hooks: Sequence[Hook], known: dict[Any, Any]
 ) -> torch.Tensor:
-    """The value of a parameter whose gradient the hooks see, and may replace.
+    """The value of a parameter. The hooks take its gradient, and may replace it.
 
     Args:
         x: the value.
         hooks: in the order in which they fire.
-        known: of one capture; calls with the same value share a gradient, which hooks see once,
-            as a sum.
+        known: the hooked values of one capture. Calls with the same value share a gradient:
+            hooks take the sum, once.
     """
     key = id(x), tuple(map(id, hooks)), torch.is_grad_enabled()
     if key in known:
@@ -67,13 +67,13 @@ def hooked(
     out = _Hooked.apply(tuple(hooks), x)
     if _compat.level_of(out) == _compat.level_of(
         x
-    ):  # else it belongs to a transform that ends before x does
+    ):  # otherwise it belongs to a transform that ends before that of x
         known[key] = x, out
     return out
 
 
 class _Hooked(torch.autograd.Function):
-    """A parameter on its way into the module."""
+    """The identity on a parameter before it enters the module."""
 
     @staticmethod
     def forward(hooks: tuple[Hook, ...], x: torch.Tensor) -> torch.Tensor:
@@ -113,7 +113,7 @@ class _Hooked(torch.autograd.Function):
 
 
 def _each(hook: Hook) -> Hook:
-    """A hook of one sample's gradient as one of a batch's."""
+    """A hook on one sample's gradient as a hook on the gradient of a batch."""
 
     def one(g: torch.Tensor) -> Any:
         found = hook(g)

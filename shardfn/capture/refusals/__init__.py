@@ -1,1 +1,3 @@
-"""Why a function cannot be captured, in words: what is wrong, where, and what to write instead."""
+"""Errors for functions that cannot be captured: the problem, the line, and what to write
+instead.
+"""

@@ -1,5 +1,5 @@
-"""Functions that need a value to know a shape, or to go on: what to write instead, so that
-every rank runs one program.
+"""Functions whose result shape or control flow depends on values, with alternatives that keep
+one program for all ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ READ = "{what} reads a tensor's value while the function is traced"
 FIXED = "a result of fixed size: torch.where, topk, or a mask"
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
-# What a function is called -> what is wrong, how the user wrote it, what to write instead.
+# Name of a function -> the problem, how the user wrote it, what to write instead.
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "nonzero": (SHAPE, "nonzero", STATIC),
     "argwhere": (SHAPE, "argwhere", STATIC),
@@ -81,7 +81,7 @@ SAME = {
     "unique_dim": "unique",
     "_local_scalar_dense": "item",
     "boolean mask": "getitem",
-}  # torch's own words
+}  # texts of torch's errors
 READERS = {
     "__bool__": "branch",
     "__int__": "number",
@@ -96,8 +96,8 @@ NUMBER = (
     "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument",
 )
 
-# How torch says that an op needs a value, where no exception of its own says so, and what it
-# means if the op has no row above.
+# Texts of torch's errors for an op that needs a value, where torch has no exception class, and
+# the problem if the op has no row above.
 SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Data dependent operator", None),
     ("Dynamic shape operator", None),
@@ -111,7 +111,8 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not extract specialized integer", NUMBER),
     ("Pending unbacked symbols", NUMBER),
 )
-# Where torch names what was called: the Python function, the operator, the batched operator.
+# Patterns for the name of the call in torch's texts: the Python function, the operator, the
+# batched operator.
 NAMED = (
     r"While executing %\S+ : .*?call_\w+\[target=(?:\w+\.)*(\w+)\]",
     r"Operator `aten\.(\w+)",
@@ -124,7 +125,7 @@ NAMED = (
 
 
 def read_by(method: str) -> tuple[str, str] | None:
-    """What is wrong and what to try, if a method of tensors reads a value; None for any other."""
+    """The problem and the suggestion, if a tensor method reads a value. None otherwise."""
     kind = READERS.get(method)
     return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or needed_by(
         kind or ""
@@ -132,19 +133,19 @@ def read_by(method: str) -> tuple[str, str] | None:
 
 
 def needed_by(function: str) -> tuple[str, str] | None:
-    """What is wrong and what to try, if a function needs values to know its result's shape, or
-    reads one.
+    """The problem and the suggestion, if a function reads a value or its result shape depends
+    on values.
     """
     row = FUNCTIONS.get(function) or FUNCTIONS.get(function.strip("_"))
     return (row[0].format(what=row[1]), row[2]) if row else None
 
 
 def cause(error: BaseException, said: str) -> tuple[str, str] | None:
-    """What is wrong and what to try, if an error is about a value that no rank has while it
-    traces; None for any other error.
+    """The problem and the suggestion, if an error is about a value, which is unknown during a
+    trace. None for any other error.
 
     Args:
-        error: what Dynamo or make_fx raised.
+        error: the error of Dynamo or make_fx.
         said: its text.
     """
     reads, grows = (

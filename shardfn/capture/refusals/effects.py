@@ -1,6 +1,4 @@
-"""Effects that a captured function may not have: writes to its inputs, and collectives of torch's
-own.
-"""
+"""Effects that a captured function may not have: writes to its inputs, and torch's collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 
 ALONE = (
@@ -20,8 +18,8 @@ ALONE = (
 
 
 def written_input(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The input whose memory a value is, or an in-place op or an `out=` writes to, through
-    views; None if it is the function's own.
+    """The input that shares memory with a value, or that an in-place op or an `out=` writes to,
+    also through views. None if there is none.
     """
     queue = [node]
     while queue:
@@ -42,8 +40,8 @@ def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The arguments that an op writes to: the first of `add_`, the last ones of `sort(...,
-    out=(v, i))`.
+    """The arguments that an op writes to, such as the first of `add_` or the last ones of
+    `sort(..., out=(v, i))`.
     """
     found: list[torch.fx.Node] = []
     for position, argument in enumerate(_compat.schema(node.target).arguments):
@@ -65,33 +63,32 @@ def _mutates(node: torch.fx.Node) -> bool:
 
 
 def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
-    """Refuse what communicates by itself: on values of global tensors it would mean something
-    else for every placement.
+    """Refuse torch's collectives: on global tensors, their result would depend on the
+    placements.
 
     Raises:
-        CaptureError: naming the op and the line.
+        CaptureError: names the op and the line.
     """
     for node in graph.graph.nodes:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
-            text = problem(
+            raise CaptureError.of(
                 name,
                 got,
                 needed="a function of global tensors",
                 fix=fix,
                 source=source,
             )
-            raise CaptureError(text, source=source, fix=fix)
 
 
 def refuse_mutation(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
 ) -> bool:
-    """Whether the graph writes in place at all; an error if it writes to an input.
+    """Whether the graph writes in place. Refuses writes to inputs.
 
     Raises:
-        CaptureError: naming the argument and the line.
+        CaptureError: names the argument and the line.
     """
     holders = graph.graph.find_nodes(op="placeholder")
     writes = [
@@ -114,12 +111,12 @@ def refuse_mutation(
             if position < len(paths)
             else f"{name}, {path}"
         )
-        text = problem(
+        raise CaptureError.of(
             where,
             "the function writes to it in place",
             needed="a function that only returns",
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)
     return bool(writes)

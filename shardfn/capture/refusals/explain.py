@@ -1,5 +1,5 @@
-"""Why a function could not be captured, in the user's words: what torch said becomes where,
-what and what to try.
+"""Translates torch's errors during a capture into errors with the user's line, the problem and
+a suggestion.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError, call_site, is_ours, problem
+from ...errors import CaptureError, call_site, is_ours
 from . import data_dependent, tensor_classes
 from .effects import ALONE
 from .unsupported import unsupported
 
 HELD = (
-    "it writes in place to what it is given or closes over",
-    "a new value; in a module, register_buffer for what changes",
+    "it writes in place to an argument or a closed-over tensor",
+    "a new value; in a module, register_buffer for state that changes",
 )
 
-# What torch says -> what it means for the user, and what to try.
+# torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (
         "must override the setup_context",
@@ -66,7 +66,7 @@ CAUSES = (
     ),
     (
         "Thing passed to transform API must be Tensor",
-        "it differentiates what is no tensor",
+        "it differentiates a value that is not a tensor",
         "argnums of trees of floating tensors only",
     ),
     (
@@ -91,13 +91,13 @@ CAUSES = (
     ),
     (
         "opaque object was created",
-        "it makes an object that is no tensor, such as a generator",
+        "it makes an object that is not a tensor, such as a generator",
         "pass random tensors in as arguments",
     ),
     (
         "of class `LeakedTensor`",
         "it uses a traced value that an earlier call has stored",
-        "return the value from what computes it",
+        "return the value from the function that computes it",
     ),
     (
         "can not return a BatchedTensor when out_dim is None",
@@ -121,20 +121,19 @@ def explained(
     paths: Sequence[str],
     read: Any = None,
 ) -> CaptureError:
-    """The CaptureError for what Dynamo or make_fx raised, of a user's function; Dynamo may have
-    read another around it.
+    """The CaptureError for an error of Dynamo or make_fx in a user's function. Dynamo may have
+    traced a wrapper around it.
     """
     said, source = str(error), _line(error) or _definition(fn)
     frames = list(getattr(error, "real_stack", None) or ())
     got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
-    text = problem(
+    return CaptureError.of(
         name, got, needed="one pure graph of tensor ops", fix=fix, source=source
     )
-    return CaptureError(text, source=source, fix=fix)
 
 
 def raised(error: BaseException, name: str) -> CaptureError:
-    """The CaptureError for what a module raised that runs as it is."""
+    """The CaptureError for an error in a module that Dynamo does not trace."""
     said = str(error)
     frames = [
         f"{f.filename}:{f.lineno}"
@@ -154,12 +153,8 @@ def raised(error: BaseException, name: str) -> CaptureError:
         f"it raises {type(error).__name__}: {said.splitlines()[0] if said else ''}",
         "a call that works on plain tensors",
     )
-    return CaptureError(
-        problem(
-            name, got, needed="one pure graph of tensor ops", fix=fix, source=source
-        ),
-        source=source,
-        fix=fix,
+    return CaptureError.of(
+        name, got, needed="one pure graph of tensor ops", fix=fix, source=source
     )
 
 
@@ -198,8 +193,8 @@ def _cause(
 
 
 def _foreign(said: str) -> tuple[str, str] | None:
-    """What is no plain tensor, or a collective of torch's, or asked of an argument that is a
-    global tensor here.
+    """The explanation for DTensors and other subclasses, torch's collectives, and DTensor
+    methods on an argument.
     """
     if found := re.search(_compat.FOREIGN + r" (\w+);", said):
         fix = "pass it as an argument, which carries its placement"
@@ -216,13 +211,13 @@ def _foreign(said: str) -> tuple[str, str] | None:
     )
     found = re.search(asked[0], said) or re.search(asked[1], said)
     if found and hasattr(DTensor, found[1]):
-        got = f"it asks for .{found[1]} of a global tensor, which is no DTensor inside"
+        got = f"it asks for .{found[1]} of a global tensor, which is not a DTensor inside"
         return got, tensor_classes.FIX
     return None
 
 
 def _places(said: str, paths: Sequence[str], read: Any) -> str:
-    """Dynamo's names for what was changed, as the user's."""
+    """Dynamo's names of changed objects, as the user's names."""
     found = re.findall(
         r"([LG]\[['\"](\w+)['\"]\](?:\[(\d+)\])?(?:\.(\w+))?)([\w.\[\]]*)", said
     )
@@ -235,7 +230,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
                 if int(position) < len(roots)
                 else f"argument {position}"
             )
-        elif name == "fn":  # the function itself, and what hangs on it
+        elif name == "fn":  # the function itself, and its attributes
             places.append(_reached(read, whole.removeprefix("L['fn']") + rest))
         else:
             places.append(
@@ -245,7 +240,7 @@ def _places(said: str, paths: Sequence[str], read: Any) -> str:
 
 
 def _reached(x: Any, way: str) -> str:
-    """How the user calls what is reached from a function: a variable that it closes over, or an
+    """The user's name of an object reached from a function: a closed-over variable, or an
     attribute of an object.
     """
     try:
@@ -261,7 +256,7 @@ def _reached(x: Any, way: str) -> str:
 
 
 def _line(error: BaseException) -> str | None:
-    """The innermost line of user code that an error knows of."""
+    """The innermost line of user code in an error's traceback or text."""
     frames = [
         (f.filename, f.lineno) for f in getattr(error, "real_stack", None) or ()
     ]
@@ -279,7 +274,7 @@ def _line(error: BaseException) -> str | None:
 
 
 def _definition(fn: Callable[..., Any]) -> str | None:
-    """Where a function is defined, for errors that know no line."""
+    """The line where a function is defined, for errors without a line."""
     code = getattr(getattr(fn, "func", fn), "__code__", None)
     if code is None or is_ours(code.co_filename):
         return call_site()

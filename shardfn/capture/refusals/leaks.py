@@ -1,5 +1,5 @@
-"""Traced values that functions which Dynamo does not read have stored: every later use of one
-says where it comes from.
+"""Leaked traced values, stored by functions that Dynamo does not trace. Every later use is an
+error that names their origin.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
 _WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar(
     "watched", default=None
@@ -22,15 +22,13 @@ _WATCHED: contextvars.ContextVar[Watched | None] = contextvars.ContextVar(
 
 
 class Watched:
-    """The functions that may store something while a function is captured, and what was stored
-    before.
-    """
+    """The functions that may store values during a capture, and the state before it."""
 
     def __init__(self) -> None:
         self.functions: dict[int, tuple[str, Any]] = {}
         self.before: list[
             tuple[Any, Any]
-        ] = []  # a list, a dict or a cell, and what it held
+        ] = []  # a list, a dict or a cell, and its content
 
     def add(self, owner: str, fn: Any) -> None:
         if id(fn) in self.functions:
@@ -43,7 +41,7 @@ class Watched:
         self.before += [(held, held.copy()) for held in seen.values()]
 
     def rewind(self) -> None:
-        """Have everything hold what it held before: Dynamo's run of a function is no call of it."""
+        """Restore the state before: Dynamo's run of a function must have no effects."""
         for place, old in reversed(self.before):
             if isinstance(place, types.CellType):
                 place.cell_contents = old
@@ -52,7 +50,7 @@ class Watched:
                 place.extend(old) if isinstance(place, list) else place.update(old)
 
     def sweep(self) -> None:
-        """Put a `LeakedTensor` where a traced value was stored."""
+        """Replace stored traced values by `LeakedTensor`s."""
         for owner, fn in self.functions.values():
             for cell in _cells(fn):
                 cell.cell_contents = _replaced(cell.cell_contents, owner)
@@ -77,11 +75,11 @@ KNOWN = (
     "numel",
     "is_floating_point",
     "is_complex",
-)  # what is asked of a tensor without its values
+)  # attributes of a tensor that do not need its values
 
 
 class LeakedTensor(torch.Tensor):
-    """What is left of a traced value after its trace."""
+    """The remains of a traced value after its trace."""
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, owner: str) -> LeakedTensor:
@@ -116,16 +114,14 @@ class LeakedTensor(torch.Tensor):
 
 
 def leaked(where: str) -> CaptureError:
-    """The error of a traced value that is used after its trace."""
+    """The error for a traced value that is used after its trace."""
     fix = "return the value from the function that computes it"
-    got = "a traced value that was stored, and stands for no value once the trace is over"
-    return CaptureError(
-        problem(where, got, needed="a tensor with a value", fix=fix), fix=fix
-    )
+    got = "a traced value that was stored, and has no value after the trace"
+    return CaptureError.of(where, got, needed="a tensor with a value", fix=fix)
 
 
 def watch(owner: str, fn: Any) -> None:
-    """Have what a function stores in a capture looked at when it ends."""
+    """Check at the end of the capture for values that this function has stored."""
     watched = _WATCHED.get()
     if watched is not None:
         watched.add(owner, fn)
@@ -133,8 +129,8 @@ def watch(owner: str, fn: Any) -> None:
 
 @contextlib.contextmanager
 def swept() -> Iterator[Watched]:
-    """A capture: at its end the traced values that watched functions have stored become
-    `LeakedTensor`s; if it fails, they are gone.
+    """The context of a capture. At its end, traced values stored by watched functions become
+    `LeakedTensor`s. If the capture fails, they are removed.
     """
     watched = Watched()
     token = _WATCHED.set(watched)
@@ -160,8 +156,8 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _places(fn: Any) -> list[Any]:
-    """Where a function may store: what it closes over, the globals that it names, what it is
-    bound to.
+    """The places where a function may store: its closure, the globals that it names, its bound
+    object.
     """
     if isinstance(fn, functools.partial):
         return [*fn.args, *fn.keywords.values(), *_places(fn.func)]
@@ -181,7 +177,7 @@ def _places(fn: Any) -> list[Any]:
 
 
 def _cells(fn: Any) -> list[Any]:
-    """The cells of a function that hold something."""
+    """The non-empty cells of a function."""
     return [
         cell for cell in getattr(fn, "__closure__", None) or () if _filled(cell)
     ]
@@ -195,7 +191,7 @@ def _filled(cell: Any) -> bool:
 
 
 def _held(place: Any) -> Any:
-    """The list or dict that something stores in; None for what is no place to store."""
+    """The list or dict in which an object stores, or None."""
     if isinstance(
         place,
         (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor),
@@ -210,7 +206,7 @@ def _held(place: Any) -> Any:
 
 
 def _gather(place: Any, found: dict[int, Any], depth: int = 3) -> None:
-    """The list or dict that something stores in, and those inside of it; not large ones, which
+    """The list or dict in which an object stores, and those inside it. Skips large ones, which
     are data.
     """
     held = _held(place)

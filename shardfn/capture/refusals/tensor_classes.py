@@ -1,6 +1,4 @@
-"""Tensors of a class of their own, such as DTensors: a function that is captured makes none,
-takes none and returns none.
-"""
+"""Tensor subclasses, such as DTensors. A captured function may not make, take or return them."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from typing import Any
 import torch
 
 from ... import _compat, _tree
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 from . import leaks
 
@@ -25,17 +23,18 @@ UNWRAPPED = (
 
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
-    """The error of a tensor of a class of its own."""
+    """The error for a tensor subclass."""
     fix = FIX if "DTensor" in got else UNWRAPPED
-    text = problem(where, got, needed="plain tensors", fix=fix, source=source)
-    return CaptureError(text, source=source, fix=fix)
+    return CaptureError.of(
+        where, got, needed="plain tensors", fix=fix, source=source
+    )
 
 
 def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
-    """Refuse what Dynamo read of a function that makes such tensors, or communicates by itself.
+    """Refuse a graph of Dynamo's with calls that make tensor subclasses or communicate.
 
     Raises:
-        CaptureError: with the user's line.
+        CaptureError: names the user's line.
     """
     for module in python.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
@@ -50,10 +49,10 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
 
 
 def refuse_results(out: Any, name: str) -> None:
-    """Refuse results that are no plain tensors.
+    """Refuse results that are not plain tensors.
 
     Raises:
-        CaptureError: naming the first.
+        CaptureError: names the first.
     """
     pairs = zip(_tree.paths(out), _tree.leaves(out), strict=True)
     wrong = [(path, x) for path, x in pairs if _compat.is_foreign(x)]
@@ -65,10 +64,10 @@ def refuse_results(out: Any, name: str) -> None:
 
 
 def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:
-    """Refuse a constant of the program that has no value.
+    """Refuse a tensor constant without a value.
 
     Raises:
-        CaptureError: it is left of a trace.
+        CaptureError: it leaked from a trace.
     """
     if any(_compat.is_fake(x) for x in constants):
         raise leaks.leaked(f"{name}, a tensor that it holds")

@@ -1,4 +1,4 @@
-"""Calls that cannot be part of a captured function, and what to write instead: a row each."""
+"""Calls that a captured function may not make, with alternatives: one row each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OTHER = (
 )
 PROOF = ("it checks another function", "call it outside of the function")
 
-# (folder or file, name of a function) -> what is wrong, what to write instead.
+# (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("new_group", "new_subgroups", "split_group", "shrink_group"), GROUP
@@ -91,7 +91,7 @@ OURS: dict[str, tuple[str, str]] = {
     "functionalize": MODULE,
 }
 MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
-# Where no frame is left, how Dynamo says it (torch 2.13).
+# Dynamo's text, for errors without frames (torch 2.13).
 SIGNS = {
     "enter a `FakeScriptObject` context manager": CONTEXT,
     "P2P compilation disabled": POINT,
@@ -101,11 +101,11 @@ SIGNS = {
 
 
 def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
-    """What is wrong and what to write instead, if the calls that led to an error hold one of
-    the table.
+    """The problem and the alternative, if the calls that led to an error include one of the
+    table.
 
     Args:
-        frames: of the code that was read, the outermost first: records with `filename` and `name`.
+        frames: of the traced code, the outermost first: records with `filename` and `name`.
         said: the error's text.
     """
     rows = [row for row in (_row(frame) for frame in frames) if row is not None]
@@ -116,7 +116,7 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
 
 
 def _row(frame: Any) -> tuple[str, str] | None:
-    """The row of the function that a frame is of."""
+    """The row of a frame's function."""
     if "/torch/distributed/" in frame.filename:
         is_mesh = (os.path.basename(frame.filename), frame.name) == MESHES
         return MESH if is_mesh else TORCH.get(frame.name)

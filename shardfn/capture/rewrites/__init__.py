@@ -1,1 +1,3 @@
-"""Ops and functions of torch replaced by ones that capture can read or that have sharding rules."""
+"""Replacements of torch's ops and functions by ones that capture can trace or that have
+sharding rules.
+"""

@@ -1,5 +1,5 @@
-"""Gradients of custom ops: what `register_autograd` was given, in the form that torch.func can
-take (torch 2.11 to 2.13).
+"""Gradients of custom ops from `register_autograd`, in a form that torch.func accepts (torch
+2.11 to 2.13).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from .. import annotations as sources
 
-TORCHS = ("aten", "prim", "prims", "shardfn")  # and ours
+TORCHS = ("aten", "prim", "prims", "shardfn")  # and shardfn's
 
 
 def has_derivative(op: Any) -> bool:
-    """Whether an op is a custom op with a gradient that capture can take."""
+    """Whether an op is a custom op with a gradient that capture supports."""
     return any(_compat.overload_of(record) is op for record in _differentiable())
 
 
 def _differentiable() -> list[Any]:
-    """The user's custom ops with `register_autograd`, but those with lists of tensors, which
-    autograd.Function cannot take.
+    """The user's custom ops with `register_autograd`, except ops on lists of tensors, which
+    autograd.Function does not support.
     """
     mine = [
         r
@@ -40,7 +40,7 @@ def _differentiable() -> list[Any]:
 
 
 def is_composite(op: Any) -> bool:
-    """Whether an op is only a function of others, and gone once autograd has seen it."""
+    """Whether an op is CompositeImplicit: autograd decomposes it."""
     return _compat.kernels(op) <= {
         "Autograd",
         "CompositeImplicitAutograd",
@@ -48,11 +48,11 @@ def is_composite(op: Any) -> bool:
 
 
 def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
-    """Refuse an op that autograd does not know where its gradient is asked for: torch would
-    warn, and leave that part out.
+    """Refuse an op without a derivative if its gradient is needed: torch would warn, and drop
+    that term.
 
     Raises:
-        CaptureError: naming the op and the line.
+        CaptureError: names the op and the line.
     """
     refuse_dropped_call(node.target, args, node.meta.get("stack_trace"))
 
@@ -60,7 +60,7 @@ def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
 def refuse_dropped_call(
     target: Any, args: tuple[Any, ...], stack: str | None
 ) -> None:
-    """The same of one call, and the stack trace that its line is read from."""
+    """The same check for one call, with the stack trace that has its line."""
     op = getattr(target, "default", target)
     if (
         not isinstance(op, _compat.OpOverload)
@@ -73,18 +73,17 @@ def refuse_dropped_call(
             sources.line_of(stack),
             "torch.library.custom_op with register_autograd, or x.detach()",
         )
-        text = problem(
+        raise CaptureError.of(
             f"op {op}",
-            "it has no derivative, and one is asked for",
+            "it has no derivative, and is differentiated",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
 
 
 def differentiated() -> Callable[..., Any] | None:
-    """How a call of an op runs, so that torch.func takes the gradients of custom ops: their own
-    kernel has no setup_context, and is refused. None where there are no such ops.
+    """A function that runs op calls so that torch.func accepts the gradients of custom ops.
+    Their own kernel has no setup_context, so torch.func refuses it. None without such ops.
     """
     records: dict[Any, Any] = {}
     for record in _differentiable():
@@ -117,7 +116,7 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
             left = _compat.schema(op).arguments[
                 count:
-            ]  # the dispatcher takes away what is as by default
+            ]  # the dispatcher drops arguments that equal their defaults
             args = (*inputs, *(a.default_value for a in left if not a.kwarg_only))
             named = {
                 a.name: kwargs.get(a.name, a.default_value)

@@ -1,4 +1,4 @@
-"""Which composite ops the Program is written without, and which it keeps whole for speed."""
+"""The composite ops that capture decomposes, and those that it keeps for speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reductions import narrow, wide
 
 aten = torch.ops.aten
 
-# Whole they run faster, and one rule each covers them.
+# Undecomposed they run faster, and each has one sharding rule.
 KEPT = (
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten._scaled_dot_product_flash_attention_for_cpu_backward,
@@ -135,8 +135,8 @@ def _min(x: torch.Tensor) -> torch.Tensor:
 
 
 def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
-    """A product that is a Partial sum must be reduced before anything is added to it, so the
-    two are apart.
+    """addmm and its like as a product and an addition: a Partial product is reduced before the
+    addition.
     """
 
     def decomposed(
@@ -175,7 +175,7 @@ OWN: dict[Any, Callable[..., Any]] = {
 
 @functools.cache
 def table(whole: frozenset[Any] = frozenset()) -> dict[Any, Any]:
-    """The decompositions that capture applies, but of some ops that are to stay whole."""
+    """The decompositions that capture applies, except those of ops with user rules."""
     if whole:
         return {op: fn for op, fn in table().items() if op not in whole}
     kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}

@@ -1,9 +1,8 @@
-"""Functions of torch that Dynamo cannot read, or reads wrongly, written so that it can: it
-takes these in their place.
+"""Substitutes for functions of torch that Dynamo cannot trace, or traces wrongly.
 
-Torch stops at a negative variance, at weights that are negative or add up to zero, and at gaps
-between windows. What is known while a function is captured is an error here too; values are
-not, and a graph cannot stop at them: the result is then NaN, and so is its gradient.
+torch raises an error for a negative variance, for weights that are negative or sum to zero, and
+for gaps between windows. Here too this is an error if it is known during the capture. A graph
+cannot raise for a value, so then the result and its gradient are NaN.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from ... import _compat
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 
-GAP = 1e-11  # of the summed windows: torch.istft stops at less
+GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
 
 @_compat.constant_in_graph
@@ -28,7 +27,7 @@ def _refuse(function: str, got: str) -> None:
     Raises:
         CaptureError: always.
     """
-    raise CaptureError(problem(function, got))
+    raise CaptureError.of(function, got)
 
 
 def cov(
@@ -38,7 +37,7 @@ def cov(
     fweights: Any = None,
     aweights: Any = None,
 ) -> torch.Tensor:
-    """torch.cov, which compares weights on the way."""
+    """torch.cov, which checks the values of weights."""
     if input.dim() > 2:
         _refuse("torch.cov", f"input has {input.dim()} dims; it has at most 2")
     x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
@@ -107,7 +106,9 @@ def corrcoef(input: torch.Tensor) -> torch.Tensor:
 def combinations(
     input: torch.Tensor, r: int = 2, with_replacement: bool = False
 ) -> torch.Tensor:
-    """torch.combinations, which selects by a mask that depends on the size alone."""
+    """torch.combinations, which uses a boolean mask although the result size depends on the
+    input size alone.
+    """
     if input.dim() != 1 or r < 0:
         got = f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0"
         _refuse("torch.combinations", got)
@@ -135,7 +136,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """F.gaussian_nll_loss, which looks for a negative variance."""
+    """F.gaussian_nll_loss, which checks for a negative variance."""
     where = "F.gaussian_nll_loss"
     if isinstance(var, float):
         if var < 0:
@@ -153,7 +154,7 @@ def gaussian_nll_loss(
     var = torch.where(var < 0, math.nan, var)  # where torch stops
     var = (
         var + (var.clamp(min=eps) - var).detach()
-    )  # the gradient passes where it is held at eps
+    )  # the gradient passes through the clamp at eps
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
@@ -167,7 +168,7 @@ def gaussian_nll_loss(
 
 
 def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a shape is another with one dim of size 1."""
+    """Whether a shape is another one with one dim of size 1."""
     if len(shape) != len(other):
         return False
     return sum(o for n, o in zip(shape, other, strict=True) if n != o) == 1
@@ -190,8 +191,8 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> torch.Tensor:
-    """F.linear_cross_entropy, whose chunked form has no gradient under torch.func (2.13), and
-    is there to save memory only.
+    """F.linear_cross_entropy, unchunked: the chunked form only saves memory, and has no
+    gradient under torch.func (2.13).
     """
     if input.dim() not in (1, 2) or linear_weight.dim() < 2:
         got = f"input has {input.dim()} dims, linear_weight {linear_weight.dim()}"
@@ -224,7 +225,7 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> torch.Tensor:
-    """torch.istft, which looks for gaps between the windows."""
+    """torch.istft, which checks for gaps between the windows."""
     x = input if input.dim() == 3 else input.unsqueeze(0)  # (batch, freqs, frames)
     width = n_fft if win_length is None else win_length
     step = width // 4 if hop_length is None else hop_length
@@ -275,8 +276,8 @@ def _frames(
 def _overlap_added(
     frames: torch.Tensor, window: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windowed frames, each `step` after the one before, added up to a signal, (batch, total);
-    and the sum of their squared windows, (total,).
+    """The overlap-add of windowed frames, each `step` after the one before: the signal (batch,
+    total) and the sum of squared windows (total,).
     """
     batch, count, n_fft = frames.shape
     total = n_fft + step * (count - 1)
@@ -315,7 +316,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """F.ctc_loss, which makes a tensor of lengths behind the back of whoever traces."""
+    """F.ctc_loss, which makes a tensor of lengths that a tracer cannot see."""
     _refuse_reduction("F.ctc_loss", reduction)
     losses = torch.ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity

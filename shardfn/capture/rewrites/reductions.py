@@ -1,6 +1,4 @@
-"""Ops that torch keeps whole, written in simpler ones that have rules: truth over dims, norms,
-copies of views.
-"""
+"""Decompositions of ops that torch does not decompose: any and all, norms, copies of views."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ INF = float("inf")
 def wide(
     x: torch.Tensor, dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.dtype]:
-    """x in the dtype that torch adds up in, and the dtype of the result: half precision is
-    summed in single.
+    """x in torch's accumulation dtype, and the dtype of the result. Half precision is summed in
+    single precision.
     """
     result = dtype or x.dtype
     accumulate = (
@@ -52,8 +50,8 @@ def _true_everywhere(
 def _truth(
     count: Callable[[torch.Tensor, list[int], bool], torch.Tensor],
 ) -> dict[str, Callable[..., torch.Tensor]]:
-    """The overloads of any or all by counting: a count over ranks is a sum, which every backend
-    reduces.
+    """The overloads of any or all by counting: the count over ranks is a sum, which every
+    backend can all-reduce.
     """
 
     def over(
@@ -97,7 +95,7 @@ def vector_norm(
     *,
     dtype: Any = None,
 ) -> torch.Tensor:
-    """The norms that are a sum, a maximum or a minimum of something pointwise."""
+    """The norms that are a sum, a maximum or a minimum of a pointwise function."""
     dims = (
         list(range(x.dim()))
         if dim is None

@@ -1,4 +1,4 @@
-"""What depends on how a tensor lies in memory: tensors without strides, and as_strided."""
+"""Dependence on memory layout: tensors without strides, and as_strided."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 import attrs
 import torch
 
-from ...errors import CaptureError, call_site, problem
+from ...errors import CaptureError, call_site
 from ...ops import placement
 from ..views import viewed
 
 
 def kind_without_strides(x: torch.Tensor) -> str | None:
-    """What a tensor is called whose elements are found otherwise than by strides; None for all
-    others.
-    """
+    """The name of the layout of a tensor without strides. None for a strided tensor."""
     if x.layout != torch.strided:
         return f"{x.layout}"
     if x.is_nested:
@@ -30,7 +28,7 @@ def refuse_unstrided(
     """Refuse sparse, quantized, nested and mkldnn tensors.
 
     Raises:
-        CaptureError: naming each of them.
+        CaptureError: names each of them.
     """
     kinds = [
         kind_without_strides(x) if isinstance(x, torch.Tensor) else None
@@ -48,14 +46,18 @@ def refuse_unstrided(
             "arguments"
         )
         lines = [f"{path} is {kind}" for path, kind in wrong]
-        text = problem(
-            where, *lines, needed="tensors with strides", fix=fix, source=source
+        raise CaptureError.of(
+            where,
+            *lines,
+            needed="tensors with strides",
+            fix=fix,
+            source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)
 
 
 aten = torch.ops.aten
-# the position of the size among the arguments; the strides and the place in memory follow
+# the position of the size among the arguments; strides and storage offset follow
 AS_STRIDED = {
     aten.as_strided.default: 1,
     aten.as_strided_copy.default: 1,
@@ -65,7 +67,7 @@ PLACING = (
     placement.REDISTRIBUTE,
     placement.ALIGN,
     placement.NAME,
-)  # identities in value that give a tensor new memory
+)  # ops that return their input in new memory
 
 
 def settle(
@@ -75,24 +77,24 @@ def settle(
     *,
     inside: bool = False,
 ) -> dict[int, bool]:
-    """Have each as_strided read the value that made the memory, at a place counted from its start.
+    """Have each as_strided read the value that made the memory, with an offset from its start.
 
-    It is defined by memory, and values that are placed or compiled lie in memory otherwise:
-    what it reads has to lie in one value without gaps.
+    as_strided is defined by memory layout, and sharded or compiled values have other layouts.
+    So the memory that it reads must be that of one dense value.
 
     Args:
         graph: functional ATen, changed in place.
         name: of the function, for errors.
         paths: of the inputs.
-        inside: whether the graph is the body of a loop or a branch, whose inputs are laid out
-            there in their own way.
+        inside: whether the graph is the body of a loop or a branch, whose inputs have layouts
+            of their own.
 
     Returns:
-        For each input that is read so: whether the place was given as a number, and not counted
-        from where the input starts.
+        For each input that an as_strided reads: whether the offset was given as a number, as
+        opposed to relative to the start of the input.
 
     Raises:
-        CaptureError: it reads memory that no value of the program describes.
+        CaptureError: an as_strided reads memory that is not that of one dense value.
     """
     holders = graph.graph.find_nodes(op="placeholder")
     read: dict[int, bool] = {}
@@ -125,7 +127,7 @@ def settled(
     paths: Sequence[str],
     closed_over: Sequence[torch.Tensor],
 ) -> dict[int, bool]:
-    """`settle`, of a graph whose last inputs are closed-over tensors: of those none may be a
+    """`settle` for a graph whose last inputs are closed-over tensors. None of those may be a
     view.
     """
     read = settle(graph, name, paths)
@@ -137,18 +139,18 @@ def settled(
 
 @attrs.frozen
 class Place:
-    """Where in memory an as_strided reads or writes."""
+    """The memory that an as_strided reads or writes."""
 
     asked: torch.fx.Node  # its first argument
-    owner: torch.fx.Node  # the value whose memory that lies in
-    is_given: bool  # whether the place was given as a number
+    owner: torch.fx.Node  # the value that owns that memory
+    is_given: bool  # whether the offset was given as a number
     start: int  # the first element, and the one after the last
     end: int
 
     @property
     def origin(self) -> torch.fx.Node:
-        """The owner, or what it is a copy of where that was given a placement or a name: the
-        copy may be left out.
+        """The owner. If that is a copy of a value with a constraint or a name, the value
+        itself: the copy may be removed.
         """
         node = self.owner
         while node.target in PLACING:
@@ -178,7 +180,7 @@ class Place:
 
 
 def _wrong(place: Place, inside: bool) -> str | None:
-    """Why the values of the program do not say what stands in that memory; None if they do."""
+    """Why the memory is not that of one dense value of the program. None if it is."""
     asked, value = place.asked.meta["val"], place.owner.meta["val"]
     is_placed, before = place.owner.target in PLACING, place.origin
     if is_placed and (
@@ -218,15 +220,15 @@ def _refused(
 ) -> CaptureError:
     source, fix = node.meta.get("source"), VALUES
     where = f"{name}, argument {path}" if path is not None else name
-    text = problem(
+    return CaptureError.of(
         where,
         "as_strided",
         wrong,
         needed="memory that one dense value fills",
         fix=fix,
         source=source,
+        arg_path=path,
     )
-    return CaptureError(text, arg_path=path, source=source, fix=fix)
 
 
 VALUES = (
@@ -236,8 +238,7 @@ VALUES = (
 
 
 def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
-    """Refuse an argument of which as_strided reads a place that is counted from where its
-    memory starts.
+    """Refuse an argument that is a view, if an as_strided reads it with an absolute offset.
 
     Raises:
         CaptureError: it is a view of another tensor.
@@ -246,11 +247,11 @@ def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
         source = call_site()
         got = "as_strided reads its memory at a given place, and it is a view that starts elsewhere"
         fix = f"{path}.clone(), or {VALUES}"
-        text = problem(
+        raise CaptureError.of(
             f"{where}, argument {path}",
             got,
             needed="a tensor that starts its memory",
             fix=fix,
             source=source,
+            arg_path=path,
         )
-        raise CaptureError(text, arg_path=path, source=source, fix=fix)

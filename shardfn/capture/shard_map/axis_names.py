@@ -1,7 +1,7 @@
-"""Axis names while a function is read: which are bound where, to a mesh axis or to a mapped
-axis of vmap.
+"""Axis names while a function is traced. Each is bound to a mesh axis or to the mapped dim of a
+vmap.
 
-Dynamo runs these functions as they are, on constants, so that errors come out as they are.
+Dynamo runs these functions on constants, so errors reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from ... import _compat
-from ...errors import CaptureError, PlacementError, problem
+from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of, check_mesh, real_mesh, refuse_ended, refuse_other
 from ...placements import P, check_axes, names_of
 from ...types import MeshAxes
@@ -25,8 +25,8 @@ MESH = -1  # the level of a name that is a mesh axis
 
 @attrs.frozen
 class Bound:
-    """A name that collectives may use: a mesh axis, or the mapped axis of the vmap at a level
-    of torch.func.
+    """A name that collectives may use: a mesh axis, or the mapped dim of the vmap at a level of
+    torch.func.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Bound:
 
 @attrs.define
 class Scope:
-    """What one capture knows of meshes and names."""
+    """The meshes and axis names of one capture."""
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
@@ -49,12 +49,14 @@ class Scope:
 
     @property
     def manual(self) -> tuple[str, ...]:
-        """The mesh axes that are each rank's own here."""
+        """The mesh axes that are manual here."""
         return tuple(b.name for b in self.names if b.level == MESH)
 
     @property
     def meshes(self) -> tuple[Any, Any, Any]:
-        """The mesh that the Program depends on, the one it names, and the one it brings along."""
+        """The mesh that the Program depends on, the one that it names, and the one of a
+        shard_map inside.
+        """
         return self.mesh if self.uses_mesh else None, self.own, self.brought
 
 
@@ -75,13 +77,13 @@ def scope(mesh: Any, device: str) -> Iterator[Scope]:
 
 
 def current_scope() -> Scope:
-    """The scope of the capture at work; an empty one outside of any."""
+    """The scope of the active capture, or an empty one."""
     return _scope.get() or Scope(None, "cpu")
 
 
 @_compat.constant_in_graph
 def begin() -> None:
-    """Forget what a first reading bound: Dynamo may start over."""
+    """Unbind all names: Dynamo may restart its trace."""
     current_scope().names.clear()
 
 
@@ -90,9 +92,9 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     """Make mesh axes manual.
 
     Args:
-        where: how errors call the shard_map.
-        mesh: its mesh; None if it takes the mesh of the call.
-        wanted: the axes to make manual; all that are not yet if None.
+        where: the name of the shard_map in errors.
+        mesh: its mesh, or None for the mesh of the call.
+        wanted: the axes to make manual, or None for all that are not manual yet.
 
     Returns:
         ((name, size), ...) of the axes that are manual from here on.
@@ -116,10 +118,10 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
 
 
 def _checked(where: str, mesh: Any) -> Any:
-    """A mesh that Dynamo hands on, or None.
+    """A mesh that Dynamo passes, or None.
 
     Raises:
-        PlacementError: it is none.
+        PlacementError: it is not a DeviceMesh.
     """
     mesh = real_mesh(mesh)
     check_mesh(where, mesh, or_none=True)
@@ -127,19 +129,21 @@ def _checked(where: str, mesh: Any) -> Any:
 
 
 def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
-    """The mesh of a scope is the call's, or the first that a shard_map inside brings along."""
+    """Determine the mesh of a scope: the call's, or that of the first shard_map inside that has
+    one.
+    """
     if mesh is not None:
         _name_mesh(where, mesh, here)
         here.brought = here.brought or mesh
         here.mesh = here.mesh or mesh
     if here.mesh is None:
         fix = "shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`"
-        raise PlacementError(problem(where, "there is no mesh", fix=fix), fix=fix)
+        raise PlacementError.of(where, "there is no mesh", fix=fix)
     here.uses_mesh = True
 
 
 def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
-    """Note a mesh that a transform inside the function names.
+    """Record a mesh that a transform inside the function names.
 
     Raises:
         PlacementError: its world has ended, or it differs from the call's or from another that
@@ -156,20 +160,19 @@ def _check_wanted(where: str, wanted: Sequence[str], axes: MeshAxes) -> None:
     """Check that the mesh has the axes that are to be manual.
 
     Raises:
-        PlacementError: naming the first that it has not.
+        PlacementError: names the first missing axis.
     """
     for name in wanted:
         if name not in axes.names:
             got = f"there is no axis {name!r}; the mesh has {axes}"
             fix = near(name, axes.names)
-            text = problem(f"{where}, axis_names", got, fix=fix)
-            raise PlacementError(text, fix=fix)
+            raise PlacementError.of(f"{where}, axis_names", got, fix=fix)
 
 
 def _refuse_manual(
     where: str, wanted: Sequence[str], taken: Sequence[str], axes: MeshAxes
 ) -> None:
-    """Refuse axes that are manual already, and a shard_map that no axis is left for.
+    """Refuse axes that are manual already, and a shard_map without any axis left.
 
     Raises:
         PlacementError: naming the axes.
@@ -182,12 +185,13 @@ def _refuse_manual(
     if is_full:
         fix = "one shard_map over these axes"
     got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
-    raise PlacementError(problem(where, got, fix=fix), fix=fix)
+    raise PlacementError.of(where, got, fix=fix)
 
 
 @_compat.constant_in_graph
 def name_mesh(where: str, mesh: Any) -> None:
-    """Note the mesh of a `shard` inside the function: its placements are constraints on that mesh.
+    """Record the mesh of a `shard` inside the function, whose placements are constraints on
+    that mesh.
 
     Raises:
         PlacementError: its world has ended, or it differs from the call's.
@@ -198,7 +202,7 @@ def name_mesh(where: str, mesh: Any) -> None:
 
 @_compat.constant_in_graph
 def enter_mapped(name: str, size: int) -> None:
-    """Bind a name to the mapped axis of the innermost vmap."""
+    """Bind a name to the mapped dim of the innermost vmap."""
     current_scope().names.append(Bound(name, size, _compat.innermost_level()))
 
 
@@ -211,7 +215,7 @@ def leave(count: int) -> None:
 
 @_compat.constant_in_graph
 def bound(what: str, axis_name: Any) -> Any:
-    """What names stand for, the outermost first.
+    """The bindings of axis names, the outermost first.
 
     Args:
         what: the collective.
@@ -221,7 +225,7 @@ def bound(what: str, axis_name: Any) -> Any:
         ((name, size, level), ...); the level is MESH for a mesh axis.
 
     Raises:
-        CaptureError: a name that is not bound; lists those that are.
+        CaptureError: a name is not bound. Lists the bound names.
     """
     here = current_scope()
     known = {b.name: b for b in here.names}
@@ -233,23 +237,19 @@ def bound(what: str, axis_name: Any) -> Any:
         else None
     )
     if wanted is None or not wanted or not all(isinstance(n, str) for n in wanted):
-        raise CaptureError(
-            problem(
-                what,
-                f"axis_name is {axis_name!r}",
-                needed="a name, or a tuple of names",
-            )
+        raise CaptureError.of(
+            what,
+            f"axis_name is {axis_name!r}",
+            needed="a name, or a tuple of names",
         )
     for name in wanted:
         if name not in known:
             raise _unbound(what, name, here, tuple(known.values()))
     if len(set(wanted)) < len(wanted):
-        raise CaptureError(
-            problem(
-                what,
-                f"axis_name is {axis_name!r}, which names an axis twice",
-                needed="each name once",
-            )
+        raise CaptureError.of(
+            what,
+            f"axis_name is {axis_name!r}, which names an axis twice",
+            needed="each name once",
         )
     return tuple(
         (b.name, b.size, b.level) for b in (known[name] for name in wanted)
@@ -261,38 +261,29 @@ def _unbound(
 ) -> CaptureError:
     if not known:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
-        return CaptureError(
-            problem(
-                f"{what} over {name!r}",
-                "it is outside of any shard_map, and no axis is bound",
-                fix=fix,
-            ),
+        return CaptureError.of(
+            f"{what} over {name!r}",
+            "it is outside of any shard_map, and no axis is bound",
             fix=fix,
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in known)
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
-        return CaptureError(
-            problem(
-                what,
-                f"{name!r} is a mesh axis that is not manual here",
-                f"bound are {listed}",
-                fix=fix,
-            ),
+        return CaptureError.of(
+            what,
+            f"{name!r} is a mesh axis that is not manual here",
+            f"bound are {listed}",
             fix=fix,
         )
     fix = near(name, [b.name for b in known])
-    return CaptureError(
-        problem(
-            what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
-        ),
-        fix=fix,
+    return CaptureError.of(
+        what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix
     )
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like another, or all of them, as a suggestion."""
+    """A suggestion: the known name most similar to another one, or all of them."""
     known = list(known)
     found = difflib.get_close_matches(str(name), known, 1, 0.4)
     return (
@@ -304,14 +295,14 @@ def near(name: str, known: Iterable[str]) -> str:
 
 @_compat.constant_in_graph
 def device() -> str:
-    """The kind of device that the program is for."""
+    """The device type of the program."""
     return current_scope().device
 
 
 @_compat.constant_in_graph
 def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
-    """Check the axes that a value is placed on inside a program: that they are axes, each once,
-    in mesh order, and not manual.
+    """Check the axes of a placement inside a program: they exist, each is used once, they are
+    in mesh order and not manual.
 
     Raises:
         PlacementError: naming the axes.
@@ -322,25 +313,25 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
         check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
     except ValueError as error:
         fix = "each axis once, by its name; axes on one dim in mesh order"
-        raise PlacementError(
-            problem(where, str(error), fix=fix), placements=P(*parts), fix=fix
+        raise PlacementError.of(
+            where, str(error), fix=fix, placements=P(*parts)
         ) from None
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         said = f"{P(*parts)} names {', '.join(wrong)}, which is manual in the shard_map around it"
-        raise PlacementError(problem(where, said, fix=fix), fix=fix)
+        raise PlacementError.of(where, said, fix=fix)
 
 
 @_compat.constant_in_graph
 def check_dims(
     what: str, path: str, parts: tuple[Any, ...], shape: tuple[int, ...]
 ) -> None:
-    """Check that a placement has no more parts than a tensor has dims, where partition will not
-    see it.
+    """Check that a placement has no more parts than a tensor has dims, where partition cannot
+    check it.
 
     Raises:
-        PlacementError: it has.
+        PlacementError: it has more.
     """
     is_seen = current_scope().mesh is not None and any(
         part is not None for part in parts[len(shape) :]
@@ -354,9 +345,6 @@ def check_dims(
             f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {shape}"
         )
-        raise PlacementError(
-            problem(where, got, fix=fix),
-            placements=P(*parts),
-            dim=len(parts) - 1,
-            fix=fix,
+        raise PlacementError.of(
+            where, got, fix=fix, placements=P(*parts), dim=len(parts) - 1
         )

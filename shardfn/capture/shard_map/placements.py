@@ -1,6 +1,7 @@
-"""The placements of a shard_map: how its manual axes shard each value, while a function is read.
+"""The placements of a shard_map: how its manual axes shard each value, while a function is
+traced.
 
-Dynamo runs these functions as they are, on constants, so that errors come out as they are.
+Dynamo runs these functions on constants, so errors reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from ... import _compat
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import axes_of
 from ...placements import P, marks_of, names_of
 from ...types import MEAN, MeshAxes
 from .axis_names import current_scope, near
 
-SUMS = ("sum", MEAN)  # what a result may be a term of
+SUMS = ("sum", MEAN)  # the Partial placements of a result
 PLACED = {
     "S": Shard,
     "R": Replicate,
     "P": Partial,
-}  # how Dynamo hands placements on
+}  # the form in which Dynamo passes placements
 
 
 @_compat.constant_in_graph
@@ -36,32 +37,29 @@ def cuts(
     specs: tuple[Any, ...],
     wrong: tuple[str, ...],
 ) -> Any:
-    """How the manual axes cut each value, in words for the prims.
+    """How the manual axes shard each value, as text for the prims.
 
     Args:
-        where: how errors call the shard_map.
+        where: the name of the shard_map in errors.
         what: in_placements or out_placements.
         axes: ((name, size), ...), the manual ones.
         paths: of the leaves.
-        shapes: of the leaves; None for what is no tensor.
+        shapes: of the leaves; None for a leaf that is not a tensor.
         specs: of each leaf: None, ("names", parts) or ("placements", ...).
-        wrong: what does not fit already.
+        wrong: mismatches found before.
 
     Returns:
-        For each leaf (text, axes over which it is a term of a sum, how many ranks it is a mean
-        over, or 0): "dp:2=0,tp:4=" says that dp, of 2 ranks, cuts dim 0.
+        For each leaf (text, axes over which it is Partial, number of ranks that it is a mean
+        over, or 0). The text "dp:2=0,tp:4=" says that dp, of 2 ranks, shards dim 0.
 
     Raises:
-        TreeError: placements that are no prefix.
-        PlacementError: every leaf that does not fit.
+        TreeError: placements that do not match the tree.
+        PlacementError: names every leaf that does not fit.
     """
     if wrong:
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
-        raise TreeError(
-            problem(
-                f"{where}, {what}", "it is no prefix of the tree", *wrong, fix=fix
-            ),
-            fix=fix,
+        fix = "one placement for each leaf, or one P for all leaves of a subtree"
+        raise TreeError.of(
+            f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
         )
     found, lines = [], []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
@@ -73,17 +71,20 @@ def cuts(
             lines.append(f"{path}: {error}")
     if lines:
         fix = "sizes that the ranks divide, and placements that fit each tensor"
-        text = problem(
-            f"{where}, {what}", *lines, needed="equal pieces on all ranks", fix=fix
+        raise PlacementError.of(
+            f"{where}, {what}",
+            *lines,
+            needed="equal shards on all ranks",
+            fix=fix,
+            arg_path=lines[0].split(":")[0],
         )
-        raise PlacementError(text, arg_path=lines[0].split(":")[0], fix=fix)
     return tuple(found)
 
 
 def _cut(
     what: str, axes: Sequence[Any], shape: Sequence[int], spec: Any
 ) -> tuple[str, str, int]:
-    """One leaf, as `cuts` returns it; ValueError says what does not fit."""
+    """One leaf, as `cuts` returns it. Raises ValueError if it does not fit."""
     marks = _marks(axes, shape, spec)
     _check_marks(what, axes, shape, marks)
     rows = [(name, n, mark) for (name, n), mark in zip(axes, marks, strict=True)]
@@ -102,7 +103,7 @@ def _check_marks(
     """Check that the axes divide the dims that they shard, and that only results are Partial.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: a placement does not fit.
     """
     local_shape = list(shape)
     is_argument = what == "in_placements"
@@ -111,20 +112,20 @@ def _check_marks(
             _check_divides(name, n, mark, shape, local_shape)
             local_shape[mark] //= n
         elif mark in SUMS and is_argument:
-            why = "only a result can be pending"
+            why = "only a result can be Partial"
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
         elif isinstance(mark, str) and mark not in ("R", *SUMS):
-            why = "only a sum or a mean can be pending"
+            why = "only a sum or a mean can be Partial"
             raise ValueError(f"Partial({mark!r}) over {name}; {why}")
 
 
 def _check_divides(
     name: str, n: int, dim: int, shape: Sequence[int], local_shape: Sequence[int]
 ) -> None:
-    """Check that an axis of n ranks divides a dim, of which other axes may hold a part each.
+    """Check that an axis of n ranks divides a dim, which other axes may shard too.
 
     Raises:
-        ValueError: it does not; says by how much the dim is to be padded.
+        ValueError: it does not. Says by how much to pad the dim.
     """
     local, size = local_shape[dim], shape[dim]
     if not local % n:
@@ -136,13 +137,13 @@ def _check_divides(
     )
     more = (n - local % n) * (size // local)
     raise ValueError(
-        f"dim {dim} has {text}, which axis {name} cannot cut in {n} equal "
-        f"pieces; pad it by {more}"
+        f"dim {dim} has {text}, which axis {name} cannot shard into {n} equal "
+        f"chunks; pad it by {more}"
     )
 
 
 def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any]:
-    """A placement for each manual axis; ValueError names an axis that is none of those."""
+    """A placement for each manual axis. Raises ValueError for any other axis."""
     manual = MeshAxes(tuple(n for n, _ in axes), tuple(n for _, n in axes))
     if spec is None:
         return ["R"] * len(axes)
@@ -157,7 +158,7 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     others = [n for n, m in marks.items() if n not in manual.names and m != "R"]
     if others:
         raise ValueError(
-            f"it is placed on axis {others[0]!r}, which is none of its axis_names"
+            f"it is placed on axis {others[0]!r}, which is not one of its axis_names"
         )
     return [marks[n] for n in manual.names]
 
@@ -166,7 +167,7 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
     """Check that a placement names manual axes only.
 
     Raises:
-        ValueError: naming the first other axis.
+        ValueError: names the first other axis.
     """
     mesh_axes = axes_of(current_scope().mesh)
     names = [n for part in names_of(spec) for n in part]
@@ -175,7 +176,7 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
         why = (
             "is manual already, in a shard_map around it"
             if others[0] in current_scope().manual
-            else "is none of its axis_names"
+            else "is not one of its axis_names"
         )
         raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
     unknown = [n for n in names if n not in mesh_axes.names]

@@ -1,10 +1,9 @@
-"""Which values of per-rank code are the same on all ranks of a mesh axis, and which are each
-rank's own.
+"""Which values of per-rank code are varying over a mesh axis, and which are invariant.
 
-Dynamo's graph is read once, before any derivative is taken. Where an op mixes the two kinds,
-what is the same on all ranks passes the prim `vary` first, once for each value: its transpose
-is the sum over the ranks. So the gradient of what all ranks share comes out summed, and the
-transpose of a sum sends nothing. (JAX's varying manual axes.)
+This reads Dynamo's graph once, before any derivative is taken. If an op mixes varying and
+invariant values, the invariant ones pass through the prim `vary`, once for each value. Its
+transpose is the sum over the ranks. So the gradient of an invariant value is summed over the
+ranks, and the transpose of a sum sends nothing. (JAX's varying manual axes.)
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.text_formats import print_axes
 from .. import annotations as sources
@@ -41,14 +40,15 @@ NONE: Axes = frozenset()
 
 
 def settle(python: torch.fx.GraphModule, name: str) -> None:
-    """Have every op of Dynamo's graph take values of one kind; the graph is changed in place.
+    """Have all arguments of each op of Dynamo's graph vary over the same axes. Changes the
+    graph in place.
 
     Args:
         python: Dynamo's graph.
         name: of the function, for errors.
 
     Raises:
-        PlacementError: a result that is claimed to be the same on all ranks, and is not.
+        PlacementError: a varying result is declared invariant.
         CaptureError: a collective inside a branch or a loop.
     """
     if any(
@@ -77,15 +77,11 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
                 source = sources.line_of(inside[0].meta.get("stack_trace"))
                 fix = "the collective before or after it, or a Python loop"
                 got = f"{inside[0].target.__name__} inside the higher-order op {node.target}"
-                raise CaptureError(
-                    problem(name, got, fix=fix, source=source),
-                    source=source,
-                    fix=fix,
-                )
+                raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 class Kinds:
-    """The kind of each value of one graph: over which axes it varies; of several values, a list."""
+    """The varying axes of each value of one graph. A node of several values has a list."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module, self.graph = module, module.graph
@@ -93,17 +89,17 @@ class Kinds:
         self.written = {
             root_of(x) for node in self.graph.nodes for x in written_by(node)
         }
-        # of what is written in place: how it varies from its birth on
+        # for values written in place: the varying axes from their creation on
         self.floor: dict[torch.fx.Node, Axes] = {}
         # what some op needs as each rank's own
         self.asked: set[torch.fx.Node] = set()
         self.varied: dict[tuple[torch.fx.Node, Axes], torch.fx.Node] = {}
-        # what the regions of an ending agree on, before any is changed
+        # the agreement of each control-flow op, before any body is changed
         self.known: dict[torch.fx.Node, Any] = {}
-        self.leaving: list[Axes] = []  # in a region: the kinds of what it returns
+        self.leaving: list[Axes] = []  # in a body: the varying axes of its results
 
     def settle(self, inputs: Sequence[Axes]) -> None:
-        """Find all kinds, then change the graph."""
+        """Infer all varying axes, then change the graph."""
         self.result(inputs)
         for node in self.ask():
             self.rewrite(node)
@@ -111,7 +107,7 @@ class Kinds:
             self.raise_at_birth(node, axes)
 
     def ask(self) -> list[torch.fx.Node]:
-        """Note what some op needs as each rank's own; returns the ops."""
+        """Record the values that some op needs as varying. Returns the ops."""
         nodes = [
             node
             for node in self.graph.nodes
@@ -127,7 +123,7 @@ class Kinds:
         return nodes
 
     def result(self, inputs: Sequence[Axes]) -> Any:
-        """Find all kinds; returns that of the result."""
+        """Infer all varying axes. Returns those of the result."""
         while self.infer(inputs):
             pass
         (returned,) = args_of(self.graph.find_nodes(op="output")[0])
@@ -138,12 +134,12 @@ class Kinds:
         )
 
     def flat(self, x: Any) -> Axes:
-        """All axes over which something in an argument varies."""
+        """All axes over which any part of an argument varies."""
         return NONE.union(*(_union(self.of.get(n, NONE)) for n in nodes_in(x)))
 
     def infer(self, inputs: Sequence[Axes]) -> bool:
-        """One reading from top to bottom; whether it learnt that what is written in place
-        varies more than it knew.
+        """One pass over the graph. Returns whether it found more varying axes of values that
+        are written in place.
         """
         feed, before = iter(inputs), dict(self.floor)
         for node in self.graph.nodes:
@@ -164,7 +160,7 @@ class Kinds:
         return before != self.floor
 
     def kind(self, node: torch.fx.Node) -> Any:
-        """The kind of what a node makes."""
+        """The varying axes of a node's result."""
         target, args = node.target, args_of(node)
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
@@ -187,7 +183,7 @@ class Kinds:
         return self.flat((args, node.kwargs))
 
     def needs(self, node: torch.fx.Node) -> Axes:
-        """The axes over which all that a node reads has to vary."""
+        """The axes over which all inputs of a node must vary."""
         if node.target in NEEDED:
             return NEEDED[node.target](node)
         if varying_control_flow.is_part(node):
@@ -209,7 +205,7 @@ class Kinds:
         return self.flat((node.args, node.kwargs))
 
     def rewrite(self, node: torch.fx.Node) -> None:
-        """Bring what a node reads to the kind that it needs."""
+        """Raise the inputs of a node to the varying axes that it needs."""
         if varying_control_flow.rewrite(self, node):
             return
         if getattr(node.target, "__name__", "") in BACKWARD:
@@ -224,7 +220,9 @@ class Kinds:
             )
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
-        """A value and its cotangent are of one kind; what is differentiated by stays as it is."""
+        """Give a value and its cotangent the same varying axes. The differentiated inputs stay
+        unchanged.
+        """
         outs, ins, *rest = args_of(node)
         cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
@@ -237,7 +235,7 @@ class Kinds:
         node.args = (outs, ins, *rest)
 
     def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
-        """The value as one that varies over these axes too; made once, where the value is."""
+        """The value, made to vary over these axes too. Made once, right after the value."""
         missing = axes - _union(self.of.get(x, NONE))
         if not missing or isinstance(self.of.get(x), list) or x.op == "get_attr":
             return x
@@ -259,8 +257,8 @@ class Kinds:
         return self.varied[x, missing]
 
     def is_view_of_asked(self, x: torch.fx.Node) -> bool:
-        """Whether a value is only a view of one that is needed as each rank's own itself, or
-        all of one: then one sum will do.
+        """Whether a value is a view of a value that is itself needed as varying, or contains
+        all of one. Then one sum suffices.
         """
         if (
             name_of(x) not in VIEWS
@@ -290,9 +288,7 @@ class Kinds:
         kwargs: Any = None,
         op: str = "call_function",
     ) -> torch.fx.Node:
-        """A call right after the birth of a value: there the transforms around it are those
-        that it belongs to.
-        """
+        """Insert a call right after the creation of a value, inside the same transforms."""
         born = next(
             (
                 user
@@ -309,7 +305,9 @@ class Kinds:
         return made
 
     def raise_at_birth(self, node: torch.fx.Node, axes: Axes) -> None:
-        """What is written in place varies from the beginning, if it ever does."""
+        """Make a value that is written in place varying from its creation on, if it ever
+        varies.
+        """
         born = (
             NONE
             if node.op == "placeholder"

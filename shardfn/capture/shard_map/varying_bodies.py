@@ -1,8 +1,8 @@
-"""The kinds that a loop or a branch and its regions agree on: a carry is of one kind in every
-run, and what a branch returns is of one kind.
+"""The varying axes of loops, branches and their bodies: a carry varies over the same axes in
+every step, and so does a result in both branches.
 
-What is differentiated by and closed over is brought to the kind that a region needs outside of
-it, so that its gradient is summed once, after the loop.
+A closed-over value that must vary is made varying (`vary`) outside of the body, so that its
+gradient is summed once, after the loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import shard_map
 from .. import annotations as sources
 from ..control_flow import bodies as regions
@@ -27,8 +27,8 @@ NONE: Axes = frozenset()
 
 @attrs.frozen(eq=False)
 class Body:
-    """A region where it stands: its graph, the node that runs it, and which of that node's
-    arguments are closed over.
+    """A body in its graph: its own graph, the node that runs it, and the node's arguments that
+    are closed over.
     """
 
     node: torch.fx.Node
@@ -39,7 +39,7 @@ class Body:
         return list(args_of(self.node)[1:])
 
     def entered(self, k: int) -> int | None:
-        """Which of the values that enter an argument is; None if it is closed over."""
+        """The index of an argument among the entering values, or None if it is closed over."""
         x = self.given[k]
         return (
             args_of(x)[1]
@@ -55,25 +55,25 @@ class Body:
 
 @attrs.define(eq=False)
 class Settled:
-    """What an ending and its regions agree on."""
+    """The varying axes on which a control-flow op and its bodies agree."""
 
-    # region -> the kinds of what enters it
+    # body -> the varying axes of the values that enter it
     entering: dict[torch.fx.Node, list[Axes]]
-    leaving: list[Axes]  # the kinds of what a region returns
-    # (region, argument) -> the kind of what is closed over
+    leaving: list[Axes]  # the varying axes of the results of a body
+    # (body, argument) -> the varying axes of the closed-over value
     free: dict[tuple[torch.fx.Node, int], Axes]
     result: list[Axes]
-    # which lists of the ending's arguments are brought to which kinds
+    # the varying axes to which the op's lists of arguments are raised
     brought: dict[int, list[Axes]]
 
 
 def is_wrap(node: torch.fx.Node) -> bool:
-    """Whether a node runs a region."""
+    """Whether a node runs a body."""
     return getattr(node.target, "_name", None) == "wrap"
 
 
 def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The ending of a region, of what enters one, or itself."""
+    """The control-flow op of a body or of a value that enters one, or the op itself."""
     queue = [node]
     while queue:
         found = queue.pop()
@@ -95,8 +95,8 @@ def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
 def _run(
     kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
 ) -> tuple[list[Axes], dict[int, Axes]]:
-    """The kinds of what a region returns, in the order of `leave`, and what it needs of what it
-    closes over.
+    """The varying axes of a body's results, in the order of `leave`, and those that it needs of
+    closed-over values.
     """
     given = body.given
     at = [body.entered(k) for k in range(len(given))]
@@ -121,9 +121,7 @@ def _run(
 def _fixed(
     kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
 ) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
-    """The kinds of carries, results and closed-over values with which every run is like the one
-    before.
-    """
+    """The fixed point of the varying axes of carries, results and closed-over values."""
     free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
     carry = [c | floor for c in carry]
     while True:
@@ -194,8 +192,8 @@ def _while(kinds: Any, node: torch.fx.Node) -> Settled:
 
 
 def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
-    """A rule of the user's is for values of one kind: all that the function and its rule see
-    varies, if anything does.
+    """The varying axes of a function with a rule of the user's. If any of its values varies
+    over an axis, all do.
     """
     args = args_of(node)
     rows = [k for k, x in enumerate(args) if isinstance(x, (list, tuple))]
@@ -223,18 +221,17 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
 
 
 def _run_all(kinds: Any, body: Body) -> Axes:
-    """All axes over which something in a region varies, whatever enters it."""
+    """All axes over which any value of a body varies."""
     names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
     if names:
         source = sources.line_of(names[0].meta.get("stack_trace"))
         fix = "the collective before or after it"
-        text = problem(
+        raise CaptureError.of(
             "a function with a rule of its own",
             f"{names[0].target.__name__} inside of it",
             fix=fix,
             source=source,
         )
-        raise CaptureError(text, source=source, fix=fix)
     return NONE
 
 
@@ -247,7 +244,7 @@ def _is_left(x: Any) -> bool:
 
 
 def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
-    """Refuse collectives where ranks may not all come by, or not equally often."""
+    """Refuse collectives that not all ranks may reach, or not equally often."""
     for body in bodies if floor else ():
         found = next(
             (
@@ -263,13 +260,11 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
             said = " and ".join(sorted(floor))
             source = sources.line_of(found.meta.get("stack_trace"))
             fix = (
-                "the collective before or after it, or a choice that is the same on all "
-                f"ranks of {said}: psum or pmax it"
+                "the collective before or after it, or a condition that is invariant "
+                f"over {said}: psum or pmax it"
             )
-            got = f"{found.target.__name__} inside it, and its choice varies over {said}"
-            raise CaptureError(
-                problem(what, got, fix=fix, source=source), source=source, fix=fix
-            )
+            got = f"{found.target.__name__} inside it, and its condition varies over {said}"
+            raise CaptureError.of(what, got, fix=fix, source=source)
 
 
 def _sends(node: torch.fx.Node) -> bool:

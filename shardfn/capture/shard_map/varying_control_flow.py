@@ -1,5 +1,5 @@
-"""How values vary through loops and branches: what a region and its ending read is brought to
-the kinds that they agree on.
+"""Varying axes in loops and branches: raise the inputs of a body and its control-flow op to the
+varying axes on which they agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .varying_nodes import args_of
 
 
 def is_part(node: torch.fx.Node) -> bool:
-    """Whether a node is a mark of a region, a region, or an ending."""
+    """Whether a node marks a body's inputs or results, runs a body, or is a control-flow op."""
     return (
         is_wrap(node)
         or node.target in ENDINGS
@@ -24,7 +24,9 @@ def is_part(node: torch.fx.Node) -> bool:
 
 
 def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
-    """The kinds of what a mark, a region or an ending makes; None for any other node."""
+    """The varying axes of the results of a node of control flow (see `is_part`). None for any
+    other node.
+    """
     if not is_part(node):
         return None
     if node.target in (regions.inside, regions.leave):
@@ -54,8 +56,8 @@ def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
-    """Bring what a region and its ending read to the kinds that they agree on; whether this is
-    one.
+    """Raise the inputs of a body or a control-flow op to the agreed varying axes. Returns
+    whether the node is one of these.
     """
     if node.target in (regions.enter, regions.inside):
         return True
@@ -81,12 +83,14 @@ def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
 def _varied(
     kinds: Any, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
 ) -> list[torch.fx.Node]:
-    """Values that vary over these axes too."""
+    """The values, made to vary over these axes too."""
     return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
 
 
 def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
-    """Bring the arguments of an ending to the kinds that it and its regions agree on."""
+    """Raise the arguments of a control-flow op to the varying axes on which it and its bodies
+    agree.
+    """
     args = list(args_of(ending))
     for k, wanted in agreed.brought.items():
         args[k] = _varied(kinds, args[k], wanted)
@@ -94,7 +98,7 @@ def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
 
 
 def _vary_region(kinds: Any, node: torch.fx.Node, agreed: Settled) -> None:
-    """Bring what a region closes over, and what is inside of it, to those kinds."""
+    """Raise the closed-over and the inner values of a body to those varying axes."""
     body = Body(node, getattr(kinds.module, args_of(node)[0].target))
     entered = [body.entered(k) for k in range(len(body.given))]
     inner = type(kinds)(body.graph)

@@ -1,4 +1,6 @@
-"""Nodes of Dynamo's graph: what one reads, what it writes to, what it is a view of."""
+"""Nodes of Dynamo's graph: the inputs of a node, the values that it writes to, and the base of
+a view.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ PLUMBING = {
     REQUIRES_GRAD,
     "_add_batch_dim",
     "_remove_batch_dim",
-}  # of torch.func's levels
+}  # ops of torch.func's levels
 IN_PLACE = {
     operator.iadd,
     operator.isub,
@@ -78,7 +80,7 @@ def graphs_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
 def children_of(
     module: torch.fx.GraphModule, node: torch.fx.Node
 ) -> list[torch.fx.GraphModule]:
-    """The graphs that a higher-order op is given."""
+    """The graphs among the arguments of a higher-order op."""
     if node.op != "call_function":
         return []
     found = [
@@ -113,7 +115,7 @@ def name_of(node: torch.fx.Node) -> str:
 
 
 def root_of(x: torch.fx.Node) -> torch.fx.Node:
-    """What a value is a view of, by way of views and of writes in place."""
+    """The base of a value, through views and in-place writes."""
     while (
         x.args
         and isinstance(x.args[0], torch.fx.Node)
@@ -134,7 +136,7 @@ def _is_in_place(node: torch.fx.Node) -> bool:
 
 
 def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a node writes to in place."""
+    """The values that a node writes to in place."""
     if node.op not in ("call_function", "call_method"):
         return []
     first = [x for x in node.args[:1] if isinstance(x, torch.fx.Node)]

@@ -1,5 +1,5 @@
-"""How the prims of per-rank code vary: over which axes the result of each does, and over which
-its argument has to.
+"""The varying axes of the prims of per-rank code: those of each result, and those that each
+argument must have.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.text_formats import parse_axes, parse_shards
 from .. import annotations as sources
@@ -20,10 +20,10 @@ NONE: Axes = frozenset()
 
 
 class Arguments(Protocol):
-    """Says how the arguments of nodes vary."""
+    """The varying axes of the arguments of nodes."""
 
     def flat(self, x: Any) -> Axes:
-        """All axes over which something in an argument varies."""
+        """All axes over which any part of an argument varies."""
         ...
 
 
@@ -36,8 +36,8 @@ def _cut_axes(text: str) -> Axes:
 
 
 def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
-    """The kind of a result of a shard_map, which must be the same on all ranks of the axes that
-    do not shard it.
+    """The varying axes of a result of a shard_map. It must be invariant over the axes that do
+    not shard it.
     """
     x, text, where = args_of(node)
     every = frozenset(name for name, _, _ in parse_shards(text))
@@ -51,15 +51,10 @@ def _left(kinds: Arguments, node: torch.fx.Node) -> Axes:
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = where.split(": ")
         got = (
-            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
+            f"{path} varies over {said}, and its out_placements require it to be invariant over "
             f"{'it' if len(wrong) == 1 else 'them'}"
         )
-        raise PlacementError(
-            problem(head, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
+        raise PlacementError.of(head, got, fix=fix, source=source, arg_path=path)
     return kinds.flat(x) - every
 
 
@@ -93,7 +88,7 @@ RESULT: dict[Any, Callable[[Arguments, torch.fx.Node], Axes]] = {
 }
 NEEDED: dict[
     Any, Callable[[torch.fx.Node], Axes]
-] = {  # the axes over which a prim's argument is each rank's own
+] = {  # the axes over which a prim's argument must vary
     shard_map.from_local: lambda node: _cut_axes(args_of(node)[1]),
     shard_map.psum: lambda node: _named(args_of(node)[1]),
     shard_map.extremum: lambda node: _named(args_of(node)[1]),

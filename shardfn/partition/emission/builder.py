@@ -1,4 +1,4 @@
-"""Build one rank's graph, node by node, with the local value of each node at hand."""
+"""Builds one rank's graph, node by node, with a fake value for each node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @attrs.frozen(eq=False, repr=False)
 class Piece:
-    """A rank's piece of a global value: the node that holds it, and how it was sharded."""
+    """A rank's shard of a global value: its node, and its placements."""
 
     node: torch.fx.Node
     shape: tuple[int, ...]  # global
@@ -27,17 +27,17 @@ class Piece:
     local_shape: tuple[int, ...]
 
     def cuts(self, dim: int) -> bool:
-        """Whether some axis cuts this dim."""
+        """Whether some axis shards this dim."""
         return any((layout.split(m) or (None,))[0] == dim for m in self.marks)
 
 
 class Builder:
-    """A graph that grows, for the ranks at one kind of coordinates.
+    """Builds a graph for all ranks with the same local sizes.
 
     Args:
         axes: the mesh.
-        coordinates: those of one rank; only sizes are read off them, offsets are computed in
-            the graph.
+        coordinates: those of one rank. Only sizes depend on them: offsets are computed in the
+            graph.
         mode: the fake tensor mode of the values.
         device: of the coordinates.
         group_names: the process group name of each axis.
@@ -72,7 +72,7 @@ class Builder:
         return node
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """Add a call; its fake value is computed at once."""
+        """Add a call, and compute its fake value."""
         node = self.graph.call_function(target, args, kwargs)
         fake = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta.update(self.about)
@@ -86,13 +86,13 @@ class Builder:
         return item
 
     def local_shape(self, shape: Sequence[int], marks: Marks) -> tuple[int, ...]:
-        """The shape of these ranks' piece."""
+        """The shape of these ranks' shard."""
         return layout.local_shape(shape, marks, self.axes.sizes, self.coordinates)
 
     def piece(
         self, node: torch.fx.Node, value: torch.Tensor, marks: Marks
     ) -> Piece:
-        """A node as a piece of a global value."""
+        """A node as a shard of a global value."""
         piece = Piece(
             node,
             tuple(value.shape),
@@ -104,8 +104,8 @@ class Builder:
         return piece
 
     def offset(self, piece: Piece, dim: int) -> torch.fx.Node:
-        """Where the piece starts in the global dim: computed from the rank's coordinates, the
-        same text on every rank.
+        """The offset of the shard in the global dim, computed from the rank's coordinates by
+        the same code on every rank.
         """
         size, total = piece.shape[dim], None
         for k, (mark, n) in enumerate(
@@ -123,7 +123,7 @@ class Builder:
         return total
 
     def start(self, axis: int, size: int, unit: int) -> torch.fx.Node:
-        """Where this rank's chunk of a dim of that size starts."""
+        """The offset of this rank's chunk of a dim of that size."""
         n = self.axes.sizes[axis]
         key = (axis, size, unit)
         if key not in self.offsets:
@@ -147,8 +147,8 @@ class Builder:
     def restride(
         self, node: torch.fx.Node, shape: Sequence[int], stride: Sequence[int]
     ) -> torch.fx.Node:
-        """The value in memory in the order of dims that the global value has: some kernels read
-        strides blindly.
+        """The value with the dim order in memory of the global value, since some kernels do not
+        check strides.
         """
         order = layout.stride_order(shape, stride)
         value = node.meta["val"]

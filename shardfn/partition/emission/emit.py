@@ -28,10 +28,11 @@ def emit(
     group_names: tuple[str, ...],
     device: str,
 ) -> torch.fx.Graph:
-    """The local graph of the ranks whose pieces have the sizes of the rank at these coordinates.
+    """The local graph of all ranks whose shards have the sizes of the rank at these
+    coordinates.
 
     Args:
-        plan: what to do.
+        plan: the plan to emit.
         coordinates: of one such rank.
         group_names: the process group name of each axis.
         device: where coordinates live.
@@ -54,12 +55,12 @@ def emit(
 
 
 def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]:
-    """What a local graph depends on: ranks for which this is equal share one graph."""
+    """The key of a local graph. Ranks with equal keys share one graph."""
     sizes: dict[tuple[Any, Marks], tuple[int, ...]] = {}
 
     def note(slot: steps.Slot, marks: Marks) -> None:
-        """The local shape, and those that it had before each axis sharded it: offsets are counted
-        from them.
+        """Add the local shape, and the shapes before each axis sharded it, from which offsets
+        are computed.
         """
         for level in range(len(marks), 0, -1):
             key = (
@@ -111,7 +112,7 @@ def _input(b: Builder, slot: steps.Slot) -> Piece:
 
 
 def transfer_key(step: steps.Redistribute, move: Move) -> tuple[Any, ...]:
-    """What two moves share if they do the same; equal on all ranks."""
+    """A key that is equal for equal moves, and equal on all ranks."""
     return (
         step.source.number,
         move.before,
@@ -212,8 +213,8 @@ def _emptied(piece: Piece) -> bool:
 
 
 def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
-    """What a rank with an empty chunk has of a result: an empty chunk, or the identity of the
-    Partial reduction.
+    """The result on a rank with an empty chunk: an empty chunk, or the identity of the Partial
+    reduction.
     """
     pending = next((m for m in slot.marks if m in IDENTITY), "sum")
     dtype, value = slot.value.dtype, IDENTITY[pending]
@@ -268,8 +269,8 @@ def _place(b: Builder, slot: steps.Slot, node: torch.fx.Node) -> Piece:
 
 
 def _view(b: Builder, x: torch.fx.Node, shape: list[int]) -> torch.fx.Node:
-    """A view where local strides allow it, else of a copy. Fake tensors are not asked: they
-    allow views that are none (torch 2.13).
+    """A view if local strides allow it, else a view of a copy. Does not rely on fake tensors,
+    which allow invalid views (torch 2.13).
     """
     value = x.meta["val"]
     return b.call(
@@ -293,7 +294,7 @@ def _results(b: Builder, node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _result(b: Builder, piece: Piece) -> torch.fx.Node:
-    """Results leave without gaps in memory, so that they can come back as they are."""
+    """Make results dense, so that they can be passed back as arguments without a copy."""
     if layout.is_dense(piece.shape, piece.stride):
         return b.restride(piece.node, piece.shape, piece.stride)
     return b.contiguous(piece.node)

@@ -44,19 +44,19 @@ def _communicate(
     x: torch.fx.Node,
     *constants: object,
 ) -> torch.fx.Node:
-    """What arrives when a collective is started for a move and waited for.
+    """Start the collective of a move and wait for it. Returns the received value.
 
     Args:
-        b: the graph that grows.
+        b: the builder of the local graph.
         piece: the value that is redistributed.
-        move: says which collective, over which axis.
-        implicit: whether no placement of the user's asks for it.
-        x: what is sent, contiguous.
-        constants: arguments of the op between what is sent and the name of the group.
+        move: the move, with its collective and its axis.
+        implicit: whether no placement of the user asks for it.
+        x: the payload, contiguous.
+        constants: the op's arguments between the payload and the group name.
     """
     kind = MOVES[move.kind]
     sent, back = wire.packed(b, x, reduces=kind.reduces)
-    if kind.name == "halo":  # it counts elements, whatever their shape
+    if kind.name == "halo":  # it counts elements, regardless of their shape
         (count,) = constants
         width = sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)
         sent, constants = _flat(b, sent), (count * width,)
@@ -85,7 +85,9 @@ def _level(b: Builder, piece: Piece, move: Move, dim: int) -> int:
 
 
 def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
-    """Grown with zeros at the end of a dim; chunks of unequal size travel as equal ones."""
+    """Pad with zeros at the end of a dim, so that chunks of unequal size are sent as equal
+    ones.
+    """
     shape = x.meta["val"].shape
     if shape[dim] == size:
         return x
@@ -105,9 +107,7 @@ def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
 
 
 def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
-    """(.., n * m, ..) -> contiguous (n, .., m, ..): what each rank is to receive, one after the
-    other.
-    """
+    """(.., n * m, ..) -> contiguous (n, .., m, ..): the chunks for the ranks, in order."""
     shape = list(x.meta["val"].shape)
     parts = b.call(
         aten.view.default,
@@ -129,14 +129,16 @@ def _join_dim(b: Builder, x: torch.fx.Node, dim: int) -> torch.fx.Node:
 
 
 def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
-    """Collectives cut dim 0, so it must exist and hold whole pieces."""
+    """Move the dim to the front. Collectives split dim 0, so it must exist and hold whole
+    chunks.
+    """
     return b.call(
         aten.view.default, b.contiguous(x), [-1] if x.meta["val"].numel() else [0]
     )
 
 
 def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
-    """All-gather: chunks padded to the full size, joined, and the padding at the end cut off."""
+    """All-gather: pad chunks to the full size, join them, and remove the padding at the end."""
     dim, unit = layout.cut_of(move.before[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
@@ -147,7 +149,7 @@ def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Nod
 
 
 def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
-    """Keep this rank's chunk: no communication, and the offset is data."""
+    """Slice this rank's chunk. No communication. The offset is data."""
     dim, unit = layout.cut_of(move.after[move.axis])
     n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
     mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
@@ -200,8 +202,8 @@ def all_to_all(
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
-    """The chunk between the edges of its neighbours, which get this rank's own; a short chunk
-    is followed by zeros.
+    """Exchange edges with the neighbours, and put the chunk between theirs. A short chunk is
+    followed by zeros.
     """
     mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
     dim, unit = layout.cut_of(mark)
@@ -239,8 +241,8 @@ def _between(
     dim: int,
     halo: tuple[int, int],
 ) -> torch.fx.Node:
-    """A chunk between the rows that its neighbours sent, which come flat: those before it, then
-    those after it.
+    """A chunk between the rows that its neighbours sent. They arrive flat: those before it,
+    then those after it.
     """
     shape, start = list(x.meta["val"].shape), 0
     edges: list[torch.fx.Node] = []
@@ -254,7 +256,7 @@ def _between(
 
 
 def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
-    """Each rank's value to another; zeros where none comes."""
+    """Permute: send each rank's value to another. Zeros without a source."""
     x = b.contiguous(piece.node)
     if b.axes.sizes[move.axis] == 1:
         return x if move.perm else b.call(aten.zeros_like.default, x)

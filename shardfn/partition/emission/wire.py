@@ -1,5 +1,5 @@
-"""How values travel whose dtype Gloo does not carry: complex ones as pairs, others as bytes, or
-wider.
+"""Wire formats for dtypes that Gloo does not carry: complex values as pairs, others as bytes or
+in a wider dtype.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CARRIED = {
 def packed(
     b: Builder, x: torch.fx.Node, *, reduces: bool
 ) -> tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]:
-    """(what is sent for a value, what makes the value of what arrives); the first dim counts
-    the same elements.
+    """(the payload of a value, a function that decodes the received payload). The first dim of
+    the payload counts the same elements.
 
     Args:
-        b: the graph that grows.
-        x: what is to be sent, contiguous; flat unless it is all-reduced.
-        reduces: whether it is added up on the way.
+        b: the builder of the local graph.
+        x: the value to send, contiguous; flat unless it is all-reduced.
+        reduces: whether the collective reduces.
     """
     dtype, shape = x.meta["val"].dtype, list(x.meta["val"].shape)
     if dtype in CARRIED:
@@ -59,7 +59,7 @@ def packed(
 
 
 def _pairs(b: Builder, y: torch.fx.Node, dims: int) -> torch.fx.Node:
-    """What arrives as pairs: it does already unless it has lost a dim on the way."""
+    """The received payload as pairs. Restores the dim of pairs if the payload has lost it."""
     return y if y.meta["val"].dim() == dims + 1 else _rows(b, y, 2)
 
 

@@ -1,4 +1,4 @@
-"""The carries of a loop: the placements with which every run leaves them as it found them."""
+"""The carries of a loop: the fixed point of their placements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...placements import describe
 from ...types import PENDING, Mark, Marks
 from .. import layout
@@ -16,18 +16,18 @@ from .. import plan as steps
 from . import deferred
 from .values import Value, is_partial
 
-ROUNDS = 6  # after so many walks over a loop's graph its carries are redistributed in every run
+ROUNDS = 6  # after this many walks over a loop's graph, its carries are redistributed in every step
 CONSTRAIN = "prim_redistribute"
 
 
 class Inside:
-    """A walk over the graph of a loop, whose inputs are placed so.
+    """A walk over the graph of a loop, with given input placements.
 
     Args:
-        around: the walk over the graph that the loop stands in.
+        around: the walk over the graph that has the loop.
         graph: one of the loop's.
         ins: the placements of its inputs.
-        values: what comes in at first.
+        values: the values that enter the loop.
         later: gradients that stay Partial.
     """
 
@@ -54,16 +54,16 @@ class Inside:
                 self.walk.visit(node)
 
     def results(self) -> list[Value]:
-        """What the graph returns."""
+        """The results of the graph."""
         return [self.walk.values[x] for x in self.output.args[0]]
 
     def varies(self) -> list[frozenset[str]]:
-        """Over which axes the results are each rank's own."""
+        """The axes over which the results vary."""
         return [value.varies for value in self.results()]
 
     def only_moved_to(self, k: int) -> Marks | None:
-        """Where an input is brought in every run, if that is all that is done with it: once,
-        before the loop, will do.
+        """The placement to which every step redistributes an input, if that is its only use.
+        Then it is redistributed once, before the loop.
         """
         slot = self.ins[k]
         readers = [step for step in self.walk.steps if slot in step.read]
@@ -79,7 +79,7 @@ class Inside:
         return None if any(layout.halo(m) != (0, 0) for m in marks) else marks
 
     def finished(self, outs: Sequence[Marks]) -> steps.Plan:
-        """The plan, once it is known how the results leave."""
+        """The plan, given the placements of the results."""
         pairs = zip(self.output.args[0], outs, strict=True)
         slots = tuple(
             self.walk.redistribute(
@@ -99,18 +99,18 @@ class Inside:
 
 @attrs.frozen(eq=False)
 class LoopBody:
-    """The body of a loop as its placements are sought.
+    """The body of a loop, during the search for its placements.
 
     A body takes constants, carries and per-step inputs, and returns carries and per-step
     outputs.
     """
 
-    walk: Any  # over the graph that the loop stands in
+    walk: Any  # the walk over the graph that has the loop
     node: torch.fx.Node  # the loop
     graph: torch.fx.Graph
     init: Sequence[Value]  # of the carries
     inputs: list[Marks]  # of the per-step inputs
-    values: list[Value]  # everything that the loop reads
+    values: list[Value]  # the inputs of the loop
 
     def inside(
         self,
@@ -124,7 +124,7 @@ class LoopBody:
 
 
 class FixedPoint(NamedTuple):
-    """Placements that a run leaves as it found them."""
+    """A fixed point: placements that a step does not change."""
 
     carries: list[Marks]
     consts: list[Marks]
@@ -132,20 +132,21 @@ class FixedPoint(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """How a loop is placed."""
+    """The placements of a loop."""
 
     carries: list[Marks]
     consts: list[Marks]
     inner: Inside
-    after: dict[int, Marks]  # where results that are Partial go after the loop
+    after: dict[int, Marks]  # the placements of Partial results after the loop
 
 
 def settle(body: LoopBody, consts: list[Marks]) -> Settled:
-    """Find the fixed point of the placements of a loop, and which gradients stay Partial in it.
+    """Find the fixed point of the placements of a loop, and the gradients that stay Partial in
+    it.
 
-    A carry that starts as zeros may be a Partial sum throughout: what a loop adds up is reduced
-    once, after it. Gradients that are added to such a carry, or returned as per-step outputs,
-    are not reduced in a run.
+    A carry that starts as zeros may be a Partial sum throughout: a value accumulated in a loop
+    is reduced once, after it. Gradients that are added to such a carry, or returned as per-step
+    outputs, are not reduced in a step.
     """
     zeros = [_is_zeros(value) for value in body.init]
     later = deferred.deferrable(body.graph, len(consts), zeros)
@@ -172,7 +173,7 @@ def settle(body: LoopBody, consts: list[Marks]) -> Settled:
 def _may_wait(
     marks: Marks, k: int, carries: list[Marks], after: Mapping[int, Marks]
 ) -> bool:
-    """Whether a gradient that is a term of result k may stay Partial until the loop is over."""
+    """Whether a gradient that is a term of result k may stay Partial until the end of the loop."""
     if k < len(carries):
         return deferred.stays_partial(marks, carries[k])
     return deferred.stays_replicated(marks, after[k])
@@ -181,8 +182,8 @@ def _may_wait(
 def _after_loop(
     after: Mapping[int, Marks], partial: Collection[int], carries: int
 ) -> dict[int, Marks]:
-    """Where the Partial results go after the loop: carries as they are, per-step outputs
-    stacked.
+    """The placements of Partial results after the loop: those of carries, and those of stacked
+    per-step outputs.
     """
     return {
         k: marks if k < carries else stacked(marks)
@@ -227,8 +228,8 @@ def _is_zeros(value: Value) -> bool:
 
 
 def _first_try(init: Value, walk: Any) -> Marks:
-    """How a carry enters at first: zeros as a Partial sum, which a run that does more than add
-    to it reduces.
+    """The first guess for a carry. Zeros are a Partial sum; a step that does more than add to
+    it reduces it.
     """
     if _is_zeros(init):
         return tuple(
@@ -238,8 +239,8 @@ def _first_try(init: Value, walk: Any) -> Marks:
 
 
 def _entering(init: Value, marks: Marks, left: Marks) -> Marks:
-    """How a carry is to enter, given how a run leaves it: as that, where it can be had before
-    the first run.
+    """The placements with which a carry enters: those with which a step leaves it, if they are
+    possible before the first step.
     """
     zeros = _is_zeros(init)
     wanted = [
@@ -253,7 +254,9 @@ def _entering(init: Value, marks: Marks, left: Marks) -> Marks:
 def _refuse_changed(
     body: LoopBody, carries: list[Marks], left: list[Marks], first: int
 ) -> None:
-    """Refuse a carry that the function constrains to another placement than it was given."""
+    """Refuse a carry that the function constrains to a placement that differs from its initial
+    one.
+    """
     (output,) = body.graph.find_nodes(op="output")
     starts = body.node.args[first : first + len(carries)]
     rows = zip(output.args[0], starts, body.init, carries, left, strict=False)
@@ -275,25 +278,25 @@ def _changed(
     """The error for a carry that enters at one placement and leaves at another."""
     axes, source = body.walk.axes, result.meta.get("source")
     fix = (
-        "constrain what enters the loop to the placement with which the function leaves it, or "
+        "constrain the initial carry to the placement with which the function returns it, or "
         "drop the constraint inside"
     )
     got = (
         f"carry {k} enters placed {describe(before, axes)} and leaves placed "
         f"{describe(after, axes)}"
     )
-    text = problem(
+    return PlacementError.of(
         f"{body.walk.name}, {body.node.target}",
         got,
-        needed="one placement for every run",
+        needed="one placement for every step",
         fix=fix,
         source=source,
+        placements=after,
     )
-    return PlacementError(text, placements=after, source=source, fix=fix)
 
 
 def natural(value: Any, axes: Any) -> Marks:
-    """A value's placement as it fell, Partial sums included."""
+    """A value's placements from propagation, including Partial sums."""
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
     return tuple(
@@ -303,16 +306,16 @@ def natural(value: Any, axes: Any) -> Marks:
 
 
 def plain(marks: Marks) -> Marks:
-    """In plain chunks: what enters a loop again and again is not cut in units."""
+    """The placements in plain chunks, without units, for a value that re-enters a loop."""
     return tuple(layout.split(m)[0] if isinstance(m, tuple) else m for m in marks)
 
 
 def shifted(mark: Mark, by: int) -> Mark:
-    """The placement where `by` dims are put before the sharded one."""
+    """The placements after `by` dims are inserted before the sharded one."""
     cut = layout.split(mark)
     return mark if cut is None else layout.joined(cut[0] + by, cut[1])
 
 
 def stacked(marks: Marks) -> Marks:
-    """The placement of rows, stacked, of which each is placed so."""
+    """The placements of stacked slices that each have these placements."""
     return tuple(shifted(m, 1) for m in marks)

@@ -1,5 +1,5 @@
-"""What costs least: the strategy of an op's sharding rule on each mesh axis, and the moves from
-one placement to another.
+"""The cheapest strategy of an op's sharding rule on each mesh axis, and the cheapest moves
+between placements.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from .lookahead import Ahead
 from .units import extended, in_units
 from .values import Value
 
-# A gather of an input can start before anything is computed and hide behind it; other
-# collectives stand in the way.
+# A gather of an input can start early and overlap with compute. Other collectives cannot.
 EARLY = 0.25
-INFINITE = float("inf")  # the price of a placement that cannot be had
+INFINITE = float("inf")  # the cost of an impossible placement
 
 
 class Price(NamedTuple):
     """The sort key of a strategy on one mesh axis: bytes first."""
 
-    nbytes: float  # moved, each weighted by how much it stands in the way
+    nbytes: float  # bytes moved, each weighted by how much of it is exposed
     shared_partial: (
         float  # 1 where a Partial stays unreduced that other ops read too
     )
@@ -34,7 +33,7 @@ class Price(NamedTuple):
 
     @property
     def cost(self) -> tuple[float, float]:
-        """Strategies that are equal in this are decided by the readers of the result."""
+        """Among strategies with equal values of this, the readers of the result decide."""
         return self.nbytes, self.shared_partial
 
 
@@ -49,7 +48,7 @@ Priced = tuple[Price, Placed]
 
 
 class Chooser:
-    """The choice of strategies, for the walk that it is a part of.
+    """Chooses strategies for a walk.
 
     Args:
         axes: of the mesh.
@@ -64,13 +63,13 @@ class Chooser:
     def choose(
         self, call: OpCall, values: list[Value], node: torch.fx.Node
     ) -> Placed:
-        """Per axis, in mesh order, the strategy that moves the fewest bytes."""
+        """For each axis, in mesh order, the strategy that moves the fewest bytes."""
         strategies = answered(rules.find(call.target), call, self.name, node)
         held = [v.held(node.meta["phase"]) for v in values]
         varies = frozenset().union(*(v.varies for v in values))
         placed = Placed([()] * len(call.ins), [()] * len(call.outs))
         for axis, name in enumerate(self.axes.names):
-            # where values differ between ranks, each rank computes on its own
+            # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
             fitting = [
                 fit
@@ -80,7 +79,7 @@ class Chooser:
             ]
             if not fitting:
                 raise failed(
-                    f"none of its choices fits on axis {name}",
+                    f"none of its strategies fits on axis {name}",
                     rules.find(call.target),
                     call,
                     self.name,
@@ -93,9 +92,7 @@ class Chooser:
         return placed
 
     def fit(self, call: OpCall, strategy: Choice, placed: Placed) -> Placed | None:
-        """Extend the placements of the axes so far by one axis; None where a unit does not
-        fit.
-        """
+        """Extend the placements of the axes so far by one axis. None if a unit does not fit."""
         sizes = self.axes.sizes
         ins = [
             extended(x.shape, marks, mark, sizes)
@@ -112,8 +109,8 @@ class Chooser:
         return None if None in ins or None in outs else Placed(ins, outs)
 
     def best(self, node: torch.fx.Node, priced: list[Priced], axis: int) -> Placed:
-        """The cheapest of some strategies; of equals the one whose result its readers want,
-        then the first.
+        """The cheapest of some strategies. Among equals, the one whose result is cheapest for
+        its readers, then the first.
         """
         least = min(price.cost for price, _ in priced)
         equals = [pair for pair in priced if pair[0].cost == least]
@@ -135,8 +132,8 @@ class Chooser:
         placed: Placed,
         axis: int,
     ) -> Price:
-        """What a strategy costs on one axis; at equal cost, how much it changes the sharding
-        that came in.
+        """The sort key of a strategy on one axis: its cost, then how much it changes the
+        sharding of the inputs.
         """
         # one loop, since this runs for every strategy of every op
         nbytes, passes_partial, shared_partial, was_sharded = (
@@ -167,7 +164,7 @@ class Chooser:
         return Price(nbytes, float(shared_partial), float(resharded))
 
     def weight(self, value: Value, slots: list[plan.Slot], axis: int) -> float:
-        """What a byte of a value counts."""
+        """The weight of a byte of a value."""
         if not value.early or any(slot.marks[axis] in PENDING for slot in slots):
             return 1.0
         return EARLY
@@ -175,7 +172,7 @@ class Chooser:
     def input_price(
         self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
     ) -> float:
-        """What it costs to have one input at a placement on one axis."""
+        """The cost of one input at a placement on one axis."""
         if value.fill is not None:
             return 0.0 if rules.fill_fits(value.fill[1], wanted) else INFINITE
         if value.recipe is not None:
@@ -199,7 +196,7 @@ class Chooser:
         )
 
     def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
-        """What it costs to reduce a Partial output on one axis."""
+        """The cost of reducing a Partial output on one axis."""
         sizes, cost = self.axes.sizes, self.axes.cost(axis)
         nbytes = local_bytes(_nbytes(x), marks, sizes[: len(marks)], axis)
         return mark_price(marks[axis], "R", nbytes, sizes[axis], x.shape, cost)
@@ -207,7 +204,7 @@ class Chooser:
     def cheapest(
         self, value: Value, marks: Marks, phase: str
     ) -> tuple[plan.Slot, tuple[Move, ...]]:
-        """The slot from which a placement costs least, and the moves from there."""
+        """The slot from which a placement is cheapest, and the moves from it."""
         least, best = INFINITE, None
         for slot in value.readable(phase):
             found = self.route(value, slot, marks)
@@ -228,7 +225,7 @@ class Chooser:
     def route(
         self, value: Value, slot: plan.Slot, marks: Marks
     ) -> tuple[float, tuple[Move, ...]] | None:
-        """The cheapest moves from a slot to a placement, with their price."""
+        """The cheapest moves from a slot to a placement, with their cost."""
         shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
         return route(shape, itemsize, slot.marks, marks, self.axes)
 

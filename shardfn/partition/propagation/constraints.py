@@ -1,4 +1,4 @@
-"""Placements that the program asks for: by `constrain`, and of a gradient by its parameter."""
+"""Placements that the program sets: by `constrain`, and for a gradient by its parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ...buckets import Wish
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
@@ -29,7 +29,7 @@ class Unaligned:
 
 
 def constrain(walk: Any, node: torch.fx.Node) -> None:
-    """Redistribute a value to the placement that the user pins it to."""
+    """Redistribute a value to the placements of the user's constraint."""
     value = walk.values[node.args[0]]
     current = settled(value, walk.axes)
     try:
@@ -37,17 +37,16 @@ def constrain(walk: Any, node: torch.fx.Node) -> None:
     except ValueError as error:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
-        text = problem("constrain", str(error), fix=fix, source=source)
-        raise PlacementError(
-            text, placements=node.args[1], source=source, fix=fix
+        raise PlacementError.of(
+            "constrain", str(error), fix=fix, source=source, placements=node.args[1]
         ) from None
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)
 
 
 def align(walk: Any, node: torch.fx.Node) -> None:
-    """Redistribute a gradient to the placement of its parameter, unless it stays Partial until
-    its loop is over.
+    """Redistribute a gradient to the placements of its parameter, unless it stays Partial until
+    the end of its loop.
     """
     gradient, parameter, wish = node.args
     value = walk.values[gradient]
@@ -68,11 +67,11 @@ def align_to(
     """Redistribute a gradient to the placement of its parameter.
 
     Args:
-        walk: at work.
+        walk: the current walk.
         node: on whose behalf.
         value: the gradient.
         parameter: of the Program.
-        wish: what bucketed_grad wants for the gradient, as text; empty for nothing.
+        wish: the bucketing options of the gradient, as text; empty for none.
     """
     like = walk.values[parameter]
     replicated = ("R",) * len(walk.axes.sizes)
@@ -94,8 +93,8 @@ def align_to(
 
 
 def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
-    """Add two gradients of one parameter before they are reduced, where nothing else reads
-    them. Returns whether the op is such a sum.
+    """Add two gradients of one parameter before they are reduced, if nothing else reads them.
+    Returns whether the op is such a sum.
     """
     terms = node.all_input_nodes
     parts = [walk.unaligned.get(term) for term in terms]
@@ -115,7 +114,7 @@ def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
 def constrained(
     text: str, axes: MeshAxes, shape: Sequence[int], current: Marks
 ) -> Marks:
-    """The placements that a constraint's text asks for; dims that say `*` keep their cut."""
+    """The placements of a constraint's text. Dims with `*` keep their sharding."""
     if not axes.names:
         return ()
     entries = parse_spec(text)

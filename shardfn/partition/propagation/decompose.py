@@ -1,7 +1,7 @@
-"""Ops that are kept whole for speed, written out in smaller ones where the dim that they work
-along is sharded.
+"""Ops that capture does not decompose, for speed. Propagation decomposes them if the dim that
+they work along is sharded.
 
-Then only what they reduce is sent: for a softmax one maximum and one sum for each row.
+Then only their reductions are sent: for a softmax, one maximum and one sum for each row.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ aten = torch.ops.aten
 ALONG = {
     aten._softmax.default: 1,
     aten._softmax_backward_data.default: 2,
-}  # op -> which argument is the dim
+}  # op -> the position of its dim argument
 
 
 def is_cut(
     call: OpCall, held: Sequence[Sequence[Slot]], sizes: Sequence[int]
 ) -> bool:
-    """Whether an op works along a dim that some input is sharded on, wherever that input is.
+    """Whether an op works along a dim on which some input is sharded in all its slots.
 
     Args:
         call: the op.
         held: the slots of each input.
-        sizes: of the mesh.
+        sizes: the sizes of the mesh.
     """
     if call.target not in ALONG or not call.ins[0].dim():
         return False
@@ -44,7 +44,9 @@ def is_cut(
 
 
 def written_out(call: OpCall, node: torch.fx.Node) -> torch.fx.Graph:
-    """The op as a graph of its tensor inputs, each of its ops on behalf of the node."""
+    """The decomposition of an op as a graph of its tensor inputs. Its ops take the metadata of
+    the node.
+    """
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
         feed = iter(tensors)

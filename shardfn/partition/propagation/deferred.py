@@ -1,4 +1,6 @@
-"""Gradients that no run of their loop reads: they stay Partial and are reduced once, after it."""
+"""Deferred reductions: gradients that no step of their loop reads stay Partial, and are reduced
+once, after the loop.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,12 @@ SUMS = (ATEN.add.Tensor, ATEN.sub.Tensor)
 def deferrable(
     graph: torch.fx.Graph, first: int, zeros: Sequence[bool]
 ) -> dict[torch.fx.Node, int]:
-    """The gradients that a loop only adds to a carry, or returns; and the result they are in.
+    """The gradients that a loop only adds to a carry or returns, with the index of their
+    result.
 
     Args:
-        graph: of the loop: (consts, carries, rows) -> (carries, rows of results).
-        first: the number of the first carry among its inputs.
+        graph: of the loop: (consts, carries, rows) -> (carries, per-step outputs).
+        first: the index of the first carry among its inputs.
         zeros: whether each carry enters the loop as zeros.
     """
     carries = graph.find_nodes(op="placeholder")[first : first + len(zeros)]
@@ -62,7 +65,7 @@ def _result(node: torch.fx.Node, results: Sequence[torch.fx.Node]) -> int | None
 
 
 def _is_linear(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether an op of a Partial sum gives one."""
+    """Whether an op of a Partial sum returns a Partial sum."""
     if user.args.count(node) != 1:
         return False
     if user.target in SUMS:
@@ -72,7 +75,7 @@ def _is_linear(user: torch.fx.Node, node: torch.fx.Node) -> bool:
 
 
 def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
-    """Whether a carry goes into a result by sums alone."""
+    """Whether a carry enters a result only through sums."""
     while len(carry.users) == 1 and carry is not result:
         (user,) = carry.users
         if user.target not in SUMS or (
@@ -86,12 +89,13 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
 def placements(
     walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
 ) -> dict[int, Marks]:
-    """Where each result goes after the loop: as the parameters do whose gradients are in it.
+    """The placements of each result after the loop: those of the parameters whose gradients it
+    holds.
 
     Args:
-        walk: over the loop's graph, which has left these gradients Partial.
+        walk: the walk over the loop's graph, which left these gradients Partial.
         nodes: the gradients, and the results that they are terms of.
-        around: how the constants of the loop are placed before it.
+        around: the placements of the loop's constants before it.
     """
     found: dict[int, Marks] = {}
     for node, k in nodes.items():
@@ -108,12 +112,14 @@ def placements(
 
 
 def stays_partial(before: Marks, after: Marks) -> bool:
-    """Whether a carry is a sum wherever the gradients added to it are."""
+    """Whether a carry is Partial on every axis on which the gradients added to it are."""
     return all(b == a for b, a in zip(before, after, strict=True) if b in PENDING)
 
 
 def stays_replicated(before: Marks, wanted: Marks) -> bool:
-    """Whether a gradient is replicated in the end: rows of sharded ones are smaller if reduced."""
+    """Whether a gradient is replicated after the loop. Per-step outputs of sharded gradients
+    are smaller if they are reduced in the step.
+    """
     return all(
         w == "R" for b, w in zip(before, wanted, strict=True) if b in PENDING
     )

@@ -1,5 +1,5 @@
-"""What the ops that read a value would pay for it: one step of lookahead, which decides between
-choices that cost the same.
+"""One step of lookahead: the cost of a value's placement for its readers. It decides between
+strategies of equal cost.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall
 from .values import Value
 
-FEW = 4  # readers that are asked
+FEW = 4  # the number of readers considered
 
 
 class Ahead:
-    """The readers of a Program's values, asked what they want."""
+    """The costs of the readers of a Program's values."""
 
     def __init__(self, walk: Any) -> None:
         self.walk = walk
@@ -30,16 +30,16 @@ class Ahead:
         self.prices: dict[Any, float] = {}
 
     def price(self, node: torch.fx.Node, marks: Marks, axis: int) -> float:
-        """The bytes that the readers of an op's result move on one axis at best, if it is
-        placed so.
+        """The fewest bytes that the readers of an op's result move on one axis, given its
+        placements.
 
         Args:
             node: an op with one result.
-            marks: of the axes up to this one.
-            axis: the one that is being decided.
+            marks: the placements of the axes up to this one.
+            axis: the current axis.
         """
         if marks[axis] in PENDING:
-            return 0.0  # its reduction is a matter of the choice itself
+            return 0.0  # its reduction is part of the cost of the strategy itself
         key = node, marks, axis
         if key not in self.prices:
             self.prices[key] = sum(
@@ -67,8 +67,8 @@ class Ahead:
         marks: Marks,
         axis: int,
     ) -> float:
-        """What one choice of a reader moves: of the value, of what else is there already, and
-        of a sum that it leaves Partial.
+        """The bytes that one strategy of a reader moves: of the value, of other available
+        inputs, and to reduce a Partial result.
         """
         walk, total = self.walk, 0.0
         n, sizes = walk.axes.sizes[axis], walk.axes.sizes
@@ -105,7 +105,9 @@ class Ahead:
     def choices(
         self, reader: torch.fx.Node
     ) -> list[tuple[Choice, list[torch.fx.Node]]]:
-        """The choices of a reader and its tensor arguments; none of what is no op with a rule."""
+        """The strategies of a reader, and its tensor arguments. None for a node that is not an
+        op with a rule.
+        """
         if reader not in self.known:
             self.known[reader] = list(self.asked(reader))
         return self.known[reader]

@@ -1,6 +1,4 @@
-"""Means over mesh axes: arguments and results may be Partial means; inside a program each is a
-sum of shares.
-"""
+"""Partial means of arguments and results. Inside a program, each is a Partial sum of shares."""
 
 from __future__ import annotations
 
@@ -17,14 +15,16 @@ aten = torch.ops.aten
 
 
 def as_sums(marks: Marks) -> Marks:
-    """The placements with sums in place of means."""
+    """The placements with Partial sums in place of Partial means."""
     return tuple("sum" if m == MEAN else m for m in marks)
 
 
 def rescaled(
     walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks
 ) -> plan.Slot:
-    """A slot whose means are called sums, or the other way round; itself where there is none."""
+    """A slot with its means rescaled to sums, or the other way round. The slot itself if it has
+    none.
+    """
     if slot.marks == marks:
         return slot
     made = walk.slot(slot.value, marks)
@@ -33,8 +33,8 @@ def rescaled(
 
 
 def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:
-    """Write a Rescale out: a rank's share of a mean over n ranks is one n-th of what it holds.
-    Nothing is sent.
+    """Emit a Rescale: a rank's share of a mean over n ranks is one n-th of its term. Sends
+    nothing.
     """
     before, after = step.source.marks, step.target.marks
     piece, shares = (

@@ -1,4 +1,4 @@
-"""What the walk refuses, in words: random ops, unreduced gradients."""
+"""Errors of propagation: random ops, unreduced gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...capture.drawing import draws
-from ...errors import PlacementError, RuleError, problem
+from ...errors import PlacementError, RuleError
 from ...types import REDUCTIONS, Marks, MeshAxes
 
 
@@ -25,22 +25,21 @@ def not_reduced(
 ) -> PlacementError:
     source, fix = (
         node.meta.get("source"),
-        "reduce it first: sf.constrain(x, P()) with the placement that it is to have",
+        "reduce it first: sf.constrain(x, P()), or with its final placement",
     )
     op = getattr(node.target, "_opname", node.target)
     got = (
-        f"it is an unreduced gradient (pending {pending_over(marks, axes)}), and {op} needs "
+        f"it is an unreduced gradient (Partial {pending_over(marks, axes)}), and {op} needs "
         "its value"
     )
-    text = problem(
+    return PlacementError.of(
         f"{name}, argument {path}",
         got,
         needed="an explicit reduction",
         fix=fix,
         source=source,
-    )
-    return PlacementError(
-        text, arg_path=path, placements=marks, source=source, fix=fix
+        arg_path=path,
+        placements=marks,
     )
 
 
@@ -52,18 +51,17 @@ def cannot_stay_pending(
         "return the gradient itself, as grad gives it, or drop Partial from out_placements",
     )
     got = (
-        "it is reduced already, or was never pending, and cannot stay "
+        "it is reduced already, or was never Partial, and cannot stay "
         f"{pending_over(marks, axes)}"
     )
-    text = problem(
+    return PlacementError.of(
         f"{name}, {path}",
         got,
         needed="a value that is reduced once",
         fix=fix,
         source=source,
-    )
-    return PlacementError(
-        text, arg_path=path, placements=marks, source=source, fix=fix
+        arg_path=path,
+        placements=marks,
     )
 
 
@@ -74,8 +72,8 @@ def wrong_piece(
     got: tuple[int, ...],
     wanted: tuple[int, ...],
 ) -> RuleError:
-    """A registered rule that was not proved, and gives a rank a result of another shape than it
-    says.
+    """The error for an unproved user rule whose local result has another shape than its
+    placement gives.
     """
     source, fix = (
         node.meta.get("source"),
@@ -85,10 +83,14 @@ def wrong_piece(
         f"the op gives {got} on a rank",
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
     )
-    text = problem(
-        f"rule({node.target})", *lines, needed=f"{wanted}", fix=fix, source=source
+    return RuleError.of(
+        f"rule({node.target})",
+        *lines,
+        needed=f"{wanted}",
+        fix=fix,
+        source=source,
+        placements=out,
     )
-    return RuleError(text, placements=out, source=source, fix=fix)
 
 
 RANDOM: Callable[[Any], bool] = lambda target: (
@@ -100,10 +102,9 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     if all(n == 1 for n in axes.sizes) or not draws(node):
         return
     source, fix = node.meta.get("source"), "pass random tensors in as arguments"
-    text = problem(
+    raise RuleError.of(
         f"{name}, op {node.target}",
         "it draws random numbers, which ranks would draw differently",
         fix=fix,
         source=source,
     )
-    raise RuleError(text, source=source, fix=fix)

@@ -1,5 +1,5 @@
-"""Choices for one axis of a mesh, in the units in which values are sharded already, and added to
-those of the axes before.
+"""Strategies for one mesh axis, adapted to the units in which values are already sharded, and
+combined with those of earlier axes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..rule_api.strategy import Choice
 def in_units(
     choice: Choice, held: list[list[plan.Slot]], axis: int
 ) -> list[Choice]:
-    """The choice for each unit in which some input is already sharded on the dim that it wants
-    cut.
+    """The strategy for each unit in which an input is already sharded on the dim that the
+    strategy shards.
     """
     units = {1}
     for mark, slots in zip(choice[0], held, strict=True):
@@ -39,7 +39,7 @@ def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
 def extended(
     shape: tuple[int, ...], marks: Marks, mark: Mark, sizes: tuple[int, ...]
 ) -> Marks | None:
-    """The placements of one more axis; None where they do not go together."""
+    """The placements with one more axis. None if they are incompatible."""
     pending = {m for m in (*marks, mark) if m in PENDING}
     if len(pending) > 1:
         return None

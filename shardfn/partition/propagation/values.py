@@ -1,4 +1,6 @@
-"""What a walk knows of one global value: its slots, and what it may be read as."""
+"""The record of one global value in a walk: its slots, and the placements at which it may be
+read.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,23 @@ class Value:
     """A global value: its slots by placement, and in which phase each may be read."""
 
     fake: torch.Tensor
-    early: bool  # an input, or only a rearrangement of inputs
+    early: bool  # whether it is an input, or only a rearrangement of inputs
     fill: tuple[torch.fx.Node, Any] | None = None
     # how it is made where it is read, if that is at any placement: the op and its arguments
     recipe: tuple[torch.fx.Node, tuple[Value, ...]] | None = None
     slots: dict[Marks, tuple[plan.Slot, str | None]] = attrs.field(factory=dict)
     users: int = 1
     unreduced: str | None = (
-        None  # the argument that is an unreduced gradient, if this is it or a linear function of it
+        None  # the unreduced gradient that this is, or is linear in
     )
-    like: Value | None = None  # of a constant: the value whose shape it takes
+    like: Value | None = None  # for a constant: the value whose shape it takes
     varies: frozenset[str] = (
         frozenset()
-    )  # the mesh axes over which it is each rank's own, in a shard_map
+    )  # the mesh axes over which it varies, in a shard_map
     equal: frozenset[str] = (
         frozenset()
-    )  # those of them over which all ranks' happen to be equal
-    asked: bool = False  # whether per-rank code asks for its Partial sum
+    )  # those of them over which it is known to be equal on all ranks
+    asked: bool = False  # whether per-rank code needs its Partial sum
 
     @property
     def is_unmade(self) -> bool:
@@ -43,8 +45,8 @@ class Value:
         return [slot for slot, only in self.slots.values() if only in (None, phase)]
 
     def held(self, phase: str) -> list[plan.Slot]:
-        """The slots that a choice may look at: a constant that is made like a value belongs
-        where that is.
+        """The slots that a strategy may read. A constant made like another value has the slots
+        of that value.
         """
         if self.slots or self.like is None:
             return self.readable(phase)
@@ -56,14 +58,12 @@ class Value:
 
 
 def is_partial(marks: Marks) -> bool:
-    """Whether a reduction is Partial on some axis."""
+    """Whether the placements are Partial on some axis."""
     return any(m in PENDING for m in marks)
 
 
 def settled(value: Value, axes: MeshAxes) -> Marks:
-    """The placement of a value that nothing asks for: as it is, Partial reduced, in plain
-    chunks.
-    """
+    """The default placements of a value: its own, with Partial reduced and in plain chunks."""
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))

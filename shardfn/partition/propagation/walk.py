@@ -1,6 +1,7 @@
 """Stage 2, first half: walk the Program once and choose a placement for every value.
 
-Everything here is the same on all ranks: it looks at global shapes and at the mesh's sizes only.
+All of this is equal on all ranks, since it depends only on global shapes and on the mesh's
+sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,9 @@ from .walk_loops import nest
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 AFTER = "after"
-READ_ANYWHERE = {
-    CONSTRAIN,
-    "random_bits",
-}  # prims that read a value at any placement
-# moves whose result takes memory beside the value that it is made of: a checkpointed call makes
-# them again in the backward
+# prims that read a value at any placement
+READ_ANYWHERE = {CONSTRAIN, "random_bits"}
+# moves whose result needs memory of its own: the backward of a checkpointed call repeats them
 KEPT_TWICE = ("gather", "all_to_all", "halo")
 
 
@@ -46,20 +44,21 @@ def propagate(
     """Choose placements for every value of a Program.
 
     Args:
-        program: what to place.
+        program: the Program.
         axes: names and sizes of the mesh.
         in_marks: the placement of each input.
-        out_marks: the placement asked for each output, None where it may stay as it falls.
-        unreduced: inputs that are gradients which nobody has reduced yet, by number: no op
-            reduces them in passing.
+        out_marks: the placement of each output. None leaves an output where propagation puts
+            it.
+        unreduced: the positions of inputs that are unreduced gradients. No op may reduce them
+            implicitly.
 
     Returns:
         The plan.
 
     Raises:
-        RuleError: an op that cannot be right on this mesh.
-        PlacementError: an unreduced gradient that an op would have to reduce; a result that
-            cannot stay unreduced.
+        RuleError: an op that cannot be computed correctly on this mesh.
+        PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
+            stay unreduced.
     """
     return walked(Walk(axes, program.name), program, in_marks, out_marks, unreduced)
 
@@ -71,7 +70,7 @@ def walked(
     out_marks: Sequence[Marks | None],
     unreduced: Collection[int],
 ) -> plan.Plan:
-    """The plan that a walk over a Program makes; arguments as those of `plan`."""
+    """The plan that a walk over a Program makes. The arguments are those of `propagate`."""
     graph = program.graph.graph
     holders = graph.find_nodes(op="placeholder")
     forgotten = [
@@ -111,10 +110,10 @@ class Walk(Chooser):
         self.gradients: dict[torch.fx.Node, plan.Gradient] = {}
         # gradients that leave the program Partial
         self.unreduced: list[tuple[plan.Slot, torch.fx.Node]] = []
-        # gradients that stay Partial until their loop is over
+        # gradients that stay Partial until the end of their loop
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
-        self.count = 0  # slots so far
+        self.count = 0  # number of slots so far
 
     def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
         self.count += 1
@@ -123,7 +122,7 @@ class Walk(Chooser):
     def enter(
         self, node: torch.fx.Node, marks: Marks, unreduced: str | None
     ) -> plan.Slot:
-        """The slot of an input, whose value is known from now on."""
+        """Add an input. Returns its slot."""
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
         as_sum = means.rescaled(self, node, slot, means.as_sums(marks))
@@ -143,7 +142,7 @@ class Walk(Chooser):
         path: str,
         output: torch.fx.Node,
     ) -> plan.Slot:
-        """The slot of a result, at the placement asked for."""
+        """The slot of a result, at the placements of `out_placements`."""
         value = self.values[node]
         wanted = marks or settled(value, self.axes)
         as_sums = means.as_sums(wanted)
@@ -185,7 +184,7 @@ class Walk(Chooser):
             self.apply(node)
 
     def constant(self, node: torch.fx.Node, value: Any) -> Value:
-        """A tensor of one number: each rank makes its own, at any placement."""
+        """A constant tensor of one value: each rank makes its shard locally, at any placement."""
         is_like = node.target in rules.LIKE
         return Value(
             node.meta["val"],
@@ -219,7 +218,7 @@ class Walk(Chooser):
         )
 
     def place_as(self, node: torch.fx.Node, value: Value, slot: plan.Slot) -> None:
-        """A prim's result is its argument, at one placement."""
+        """Make a prim's result its argument, at one placement."""
         self.values[node] = Value(
             value.fake,
             early=False,
@@ -229,7 +228,7 @@ class Walk(Chooser):
         )
 
     def after(self, node: torch.fx.Node) -> None:
-        """A value as it is, at every placement that it has, but not before another one is
+        """`after`: a value at each of its placements, but not before another value is
         available.
         """
         value, token = (self.values[x] for x in node.args)
@@ -248,7 +247,7 @@ class Walk(Chooser):
     def write_out(
         self, node: torch.fx.Node, call: OpCall, values: list[Value]
     ) -> None:
-        """Place an op as the smaller ones that it is made of."""
+        """Place an op by its decomposition into smaller ones."""
         graph = written_out(call, node)
         holders = graph.find_nodes(op="placeholder")
         self.values.update(zip(holders, values, strict=True))
@@ -286,11 +285,11 @@ class Walk(Chooser):
         self.assign(node, results)
 
     def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
-        """An op's call as its rule sees it, and the values that it reads."""
+        """An op's call in the form that its rule takes, and its input values."""
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
-        result = node.meta.get("val")  # none for an op that only checks
+        result = node.meta.get("val")  # empty for an op that only checks
         results = (result,) if isinstance(result, torch.Tensor) else result or ()
         call = OpCall(
             target=node.target,
@@ -304,7 +303,7 @@ class Walk(Chooser):
     def results(
         self, node: torch.fx.Node, values: list[Value], outs: Iterable[plan.Slot]
     ) -> list[Value]:
-        """The values that an op makes of others, each at one placement."""
+        """The values of an op's results, each at one placement."""
         early = node.target in rules.REARRANGES and all(v.early for v in values)
         gradient = next((v.unreduced for v in values if v.unreduced), None)
         varies = frozenset().union(*(v.varies for v in values))
@@ -327,7 +326,7 @@ class Walk(Chooser):
         ]
 
     def assign(self, node: torch.fx.Node, results: list[Value]) -> None:
-        """Note the values of an op's results; of a tuple, those that are tensors."""
+        """Record the values of an op's results, and for a tuple those of its tensors."""
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             self.values[node] = results[0]
@@ -340,9 +339,7 @@ class Walk(Chooser):
     def rearrange(
         self, node: torch.fx.Node, call: OpCall, value: Value, result: Value
     ) -> None:
-        """Let a rearranged parameter be read off the parameter at each placement that it has,
-        so that it is gathered once.
-        """
+        """Rearrange a parameter at each of its placements, so that it is gathered once."""
         strategies = answered(rules.find(call.target), call, self.name, node)
         out_mark = {}
         for (mark,), (out,) in strategies:
@@ -363,17 +360,16 @@ class Walk(Chooser):
     def redistribute(
         self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool
     ) -> plan.Slot:
-        """The value at a placement: a slot that has it, or the cheapest moves from one that has
-        another.
+        """The value at a placement: an existing slot, or the cheapest moves from another slot.
 
         Args:
-            value: to redistribute.
-            marks: the placement that it is to have.
+            value: the value to redistribute.
+            marks: the target placements.
             node: on whose behalf.
-            implicit: whether no placement of the user's asks for it.
+            implicit: whether no placement of the user asks for it.
 
         Raises:
-            PlacementError: an unreduced gradient that this would reduce implicitly.
+            PlacementError: this would reduce an unreduced gradient implicitly.
         """
         phase = node.meta.get("phase", "forward")
         for slot in value.readable(phase):
@@ -398,7 +394,7 @@ class Walk(Chooser):
         return slot
 
     def fill(self, value: Value, marks: Marks) -> plan.Slot:
-        """A constant, made at a placement."""
+        """Make a constant at a placement."""
         assert value.fill is not None
         node, number = value.fill
         slot = self.slot(value.fake, marks)
@@ -408,8 +404,8 @@ class Walk(Chooser):
 
 
 def _made_again(value: Value, node: torch.fx.Node) -> tuple[str, ...]:
-    """The moves that are made once in the forward and again in the backward, so that their
-    result is not kept in between: of a parameter, and in a checkpointed call.
+    """The moves that both the forward and the backward perform, so that their result is not
+    saved: those of a parameter, and those in a checkpointed call.
     """
     if sources.is_checkpointed(node.meta.get("custom") or {}):
         return KEPT_TWICE

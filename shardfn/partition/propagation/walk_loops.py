@@ -1,5 +1,5 @@
-"""Loops and branches placed: their graphs are walked like the Program itself, until what leaves
-a run fits what enters it.
+"""Propagation through loops and branches. Their graphs are walked like the Program, to a fixed
+point of the carry placements.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .values import Value, is_partial
 
 
 class Placed(NamedTuple):
-    """How a loop and everything in it is placed."""
+    """The placements of a loop and its graphs."""
 
     ins: list[Marks]
     outs: list[Marks]
     plans: list[steps.Plan]  # of each graph
-    varies: list[frozenset[str]]  # over which axes each result is a rank's own
-    after: dict[int, Marks]  # where some results go right after the loop
+    varies: list[frozenset[str]]  # the axes over which each result varies
+    after: dict[int, Marks]  # the placements of some results right after the loop
 
 
 def nest(walk: Any, node: torch.fx.Node) -> None:
-    """Place a loop and everything in it.
+    """Place a loop and its graphs.
 
     Args:
-        walk: over the graph that the loop stands in.
-        node: of the loop.
+        walk: the walk over the graph that has the loop.
+        node: the node of the loop.
 
     Raises:
-        PlacementError: a carry that is constrained to another placement than it enters with.
+        PlacementError: a carry is constrained to a placement that differs from its initial one.
     """
     loop, values = node.target, [walk.values[x] for x in node.args]
     placed = PLACE[type(loop)](walk, node, loop, values)
@@ -134,7 +134,7 @@ def _replicated(walk: Any) -> Marks:
 def _without_rows(
     marks: Marks, shape: Sequence[int], sizes: Sequence[int]
 ) -> Marks:
-    """The placement of one row: no axis may cut the rows from each other."""
+    """The placements of one per-step input or output. No axis may shard the step dim."""
     marks = tuple(
         "R" if layout.split(m) and layout.cut_of(m)[0] == 0 else m for m in marks
     )
@@ -143,14 +143,14 @@ def _without_rows(
 
 
 def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks:
-    """Where a per-step output stays: a Partial one is reduce-scattered to the sharding of a
-    per-step input of the same shape, as a gradient of fully sharded layers has.
+    """The placements of a per-step output. A Partial one is reduce-scattered to the sharding of
+    a per-step input of the same shape, such as a parameter of fully sharded layers.
 
     Args:
-        marks: the output's placement as it fell.
+        marks: the output's placements from propagation.
         result: the output.
         inner: the walk over the body.
-        first: the number of the first per-step input.
+        first: the index of the first per-step input.
     """
     shape = tuple(result.fake.shape)
     alike = [s.marks for s in inner.ins[first:] if tuple(s.value.shape) == shape]
@@ -165,8 +165,8 @@ def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks
 
 
 def _agreed(walk: Any, yes: Value, no: Value) -> Marks:
-    """One placement for a result of two branches: a sum that is Partial in both stays so, and
-    is reduced once, after them.
+    """One placement for a result of two branches. If it is Partial in both, it stays Partial
+    and is reduced once, after the cond.
     """
     first, second = _leaving(yes, walk.axes), _leaving(no, walk.axes)
     if yes.fill is not None:
@@ -182,8 +182,8 @@ def _agreed(walk: Any, yes: Value, no: Value) -> Marks:
 
 
 def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
-    """The placement of a result that is constant in one branch: as the other branch leaves it,
-    where the constant can be made so.
+    """The placements of a result that is constant in one branch: those of the other branch, if
+    the constant can have them.
     """
     number = constant.fill[1]
     fits = other.fill is None and all(rules.fill_fits(number, m) for m in marks)
@@ -191,7 +191,9 @@ def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
 
 
 def _leaving(value: Value, axes: Any) -> Marks:
-    """A result of a branch as it fell; reduced, where the branch has it reduced as well."""
+    """A result of a branch at its placements from propagation, or reduced if the branch also
+    has it reduced.
+    """
     marks = natural(value, axes)
     if value.fill is not None or not is_partial(marks):
         return marks
@@ -205,12 +207,12 @@ def _leaving(value: Value, axes: Any) -> Marks:
 
 
 def _without_partial(marks: Marks) -> Marks:
-    """The placement with Partial reduced."""
+    """The placements with Partial reduced."""
     return tuple("R" if m in PENDING else m for m in plain(marks))
 
 
 def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
-    """The loop with the graphs of one rank, which take the rank's coordinates first."""
+    """The loop with the graphs of one rank. They take the rank's coordinates first."""
     return attrs.evolve(
         loop, graphs=tuple(graphs), consts=loop.consts + coordinates
     )

@@ -1,9 +1,10 @@
-"""The prims of per-rank code in the walk: into a shard_map and out of it, and its collectives.
+"""Propagation of the prims of per-rank code: entering and leaving a shard_map, and its
+collectives.
 
-A value that varies over an axis is held whole there ("R"): each rank has its own. Most
-collectives are then known moves between placements: a sum over ranks is a Partial sum that is
-reduced, an all-gather a sharded value replicated. Only what the value is called changes before and
-after, which is a step that emits nothing (`steps.Relabel`).
+A value that varies over an axis has the placement "R" there: each rank has its own. Most
+collectives are then moves between placements. A psum reduces a Partial sum, and an all-gather
+replicates a sharded value. Before and after the move, the value is relabelled, by a step that
+emits nothing (`plan.Relabel`).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _reduced(
     varies = value.varies.difference(axes)
     if value.equal.issuperset(
         axes
-    ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
+    ):  # nothing is sent: a sum of n equal terms is a product, and their max is each of them
         made = walk.slot(node.meta["val"], slot.marks)
         walk.steps.append(plan.Apply(node, (slot,), (made,)))
         _make(walk, node, made, varies, value.equal.difference(axes))
@@ -237,7 +238,7 @@ def _relabelled(
     fake: torch.Tensor,
     marks: Marks,
 ) -> plan.Slot:
-    """What a slot holds, as another value at other placements: nothing is computed."""
+    """Relabel a slot as another value at other placements. Computes nothing."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {fake.shape}"
     made = walk.slot(fake, plain)
@@ -275,17 +276,17 @@ def _brought(
     *,
     alone: bool = False,
 ) -> tuple[Value, plan.Slot]:
-    """The argument of a prim, with the placements wanted on its axes; on other axes as it is,
-    as far as that can be.
+    """Redistribute the argument of a prim to the given placements on the prim's axes. Other
+    axes keep their placements if possible.
 
     Args:
-        walk: at work.
+        walk: the current walk.
         node: the prim.
-        wanted: a placement for each of its axes.
-        dims: those that it shards or gathers; other axes may shard them only inside of its own
-            axes' cuts.
+        wanted: a placement for each of the prim's axes.
+        dims: the dims that it shards or gathers. Other axes may shard them only inside the
+            shards of its own axes.
         pending: the reductions that may stay Partial on other axes.
-        alone: whether no other axis may cut those dims.
+        alone: whether no other axis may shard those dims.
     """
     value = walk.values[node.args[0]]
     held = value.readable(node.meta["phase"])

@@ -1,1 +1,3 @@
-"""What a sharding rule is: its input, its strategies, einsum notation, the registry of users."""
+"""Sharding rules: their input, their strategies, einsum notation, and the registry of users'
+rules.
+"""

@@ -1,5 +1,5 @@
-"""What a rule answers, checked: one that fails is a RuleError that names the op, its schema,
-the cause and the line.
+"""Checks of a rule's strategies. A rule that fails is a RuleError that names the op, its
+schema, the cause and the line.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from .strategy import Choice, OpCall, Rule, replicated
 
 WORDS = {"R", *PENDING}
 FIX = (
-    "a list of (a mark for each tensor argument, a mark for each result); a mark is a dim, "
-    "'R' or 'sum'"
+    "a list of (placements of the tensor arguments, placements of the results); a placement is "
+    "a dim, 'R' or 'sum'"
 )
 
 
 def answered(
     rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node
 ) -> list[Choice]:
-    """The choices that a rule gives for a call; everything whole where there is no rule.
+    """The strategies of a rule for a call. Without a rule: everything replicated.
 
     Args:
         rule: the rule of the op, if it has one.
         call: the op and its global arguments.
         name: of the function.
-        node: of the Program, whose line errors name.
+        node: the node of the Program, for the line in errors.
 
     Raises:
-        RuleError: the rule raises, gives nothing, or placements that do not fit the call.
+        RuleError: the rule raises, returns no strategies, or returns placements that do not fit
+            the call.
     """
     if rule is None or not call.ins:
         return [replicated(call)]
     try:
         choices = list(dict.fromkeys(rule(call)))
         wrong = (
-            "it gives no choice"
+            "it gives no strategy"
             if not choices
             else next((w for w in (_wrong(c, call) for c in choices) if w), None)
         )
@@ -56,7 +57,7 @@ def answered(
 def failed(
     cause: str, rule: Rule | None, call: OpCall, name: str, node: torch.fx.Node
 ) -> RuleError:
-    """The error of a rule that cannot be followed."""
+    """The error for an invalid rule."""
     schema = f"schema {getattr(call.target, '_schema', call.target)}"
     who = (
         f"its rule {getattr(rule, '__module__', '')}.{getattr(rule, '__qualname__', rule)} "
@@ -73,17 +74,17 @@ def failed(
 
 
 def _wrong(choice: Choice, call: OpCall) -> str | None:
-    """What is wrong with a choice; None if it fits the call."""
+    """The problem of a strategy, or None if it fits the call."""
     ins, outs = choice
     if len(ins) != len(call.ins) or len(outs) != len(call.outs):
         given, needed = (
-            f"{len(ins)} marks for arguments and {len(outs)} for results",
+            f"{len(ins)} placements for arguments and {len(outs)} for results",
             f"{len(call.ins)} and {len(call.outs)}",
         )
         return f"it gives {given} where the call has {needed}: {choice}"
     if not (_all_fit(ins, call.ins) and _all_fit(outs, call.outs)):
         shapes = f"{[tuple(x.shape) for x in call.ins]} -> {[tuple(x.shape) for x in call.outs]}"
-        return f"it gives marks that do not fit {shapes}: {choice}"
+        return f"it gives placements that do not fit {shapes}: {choice}"
     return None
 
 

@@ -1,5 +1,5 @@
-"""Rules as text: "b i k, k j -> b i j" names every dim of every tensor; what a name in the
-result cuts, or leaves Partial.
+"""Rules as text: "b i k, k j -> b i j" names the factor of every dim. Sharding a factor shards
+the results that have it, and leaves the others Partial.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import RuleError, problem
+from ...errors import RuleError
 from ...types import Mark
 from .strategy import Choice, OpCall, replicated
 
-REST, ONE = "...", "1"  # any leading dims; a dim of size 1, which is never cut
+REST, ONE = "...", "1"  # any leading dims; a dim of size 1, which is never sharded
 Row = tuple[str, ...]
 
 
@@ -25,11 +25,13 @@ class Factors:
     text: str
     ins: tuple[Row, ...]
     outs: tuple[Row, ...]
-    whole: frozenset[str]  # factors that are never cut
+    whole: frozenset[str]  # factors that are never sharded
 
     @property
     def contracted(self) -> list[str]:
-        """Factors that some result has not: cutting one leaves that result a Partial sum."""
+        """Factors that some result does not have. Sharding one leaves that result a Partial
+        sum.
+        """
         names = dict.fromkeys(f for row in self.ins for f in row)
         return [
             f
@@ -40,7 +42,7 @@ class Factors:
         ]
 
     def choices(self, call: OpCall) -> list[Choice]:
-        """One choice for each factor of a call, after the one with everything whole."""
+        """The strategies of a call: replicated, then one for each factor."""
         ins, outs = self.named(call)
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
         return [
@@ -56,7 +58,7 @@ class Factors:
         """The factors of each tensor of a call.
 
         Raises:
-            RuleError: the tensors do not have these dims, or a factor has two sizes.
+            RuleError: the tensors have other dims, or a factor has two sizes.
         """
         owned = [
             *((self.ins[owner], f"input {owner}") for owner in in_owners(call)),
@@ -65,7 +67,8 @@ class Factors:
         tensors = (*call.ins, *call.outs)
         rows: list[Row] = []
         wrong: list[str] = []
-        sizes: dict[str, dict[int, str]] = {}  # factor -> size -> where it has that
+        # factor -> size -> the places with that size
+        sizes: dict[str, dict[int, str]] = {}
         for (written, owner), x in zip(owned, tensors, strict=True):
             row = _spelled(written, x.dim())
             if len(row) != x.dim():
@@ -80,16 +83,15 @@ class Factors:
         return rows[: len(call.ins)], rows[len(call.ins) :]
 
     def _misfit(self, call: OpCall, wrong: list[str]) -> RuleError:
-        """The error for a call whose tensors are not those that the mapping names."""
+        """The error for a call whose tensors do not match the mapping."""
         fix = (
             "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a "
             "function as the rule"
         )
-        text = problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
-        return RuleError(text, fix=fix)
+        return RuleError.of(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
 
     def strangers(self, op: torch.library.OpOverload) -> list[str]:
-        """What of the mapping does not fit the schema of an op."""
+        """The mismatches between the mapping and the schema of an op."""
         tensors, returns = (
             len(tensor_arguments(op)),
             len(_compat.schema(op).returns),
@@ -107,10 +109,10 @@ class Factors:
 
 
 def parsed(text: str, whole: tuple[str, ...]) -> Factors:
-    """A factor mapping read.
+    """Parse a factor mapping.
 
     Raises:
-        ValueError: with one argument for each thing that is wrong.
+        ValueError: with one argument for each problem.
     """
     left, arrow, right = text.partition("->")
     if not arrow or "->" in right:
@@ -120,7 +122,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
         said = f"{kind} {' '.join(row)!r}"
         wrong += [
-            f"{said}: {f!r} is no name"
+            f"{said}: {f!r} is not a name"
             for f in row
             if not (f.isidentifier() or f in (REST, ONE))
         ]
@@ -141,7 +143,9 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
         if f not in known and f != ONE
     ]
     wrong += [
-        f"need_whole names {f}, which is no factor" for f in whole if f not in known
+        f"need_whole names {f}, which is not a factor"
+        for f in whole
+        if f not in known
     ]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))
@@ -149,12 +153,12 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
 
 
 def tensor_arguments(op: torch.library.OpOverload) -> list[str]:
-    """The names of an op's arguments that are tensors, may be, or are lists of them."""
+    """The names of an op's tensor arguments, including optional ones and lists."""
     return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 
 
 def in_owners(call: OpCall) -> list[int]:
-    """For each tensor of a call, the number of the tensor argument that it comes from."""
+    """For each tensor of a call, the index of its tensor argument."""
     names, arguments = (
         tensor_arguments(call.target),
         _compat.schema(call.target).arguments,
@@ -171,7 +175,7 @@ def in_owners(call: OpCall) -> list[int]:
 
 
 def out_owners(call: OpCall) -> list[int]:
-    """For each tensor that a call returns, the number of the result; a list of tensors is one
+    """For each tensor that a call returns, the index of its result. A list of tensors is one
     result.
     """
     one = len(_compat.schema(call.target).returns) == 1
@@ -194,13 +198,13 @@ def _spelled(row: Row, dims: int) -> Row:
 
 
 def _other_dims(owner: str, row: Row, x: torch.Tensor) -> str:
-    """What is wrong with a tensor that has another number of dims than its row names."""
+    """The problem of a tensor whose number of dims differs from its row."""
     names = " ".join(row) or "no dims"
     return f"{owner} has {x.dim()} dims, shape {tuple(x.shape)}; the rule names {names!r}"
 
 
 def _two_sizes(sizes: Mapping[str, Mapping[int, str]]) -> list[str]:
-    """What is wrong with factors that have several sizes."""
+    """The problems of factors with several sizes."""
     return [
         f"factor {factor} has two sizes: "
         + ", ".join(f"{n} in {owner}" for n, owner in owners.items())

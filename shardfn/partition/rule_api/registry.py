@@ -1,6 +1,4 @@
-"""The rules that users register: the one place that keeps them. The last one of an op counts,
-before any table.
-"""
+"""The registry of users' rules. The last rule of an op applies, before any table."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ _rules: dict[Any, list[Registered]] = {}
 
 
 def add(entry: Registered) -> None:
-    """Let a registration count for its op."""
+    """Register a rule for its op."""
     _rules[entry.op] = [*_rules.get(entry.op, ()), entry]
 
 
 def remove(entry: Registered) -> None:
-    """Take a registration away; the one before it counts again. Once more does nothing."""
+    """Unregister a rule. The one before it applies again. Does nothing the second time."""
     left = [other for other in _rules.get(entry.op, ()) if other is not entry]
     if left:
         _rules[entry.op] = left
@@ -37,7 +35,7 @@ def remove(entry: Registered) -> None:
 
 
 def active() -> tuple[Registered, ...]:
-    """What counts now: programs that were partitioned under equal ones are alike."""
+    """The active rules, as a key of partitioned programs."""
     return tuple(entries[-1] for entries in list(_rules.values()))
 
 
@@ -47,7 +45,7 @@ def find(op: object) -> Rule | None:
 
 
 def ops() -> frozenset[Any]:
-    """The ops that have one."""
+    """The ops with a registered rule."""
     return frozenset(_rules)
 
 

@@ -1,4 +1,4 @@
-"""What a rule sees and what it answers."""
+"""The input of a sharding rule (`OpCall`), and its strategies (`Choice`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 
 from ...types import Mark
 
-# One way to place an op on ONE mesh axis: a placement for each tensor input, a placement for
-# each tensor
-# output.
-# A shard mark (d, scale) says that dim d is sharded in runs of `scale` elements for each element of
-# the cut factor.
-# "*" for an input: its values are not read.
+# A strategy: how to place an op on ONE mesh axis, with a placement for each tensor input and for
+# each tensor output. A placement (d, scale) shards dim d in runs of `scale` elements for each
+# element of the sharded factor. "*" for an input: its values are not read.
 Choice = tuple[tuple[Mark, ...], tuple[Mark, ...]]
 
 
@@ -36,9 +33,7 @@ class OpCall:
         return self.kwargs.get(name, default)
 
     def __getitem__(self, name: str) -> Any:
-        """An argument by its name in the op's schema, its default if it was not given; tensors
-        are fake ones.
-        """
+        """An argument by its name in the op's schema, or its default. Tensors are fake."""
         arguments = self.target._schema.arguments
         position = next(
             (i for i, a in enumerate(arguments) if a.name == name), None
@@ -68,7 +63,7 @@ Rule = Callable[[OpCall], list[Choice]]
 
 
 def replicated(call: OpCall) -> Choice:
-    """Everything whole on every rank: always right."""
+    """The strategy with everything replicated. Always correct."""
     return ("R",) * len(call.ins), ("R",) * len(call.outs)
 
 

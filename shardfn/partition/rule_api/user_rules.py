@@ -1,6 +1,4 @@
-"""What a user's rule function answers, as choices; `asking` checks them, as it does those of
-every rule.
-"""
+"""Strategies from a user's rule function. checked.py checks them, like those of every rule."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ MARKS: dict[type, Callable[[Any], Any]] = {
 
 
 def from_function(fn: Callable[[OpCall], Any]) -> Rule:
-    """The rule of a function that answers with a text, or with a list of (placements of the inputs,
+    """The rule of a function that returns a text, or a list of (placements of the inputs,
     placements of the results).
     """
 

@@ -35,8 +35,8 @@ RULES: dict[object, Rule] = {
     **batch.TABLE,
     **random.TABLE,
 }
-SIZES = view.SIZES  # op -> which argument is the shape of the result
-# op -> what a rank passes instead of the global arguments
+SIZES = view.SIZES  # op -> the position of the argument with the result's shape
+# op -> the function that makes local arguments of global ones
 LOCAL_ARGS = {
     **norm.LOCAL_ARGS,
     **conv.LOCAL_ARGS,
@@ -47,8 +47,8 @@ DECIDED_BY_FIRST = {
     *index.ADDS_TO_FIRST,
     *conv.DECIDED_BY_FIRST,
     AFTER,
-}  # ops that a rank runs if it has some of their first input
-# op -> how a rank computes it, where that is not the op itself
+}  # ops that a rank runs if its shard of their first input is not empty
+# op -> the local computation, if it is not the op itself
 LOWER = {
     **index.LOWER,
     **conv.LOWER,
@@ -61,8 +61,7 @@ BY_PLACE = random.BY_PLACE
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 
-# what torch writes for itself -> the op of the same arguments that a user knows, whose
-# registered rule it takes
+# an internal op of torch -> the public op of the same arguments, whose registered rule it takes
 PUBLIC = {
     torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default,
     torch.ops.aten._unsafe_index.Tensor: torch.ops.aten.index.Tensor,
@@ -74,7 +73,7 @@ fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LI
 
 
 def find(target: object) -> Rule | None:
-    """The rule of an op, the user's first; None for a fallback."""
+    """The rule of an op, the user's first. None means fallback."""
     mine = registry.find(target) or registry.find(PUBLIC.get(target))
     return (
         mine

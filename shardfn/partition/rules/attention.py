@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, CPU and CUDA variants, over batch and heads."""
+"""Scaled dot-product attention, CPU and CUDA variants, sharded over batch and heads."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NAMES = (
 
 
 def attention(call: OpCall) -> list[Choice]:
-    """Batch and heads lead every tensor of the attention; a mask may broadcast them; RNG state
-    has neither.
+    """Shards batch and heads, the leading dims of every tensor. A mask may broadcast them. The
+    RNG state is replicated.
     """
     batch, heads = call.ins[0].shape[0], call.ins[0].shape[1]
     mask = _mask(call)
@@ -60,8 +60,8 @@ def _mask(call: OpCall) -> torch.Tensor | None:
 
 
 def _one_head_count(call: OpCall, heads: int) -> bool:
-    """Grouped queries have fewer key heads, which do not line up with a cut of the query heads;
-    a mask may have one for all.
+    """Whether all tensors have the same number of heads. Grouped queries have fewer key heads,
+    which do not line up with shards of the query heads. A mask may have one head for all.
     """
     mask = _mask(call)
     return all(

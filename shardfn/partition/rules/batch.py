@@ -1,5 +1,5 @@
-"""Ops that do the same for every member of a batch: decompositions and solutions of matrices,
-Fourier transforms, sampling.
+"""Ops that treat every member of a batch alike: matrix decompositions and solves, Fourier
+transforms, sampling.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ aten = torch.ops.aten
 def batched(
     ins: Sequence[int], outs: Sequence[int], linear: Sequence[int] = ()
 ) -> Rule:
-    """Cut over batch dims.
+    """Shards batch dims.
 
     Args:
-        ins: how many dims at the end of each input belong to one member.
+        ins: the number of trailing dims of each input that belong to one member.
         outs: the same for each result.
         linear: inputs in which the op is linear, one at a time.
     """
@@ -54,8 +54,8 @@ def batched(
 def _batch_dims(
     tensors: Sequence[torch.Tensor], cores: Sequence[int], rank: int, d: int
 ) -> tuple[Mark, ...] | None:
-    """Dim d of the batch in each tensor; what has no batch, or a batch dim of size 1 that the
-    others stretch, is whole.
+    """Shards dim d of the batch in each tensor. Replicates a tensor without that dim, or with a
+    broadcast dim of size 1.
     """
     places = [d - rank + x.dim() - n for x, n in zip(tensors, cores, strict=False)]
     sizes = {x.shape[p] for x, p in zip(tensors, places, strict=False) if p >= 0}
@@ -81,7 +81,7 @@ def solve(call: OpCall) -> list[Choice]:
 
 
 def transform(call: OpCall) -> list[Choice]:
-    """A Fourier transform keeps the dims that it is not over, and is linear."""
+    """Shards the dims that are not transformed. Linear."""
     (x,) = call.ins
     over = {d % max(x.dim(), 1) for d in call.args[1]}
     return [
@@ -92,7 +92,7 @@ def transform(call: OpCall) -> list[Choice]:
 
 
 def distances(call: OpCall) -> list[Choice]:
-    """(B, P, M) and (B, R, M) -> (B, P, R): over points of either set too."""
+    """(B, P, M) and (B, R, M) -> (B, P, R). Also shards the points of either set."""
     choices, (x, y), out = batched((2, 2), (2,))(call), call.ins, call.outs[0].dim()
     return [
         *choices,
@@ -102,7 +102,7 @@ def distances(call: OpCall) -> list[Choice]:
 
 
 def distances_backward(call: OpCall) -> list[Choice]:
-    """The gradient of the first points: those of the second add up."""
+    """The gradient of the first points. Sharding the second points gives a Partial sum."""
     if len({x.shape[:-2] for x in call.ins}) > 1:
         return [replicated(call)]
     choices, n = batched((2, 2, 2, 2), (2,))(call), call.ins[0].dim()
@@ -115,7 +115,7 @@ def distances_backward(call: OpCall) -> list[Choice]:
 
 
 def sampled(call: OpCall) -> list[Choice]:
-    """Pixels at a grid: over images and, with the whole grid, over channels; linear in the
+    """Grid sampling: shards images or, with the grid replicated, channels. Linear in the
     pixels.
     """
     return [
@@ -145,7 +145,7 @@ def resized(call: OpCall) -> list[Choice]:
 
 
 def reduced_segments(call: OpCall) -> list[Choice]:
-    """Segments are runs of rows: columns stay cut, and what says where they end is whole."""
+    """Segments are runs of rows: shards columns, and replicates the lengths or offsets."""
     ends = sum(
         x is not None
         for x in (
@@ -231,7 +231,7 @@ TABLE: dict[object, Rule] = {
 
 
 def _image_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-    """The gradient of a resized image is told the size of the image."""
+    """The gradient of a resized image takes the image's size as an argument."""
     args[2] = [*shapes[0][:2], *args[2][2:]]
     return args
 

@@ -1,4 +1,4 @@
-"""Tensors that hold one value everywhere: made in place on every rank, for any placement."""
+"""Constant tensors of one value: each rank makes its shard, for any placement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 aten = torch.ops.aten
 
-# op -> how its call says the value
+# op -> how its call gives the value
 FILLS: dict[object, Callable[[tuple[Any, ...]], Any]] = {
     aten.full.default: lambda args: args[1],
     aten.full_like.default: lambda args: args[1],
@@ -34,14 +34,14 @@ LIKE = {
     aten.zeros_like.default,
     aten.ones_like.default,
     aten.empty_like.default,
-}  # take the shape of a tensor
+}  # ops that take the shape of a tensor
 
 
 def fill_value(target: object, args: tuple[Any, ...]) -> Any:
-    """The one value that a call fills a tensor with; None if the op is no fill."""
+    """The value that a call fills a tensor with, or None if the op is not a fill."""
     return FILLS[target](args) if target in FILLS else None
 
 
 def fits(value: Any, mark: object) -> bool:
-    """Whether a fill may stand at a placement: zeros are a Partial sum too."""
+    """Whether a fill may have a placement. Zeros may also be a Partial sum."""
     return mark != "sum" or value == 0

@@ -1,9 +1,8 @@
-"""Convolutions: over batch, channels and groups, and over space, where a rank needs the edges
-of its neighbours.
+"""Convolutions: sharded over batch, channels and groups, and over space with halos.
 
-A convolution that makes one element of each `stride` elements of its input has chunks that line
-up. What it reads beyond a chunk is the chunk's halo, with zeros beyond the ends of the mesh
-axis: its own padding.
+The chunks of input and result line up if the convolution makes one element of each `stride`
+elements of its input. Elements that it reads beyond a chunk are the chunk's halo. Beyond the
+ends of the mesh axis the halo is zero, which is the convolution's padding.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ aten = torch.ops.aten
 
 @attrs.frozen
 class Window:
-    """How a convolution walks along one dim."""
+    """The window of a convolution along one dim."""
 
     stride: int
     padding: int
@@ -31,13 +30,15 @@ class Window:
 
     @property
     def halo(self) -> tuple[int, int]:
-        """What a chunk of the result reads before and after the chunk of the input."""
+        """The elements that a chunk of the result reads before and after its chunk of the
+        input.
+        """
         return self.padding, max(0, self.reach - self.stride - self.padding + 1)
 
     @property
     def gradient_halo(self) -> tuple[int, int]:
-        """What the gradient of a chunk of the input reads before and after the chunk of the
-        result's gradient.
+        """The elements that the gradient of a chunk of the input reads before and after its
+        chunk of the result's gradient.
         """
         return (self.reach - self.padding) // self.stride, -(
             -self.padding // self.stride
@@ -60,7 +61,7 @@ def windows(weight: Any, stride: Any, padding: Any, dilation: Any) -> list[Windo
 def _over_space(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, settings: Any
 ) -> Iterator[tuple[int, Window]]:
-    """The dims along which the chunks of input and result line up, whatever their number."""
+    """The dims along which the chunks of input and result line up for any number of chunks."""
     stride, padding, dilation, transposed = settings
     for d, window in enumerate(windows(weight.shape, stride, padding, dilation), 2):
         if not transposed and x.shape[d] == window.stride * y.shape[d]:
@@ -70,7 +71,7 @@ def _over_space(
 def _other_cuts(
     x: torch.Tensor, y: torch.Tensor, transposed: bool, groups: int
 ) -> list[tuple[Mark, Mark, Mark, Mark]]:
-    """Ways to cut all but space: placements of input, weight, bias and result."""
+    """The strategies that do not shard space: placements of input, weight, bias and result."""
     batch: tuple[Mark, Mark, Mark, Mark] = (0, "R", "R", 0)
     if groups > 1:
         read, made = x.shape[1] // groups, y.shape[1] // groups
@@ -105,8 +106,8 @@ def convolution(call: OpCall) -> list[Choice]:
 
 
 def convolution_backward(call: OpCall) -> list[Choice]:
-    """The transpose of each way: what was sharded has a gradient that is sharded, what was
-    whole one that is a Partial sum.
+    """The transpose of each strategy: a sharded tensor has a sharded gradient, and a replicated
+    one a Partial sum.
     """
     (g, x, weight), mask = call.ins, call.args[10]
     transpose = lambda mark: {"R": "sum", "sum": "R"}.get(mark, mark)
@@ -117,7 +118,7 @@ def convolution_backward(call: OpCall) -> list[Choice]:
     for a, w, bias, out in _other_cuts(x, g, call.args[7], call.args[9]):
         whole = (
             out == "sum"
-        )  # then every rank has all of g, and with it the gradient of the bias
+        )  # then g is replicated, and so is the gradient of the bias
         choices.append(
             (
                 (transpose(out), a, w),
@@ -146,13 +147,13 @@ def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
 
 LOCAL_ARGS = {aten.convolution_backward.default: _bias_sizes}
 
-# A rank without input channels still has the gradient of the bias, which is made of the first
-# input alone.
+# A rank without input channels still computes the gradient of the bias, which depends on the
+# first input alone.
 DECIDED_BY_FIRST = {aten.convolution_backward.default}
 
 
 def _halo(piece: Any, dim: int) -> tuple[int, int]:
-    """What a piece holds of its neighbours along a dim."""
+    """The halo of a shard along a dim."""
     return next(
         (
             layout.halo(m)
@@ -168,7 +169,7 @@ def _has_halo(piece: Any) -> bool:
 
 
 def _local_padding(padding: Any, x: Any) -> list[int]:
-    """A dim that is sharded has its padding in the halo."""
+    """The padding of a local convolution: 0 for a sharded dim, whose halo has the padding."""
     space = range(2, len(x.shape))
     return [
         0 if x.cuts(d) else p
@@ -187,7 +188,7 @@ def _local_groups(groups: int, x: Any) -> int:
 def lower_convolution(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
 ) -> Any:
-    """A bias is added once to a Partial sum: by the rank with the first input channels."""
+    """Add the bias to a Partial sum once: on the rank with the first input channels."""
     x, groups = pieces[0], args[8]
     if args[2] is not None and groups == 1 and x.cuts(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)
@@ -204,7 +205,7 @@ def lower_convolution(
 def lower_convolution_backward(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
 ) -> Any:
-    """In one call, but where there are halos: each gradient reads another's."""
+    """One call computes all gradients, unless there are halos, which differ for each gradient."""
     g, x, weight = pieces
     args[9] = _local_groups(args[9], x)
     empty = x.local_shape[1] == 0
@@ -234,7 +235,7 @@ def lower_convolution_backward(
 
 
 def _own_shape(piece: Any) -> list[int]:
-    """The shape without what it holds of its neighbours."""
+    """The shape without the halo."""
     return [n - sum(_halo(piece, d)) for d, n in enumerate(piece.local_shape)]
 
 
@@ -251,9 +252,7 @@ def _without_halo(b: Any, piece: Any) -> Any:
 
 
 def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
-    """A transposed convolution over the chunk of g and its halo, of which the part that is this
-    rank's is kept.
-    """
+    """A transposed convolution over the chunk of g and its halo, sliced to this rank's part."""
     padding, more, sizes = [], [], _own_shape(x)[2:]
     for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
         padding.append(
@@ -285,7 +284,7 @@ def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
 
 
 def _weight_gradient(b: Any, args: list[Any], own: Any, x: Any) -> Any:
-    """Of this rank's rows, which read the input with its halo."""
+    """The weight gradient from this rank's rows of g and the input with its halo."""
     padding, mask = _local_padding(args[5], x), [False, True, False]
     out = b.call(
         aten.convolution_backward.default,

@@ -1,7 +1,7 @@
 """Lookups and their gradients: embedding, gather, scatter, indexing.
 
-A table that is sharded along the dim looked up in answers with zeros for what another rank holds,
-so the result is a Partial sum.
+A lookup in a table that is sharded along the indexed dim gives zeros for entries of other
+ranks, so the result is a Partial sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def embedding(call: OpCall) -> list[Choice]:
-    """table[index]: any index dim, the table's columns, or the table's rows."""
+    """table[index]: shards any index dim, the table's columns, or the table's rows."""
     index, last = call.ins[1], call.outs[0].dim() - 1
     choices = [replicated(call), *((("R", d), (d,)) for d in range(index.dim()))]
     return [
@@ -28,7 +28,7 @@ def embedding(call: OpCall) -> list[Choice]:
 
 
 def embedding_backward(call: OpCall) -> list[Choice]:
-    """Rows are added up, so index dims leave a Partial sum."""
+    """Rows are added, so sharding an index dim gives a Partial sum."""
     grad, index = call.ins
     choices = [replicated(call), ((grad.dim() - 1, "R"), (1,))]
     if call.arg(4, "scale_grad_by_freq", False):
@@ -52,7 +52,7 @@ def _same_sizes(call: OpCall, *positions: int) -> list[int]:
 
 
 def gather(call: OpCall) -> list[Choice]:
-    """Other dims stay cut; the index may be sharded anywhere; a table cut along the dim gives a
+    """Shards the other dims, or any dim of the index. Sharding the table along the dim gives a
     Partial sum.
     """
     x, at = call.ins
@@ -70,7 +70,9 @@ def gather(call: OpCall) -> list[Choice]:
 
 
 def scatter(call: OpCall) -> list[Choice]:
-    """Other dims stay cut; a target cut along the dim keeps what falls into it."""
+    """Shards the other dims. A target sharded along the dim takes the values that fall into
+    each shard.
+    """
     x = call.ins[0]
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
@@ -92,7 +94,7 @@ def scatter(call: OpCall) -> list[Choice]:
 
 
 def _indexed(indices: list[Any]) -> tuple[int, int] | None:
-    """(first, count) of the indexed dims if they lie side by side."""
+    """(first, count) of the indexed dims if they are adjacent."""
     where = [d for d, i in enumerate(indices) if i is not None]
     side_by_side = where == list(range(where[0], where[0] + len(where)))
     return (where[0], len(where)) if side_by_side else None
@@ -104,7 +106,7 @@ def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
 
 
 def index(call: OpCall) -> list[Choice]:
-    """x[..., i, j, ...]: dims that are not indexed stay cut, and so do the dims of the indices."""
+    """x[..., i, j, ...]: shards dims that are not indexed, or dims of the indices."""
     x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
     if run is None or any(i.dtype == torch.bool for i in indices):
         return [replicated(call)]
@@ -123,7 +125,7 @@ def index(call: OpCall) -> list[Choice]:
 
 
 def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
-    """Dim d of the broadcast indices, cut in each index that has it."""
+    """Shards dim d of the broadcast indices in each index that has it."""
     places = [d - wide + i.dim() for i in indices]
     single = all(
         p < 0 or i.shape[p] == 1 for p, i in zip(places, indices, strict=True)
@@ -135,7 +137,7 @@ def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
 
 
 def index_put(call: OpCall) -> list[Choice]:
-    """The transpose of indexing: added values leave a Partial sum."""
+    """The transpose of indexing: accumulated values give a Partial sum."""
     x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
     values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
     masked = any(i.dtype == torch.bool for i in indices)
@@ -146,7 +148,7 @@ def index_put(call: OpCall) -> list[Choice]:
     choices = [replicated(call)]
     for d in range(x.dim()):
         is_indexed = first <= d < first + count
-        place = d if d < first else d - count + wide  # of the dim among the values'
+        place = d if d < first else d - count + wide  # the dim of the values
         if not is_indexed and values.shape[place] == x.shape[d]:
             choices.append(((d, *whole, place), (d,)))
     if call.arg(3, "accumulate", False):
@@ -157,7 +159,7 @@ def index_put(call: OpCall) -> list[Choice]:
 def _accumulated(
     values: torch.Tensor, indices: list[torch.Tensor], first: int, wide: int
 ) -> list[Choice]:
-    """Values that are added up: any dim of the indices, and a term of them on each rank."""
+    """With accumulation: shards any dim of the indices, or takes Partial values."""
     whole = ("R",) * len(indices)
     choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
     for d in range(wide):
@@ -168,7 +170,7 @@ def _accumulated(
 
 
 def index_select(call: OpCall) -> list[Choice]:
-    """Other dims stay cut; so may the index."""
+    """Shards the other dims, or the index."""
     n, index = call.ins[0].dim(), call.ins[1]
     if n == 0:
         return [replicated(call)]
@@ -182,7 +184,7 @@ def index_select(call: OpCall) -> list[Choice]:
 
 
 def _one_by_one(call: OpCall) -> list[Choice]:
-    """Other dims stay cut, and so does what is written with them."""
+    """Shards the other dims of the tensor and of the written values."""
     x = call.ins[0]
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
@@ -196,7 +198,7 @@ def _one_by_one(call: OpCall) -> list[Choice]:
 
 
 def index_reduce(call: OpCall) -> list[Choice]:
-    """x[index] reduced with rows: the dims that are not indexed stay cut."""
+    """x[index] reduced with rows: shards the dims that are not indexed."""
     x, _, rows = call.ins
     if not x.dim() or not rows.dim():
         return [replicated(call)]
@@ -208,10 +210,10 @@ def index_reduce(call: OpCall) -> list[Choice]:
 
 
 def looked_up(call: OpCall) -> list[Choice]:
-    """Values in one sorted row: any dim of the values."""
+    """A search in one sorted row: shards any dim of the values."""
     first = (
         call.target is aten.searchsorted.Tensor
-    )  # its sorted row comes first, bucketize's last
+    )  # searchsorted takes the sorted row first, bucketize last
     values = call.ins[1 if first else 0]
     if call.ins[0 if first else 1].dim() != 1 or len(call.ins) != 2:
         return [replicated(call)]
@@ -239,7 +241,7 @@ TABLE: dict[object, Rule] = {
 
 
 def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
-    """(which indices fall into this rank's piece of the table, the indices counted from its
+    """(a mask of the indices inside this rank's shard of the table, the indices relative to its
     start).
     """
     shifted = b.call(aten.sub.Tensor, index, b.offset(table, dim))
@@ -251,7 +253,7 @@ def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
 def lower_embedding(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
 ) -> Any:
-    """Rows of other ranks are zeros."""
+    """Looks up in the local shard, with zeros for rows of other ranks."""
     if not pieces[0].cuts(0):
         return b.call(aten.embedding.default, *args, **kwargs)
     hit, shifted = _hits(b, pieces[0], 0, args[1])
@@ -269,7 +271,7 @@ def lower_embedding(
 def lower_gather(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
 ) -> Any:
-    """Elements of other ranks are zeros."""
+    """Gathers from the local shard, with zeros for elements of other ranks."""
     dim = args[1] % max(len(pieces[0].shape), 1)
     if not pieces[0].cuts(dim):
         return b.call(aten.gather.default, *args, **kwargs)
@@ -283,11 +285,11 @@ def lower_gather(
 
 
 def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
-    """The arguments with the index in memory of its own if it is smaller than the table, apart
-    from `dim`.
+    """The arguments with a contiguous copy of the index if the index is smaller than the table
+    in a dim other than `dim`.
 
-    Where such an index repeats itself in memory (`expand`), torch's CPU kernel goes by the
-    table's sizes (2.13, along dim 0).
+    For such an index made by `expand`, torch's CPU kernel uses the table's sizes (2.13, along
+    dim 0).
     """
     (table, index), dim = (x.meta["val"].shape for x in (args[0], args[2])), args[1]
     smaller = any(
@@ -306,7 +308,7 @@ def lower_scatter_reduce(
 
 
 def lower_scatter(target: Any) -> Any:
-    """What falls outside goes to one extra slot, which is sharded off again."""
+    """Indices outside of the shard go to one extra slot, which is sliced off again."""
 
     def lower(
         b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
@@ -328,7 +330,7 @@ def lower_scatter(target: Any) -> Any:
     return lower
 
 
-# Ops that add to their first input: a rank with nothing to add still has that.
+# Ops that add to their first input. A rank with nothing to add still returns that input.
 ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
 
 LOWER = {

@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 
 def factors(text: str) -> Rule:
-    """The choices of a product written as an einsum: one for each letter, and linear in each
+    """The strategies of a product written as an einsum: one for each letter. Linear in each
     operand.
 
     A letter of the result shards it; a contracted letter leaves a Partial sum.

@@ -1,4 +1,4 @@
-"""Normalisations, kept whole: they are sharded over batch dims only."""
+"""Normalisations, not decomposed: they are sharded over batch dims only."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ aten = torch.ops.aten
 
 
 def _some(mask: list[bool], marks: list[Any]) -> tuple[Any, ...]:
-    """The placements of the gradients that are asked for."""
+    """The placements of the gradients that are needed."""
     return tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
 
 
 def layer_norm(call: OpCall) -> list[Choice]:
-    """Cut over the dims that are not normalised; the weights whole."""
+    """Shards the dims that are not normalised. The weights are replicated."""
     batch = call.ins[0].dim() - len(call.args[1])
     weights = ("R",) * (len(call.ins) - 1)
     return [replicated(call), *(((d, *weights), (d, d, d)) for d in range(batch))]
 
 
 def layer_norm_backward(call: OpCall) -> list[Choice]:
-    """Cut over batch dims, the gradients of the weights are Partial sums; linear in the
-    incoming gradient.
+    """Shards batch dims. The gradients of the weights are Partial sums. Linear in the incoming
+    gradient.
     """
     batch, mask = call.ins[0].dim() - len(call.args[2]), call.args[7]
     weights = ("R",) * (len(call.ins) - 4)
@@ -41,12 +41,12 @@ def layer_norm_backward(call: OpCall) -> list[Choice]:
 
 
 def group_norm(call: OpCall) -> list[Choice]:
-    """Cut over the batch."""
+    """Shards the batch dim."""
     return [replicated(call), ((0, *["R"] * (len(call.ins) - 1)), (0, 0, 0))]
 
 
 def group_norm_backward(call: OpCall) -> list[Choice]:
-    """Cut over the batch; linear in the incoming gradient."""
+    """Shards the batch dim. Linear in the incoming gradient."""
     rest, mask = ("R",) * (len(call.ins) - 4), call.args[9]
     choices = [
         replicated(call),
@@ -67,7 +67,7 @@ TABLE: dict[object, Rule] = {
 
 
 def _group_norm_args(position: int) -> Any:
-    """The batch size is an argument: a rank passes its own."""
+    """The batch size is an argument: a rank passes its local one."""
 
     def local(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
         args[position] = shapes[0][0]

@@ -15,7 +15,7 @@ ADDS = {
     aten.complex.default,
 }  # in all operands at once
 SCALES = {aten.mul.Tensor}  # in either operand
-LINEAR_IN_FIRST = {  # in the first operand, the others whole
+LINEAR_IN_FIRST = {  # in the first operand, with the others replicated
     aten.mul.Tensor,
     aten.mul.Scalar,
     aten.div.Tensor,
@@ -36,7 +36,7 @@ LINEAR_IN_FIRST = {  # in the first operand, the others whole
     aten.hardsigmoid_backward.default,
     aten._conj.default,
 }
-UNTAGGED = {  # element by element, though torch does not tag them so
+UNTAGGED = {  # pointwise, although torch does not tag them so
     aten._to_copy.default,
     aten.clone.default,
     aten.alias.default,
@@ -69,7 +69,7 @@ def is_pointwise(target: object) -> bool:
 
 
 def pointwise(call: OpCall) -> list[Choice]:
-    """Any dim of the result, and the same dim of every operand that has it."""
+    """Shards any dim of the result, and the same dim of every operand that has it."""
     if len({x.shape for x in call.outs}) != 1:
         return [replicated(call)]
     return [replicated(call), *_dims(call), *_pending(call)]

@@ -1,4 +1,4 @@
-"""Pooling: over batch and channels, and over space where windows lie side by side and none
+"""Pooling: sharded over batch and channels, and over space if windows are adjacent and none
 crosses a chunk's edge.
 """
 
@@ -44,7 +44,7 @@ MAX = {target: kind for target, kind in POOLS.items() if "max_pool" in str(targe
 
 
 def pool(call: OpCall) -> list[Choice]:
-    """One image and one channel at a time, and one window where no two windows share an element."""
+    """Shards batch and channels, and also space if windows do not overlap."""
     kind = POOLS.get(call.target) or ADAPTIVE[call.target]
     x, y = (
         (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
@@ -68,7 +68,7 @@ def pool(call: OpCall) -> list[Choice]:
 
 
 def _windows(call: OpCall, kind: Pool) -> list[int]:
-    """The size of the windows along each dim of space, 0 where they overlap, leave gaps or are
+    """The window size along each dim of space, or 0 if windows overlap, leave gaps or are
     padded.
     """
     at = 2 if kind.backward else 1
@@ -96,9 +96,7 @@ TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
 
 
 def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
-    """Places in an image, counted through a rank's local tensor, as places counted through the
-    whole; or the other way round.
-    """
+    """Convert flat indices into a rank's local image to indices into the global image, or back."""
     dims = range(len(x.shape) - space, len(x.shape))
     if not any(x.cuts(d) for d in dims):
         return index
@@ -122,7 +120,7 @@ def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
 def lower_max(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
 ) -> Any:
-    """A maximum is found at a place in the whole image."""
+    """Max pooling returns indices into the global image."""
     out = b.call(target, *args, **kwargs)
     return [
         b.item(out, 0),
@@ -133,7 +131,7 @@ def lower_max(
 def lower_max_backward(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
 ) -> Any:
-    """A rank looks for the place in its own piece."""
+    """The backward of max pooling takes indices into the local image."""
     args[-1] = _moved(b, args[-1], pieces[1], MAX[target].space, False)
     return b.call(target, *args, **kwargs)
 
@@ -141,7 +139,7 @@ def lower_max_backward(
 def lower_adaptive(
     b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
 ) -> Any:
-    """The sizes of the result are an argument: a rank passes its own."""
+    """The sizes of the result are an argument: a rank passes its local ones."""
     (x,), space = pieces, ADAPTIVE[target].space
     sizes = zip(args[1], x.local_shape[-space:], x.shape[-space:], strict=True)
     return b.call(

@@ -28,8 +28,8 @@ def _reduced(call: OpCall, position: int, default: int | None) -> set[int]:
 def reduction(
     pending: str | None, position: int = 1, default: int | None = None
 ) -> Rule:
-    """A reduced dim that is sharded leaves a Partial reduction, if the op has one; other dims stay
-    cut.
+    """A sharded reduced dim gives a Partial result, if the op has a Partial reduction. Other
+    dims stay sharded.
     """
 
     def rule(call: OpCall) -> list[Choice]:
@@ -45,7 +45,7 @@ def reduction(
                 choices.append(((d,), (kept,) * len(call.outs)))
             elif pending == "sum" or (
                 pending and x.dtype != torch.bool
-            ):  # no backend takes the larger of two booleans
+            ):  # no backend reduces booleans by max or min
                 choices.append(((d,), (pending,)))
         if pending == "sum" and keeps_values(x.dtype, out.dtype):
             choices.append((("sum",), ("sum",)))
@@ -57,8 +57,8 @@ def reduction(
 def along(
     position: int, name: str = "dim", default: int = -1, linear: Sequence[int] = ()
 ) -> Rule:
-    """Every dim but the one that the op works along; linear in the inputs at these positions,
-    one at a time.
+    """Shards every dim except the one that the op works along. Linear in each of the inputs at
+    these positions.
     """
 
     def rule(call: OpCall) -> list[Choice]:
@@ -123,7 +123,7 @@ TABLE: dict[object, Rule] = {
 
 
 def _between_fixed_ends(call: OpCall) -> range:
-    """A histogram counts what every rank has, unless its ends are the least and the greatest
+    """A histogram of shards is a Partial sum, unless its ends are the least and the greatest
     value.
     """
     return range(
@@ -137,8 +137,8 @@ def _unflipped(call: OpCall) -> list[int]:
 
 
 def lower_median(target: Any) -> Any:
-    """A dim that repeats itself in memory (`expand`) in memory of its own: along it torch's CPU
-    kernel reads past the end (2.13).
+    """Copies an expanded input, since along an expanded dim torch's CPU kernel reads out of
+    bounds (2.13).
     """
 
     def lower(

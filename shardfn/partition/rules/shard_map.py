@@ -1,4 +1,4 @@
-"""Prims of per-rank code that a rank computes by itself."""
+"""Prims of per-rank code without communication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _axis_index(
 def _equal_sum(
     b: Builder, args: Sequence[Any], kwargs: dict[str, Any], mine: list[Piece]
 ) -> list[torch.fx.Node]:
-    """The sum of terms that are equal on all ranks."""
+    """The sum of equal terms over ranks."""
     sizes = dict(zip(b.axes.names, b.axes.sizes, strict=True))
     x, n = args[0], 1
     for name in parse_axes(args[1]):

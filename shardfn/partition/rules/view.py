@@ -23,8 +23,8 @@ def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
 
 
 def reshape(call: OpCall) -> list[Choice]:
-    """A dim that leads its group of merged and split dims stays cut, in runs that keep rows
-    whole.
+    """Shards the leading dim of each group of merged and split dims, in units that do not split
+    rows.
     """
     (x,), (out,) = call.ins, call.outs
     if x.numel() == 0:
@@ -86,7 +86,7 @@ def _swapped(call: OpCall, n: int) -> list[int]:
 
 
 def expand(call: OpCall) -> list[Choice]:
-    """Dims that keep their size stay cut."""
+    """Shards dims that keep their size."""
     (x,), (out,) = call.ins, call.outs
     lead = out.dim() - x.dim()
     return _linear(
@@ -100,12 +100,12 @@ def expand(call: OpCall) -> list[Choice]:
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
-    """Every dim but one stays cut: slices, splits, concatenations."""
+    """Shards every dim except one: slices, splits, concatenations."""
 
     def rule(call: OpCall) -> list[Choice]:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
-        same = all(x.dim() == n for x in call.ins)  # cat takes legacy empty tensors
+        same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
         dims = [d for d in range(n) if d != dim or _whole(call, d)] if same else []
         return _linear(together(call, dims), call)
 
@@ -122,7 +122,7 @@ def _whole(call: OpCall, d: int) -> bool:
 
 
 def select(call: OpCall) -> list[Choice]:
-    """The selected dim is whole; the others stay cut."""
+    """Shards all dims except the selected one."""
     n, dim = call.ins[0].dim(), call.args[1] % call.ins[0].dim()
     return _linear([((d,), (d - (d > dim),)) for d in range(n) if d != dim], call)
 
@@ -134,7 +134,7 @@ def select_backward(call: OpCall) -> list[Choice]:
 
 
 def stack(call: OpCall) -> list[Choice]:
-    """The new dim is whole; the others stay cut."""
+    """Shards all dims except the new one."""
     dim = call.arg(1, "dim", 0) % call.outs[0].dim()
     count = len(call.ins)
     return _linear(
@@ -143,7 +143,7 @@ def stack(call: OpCall) -> list[Choice]:
 
 
 def pad(call: OpCall) -> list[Choice]:
-    """Dims that are not padded stay cut."""
+    """Shards dims that are not padded."""
     n, pads = call.ins[0].dim(), call.args[1]
     padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
     return [
@@ -153,7 +153,9 @@ def pad(call: OpCall) -> list[Choice]:
 
 
 def same_dims(call: OpCall) -> list[Choice]:
-    """All dims that both have: a dim of real and imaginary parts comes or goes at the end."""
+    """Shards all dims that both have. Only a trailing dim of real and imaginary parts is added
+    or removed.
+    """
     return _linear(
         [((d,), (d,)) for d in range(min(call.ins[0].dim(), call.outs[0].dim()))],
         call,
@@ -161,7 +163,7 @@ def same_dims(call: OpCall) -> list[Choice]:
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
-    """The dims that a diagonal is not made of, which come first in it, in their order."""
+    """The dims that are not part of the diagonal. They come first in the result, in order."""
     a, b = (
         call.arg(position + k, name, k) % n
         for k, name in ((0, "dim1"), (1, "dim2"))
@@ -170,7 +172,7 @@ def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
 
 
 def diagonal(call: OpCall) -> list[Choice]:
-    """The dims that are not the diagonal's stay cut."""
+    """Shards the dims that are not part of the diagonal."""
     return _linear(
         [
             ((d,), (j,))
@@ -181,7 +183,7 @@ def diagonal(call: OpCall) -> list[Choice]:
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
-    """The same of the tensor and of what is written on its diagonal."""
+    """`diagonal` for the tensor, and for the values written on its diagonal."""
     return _linear(
         [
             ((d, j), (d,))
@@ -192,13 +194,13 @@ def diagonal_scatter(call: OpCall) -> list[Choice]:
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
-    """The dim written at is whole; the others stay cut."""
+    """Shards all dims except the written one."""
     n, dim = call.ins[0].dim(), call.args[2] % call.ins[0].dim()
     return _linear([((d, d - (d > dim)), (d,)) for d in range(n) if d != dim], call)
 
 
 def unfold(call: OpCall) -> list[Choice]:
-    """The dim that windows slide over is whole, and so is the new one behind all others."""
+    """Shards all dims except the unfolded one and the new last one."""
     n = call.ins[0].dim()
     return _linear(
         [((d,), (d,)) for d in range(n) if d != call.args[1] % max(n, 1)], call
@@ -206,7 +208,7 @@ def unfold(call: OpCall) -> list[Choice]:
 
 
 def repeat(call: OpCall) -> list[Choice]:
-    """Dims that are repeated once stay cut."""
+    """Shards dims that are repeated once."""
     lead = len(call.args[1]) - call.ins[0].dim()
     return _linear(
         [
@@ -219,14 +221,14 @@ def repeat(call: OpCall) -> list[Choice]:
 
 
 def strided(call: OpCall) -> list[Choice]:
-    """The slowest dim, where it stays the slowest and no element of it reaches into the next."""
+    """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
     return _linear(
         [((0,), (0,))] if _rows_apart(call.ins[0], *call.args[1:4]) else [], call
     )
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
-    """The same of what is written."""
+    """`strided` for the tensor and the written values."""
     return _linear(
         [((0, 0), (0,))] if _rows_apart(call.ins[0], *call.args[2:5]) else [], call
     )
@@ -281,14 +283,14 @@ TABLE: dict[object, Rule] = {
     aten.constant_pad_nd.default: pad,
 }
 
-# Ops that only rearrange: what they make of a program's input still costs nothing to have early.
+# Ops that only rearrange. Their results from a program's inputs are available from the start.
 REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {
     aten.cat.default,
     aten.stack.default,
 }
 
-# Ops that a rank runs as a view to its own shape: a dim of size 1 there need not be one of size
-# 1 in the whole.
+# Ops that a rank runs as a view to its local shape: a dim of local size 1 need not have global
+# size 1.
 AS_VIEW = {
     aten.squeeze.default,
     aten.squeeze.dim,
@@ -298,7 +300,7 @@ AS_VIEW = {
     aten.reshape.default,
 }
 
-# The argument that states the shape of the result, which on a rank is the local one.
+# The argument with the result's shape. A rank passes its local shape.
 SIZES: dict[object, int] = {
     aten._unsafe_view.default: 1,
     aten.expand.default: 1,

@@ -1,6 +1,4 @@
-"""Arguments that a call refuses: of a wrong number, of classes that nobody knows, tensors whose
-gradient would be lost.
-"""
+"""Checks of a call's arguments: their number, their classes, and gradients that would be lost."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree, argnums
 from ...capture.closure.closed_over import lost_tangent
 from ...capture.refusals.leaks import LeakedTensor, leaked
-from ...errors import ShardError, TreeError, call_site, problem
+from ...errors import ShardError, TreeError, call_site
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
 from ..simulated_tensor import DonatedTensor, used_after_donation
@@ -24,8 +22,8 @@ from ..simulated_tensor import DonatedTensor, used_after_donation
 def check_call(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[int], list[int]]:
-    """Missing, unknown or too many arguments, as Python would say it; which arguments are
-    static, and which donated.
+    """Check the arguments against the signature, as Python does. Returns which are static and
+    which are donated.
     """
     signature = argnums.signature_of(request.signature_of)
     try:
@@ -33,10 +31,8 @@ def check_call(
             signature.bind(*args, **kwargs)
     except TypeError as error:
         source, fix = call_site(), f"the arguments of {signature}"
-        raise TreeError(
-            problem(request.name, str(error), fix=fix, source=source),
-            source=source,
-            fix=fix,
+        raise TreeError.of(
+            request.name, str(error), fix=fix, source=source
         ) from None
     static = argnums.of_call(
         request.name,
@@ -72,13 +68,12 @@ def check_module(request: Request) -> None:
         kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
         got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
         needed = (
-            "parameters as arguments; held by a module they get no gradient, and every rank "
-            "holds them whole"
+            "parameters as arguments; held by a module they get no gradient, and are "
+            "replicated"
         )
         fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
         source = call_site()
-        text = problem(request.name, got, needed=needed, fix=fix, source=source)
-        raise TreeError(text, source=source, fix=fix)
+        raise TreeError.of(request.name, got, needed=needed, fix=fix, source=source)
 
 
 def refuse_classes(
@@ -87,10 +82,10 @@ def refuse_classes(
     kwargs: dict[str, Any],
     static: Sequence[int],
 ) -> None:
-    """Containers of the user's own: registered for trees, and unknown to who reads the function.
+    """Refuse containers of user classes that are registered as pytrees but unknown to Dynamo.
 
     Raises:
-        TreeError: naming each.
+        TreeError: names each.
     """
     roots = _tree.argument_paths(
         request.signature_of, (0,) * len(args), dict.fromkeys(kwargs, 0)
@@ -107,8 +102,14 @@ def refuse_classes(
         )
         lines = [f"{path} is a {kind}" for path, kind in wrong]
         needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
-        text = problem(request.name, *lines, needed=needed, fix=fix, source=source)
-        raise TreeError(text, arg_path=wrong[0][0], source=source, fix=fix)
+        raise TreeError.of(
+            request.name,
+            *lines,
+            needed=needed,
+            fix=fix,
+            source=source,
+            arg_path=wrong[0][0],
+        )
 
 
 def check_leaves(
@@ -136,12 +137,13 @@ def check_leaves(
             fix, source = _instead(x, path), call_site()
             module = "numpy." if type(x).__module__ == "numpy" else ""
             got, needed = f"a {module}{type(x).__name__}", "a tensor or a constant"
-            text = problem(where, got, needed=needed, fix=fix, source=source)
-            raise TreeError(text, arg_path=path, source=source, fix=fix)
+            raise TreeError.of(
+                where, got, needed=needed, fix=fix, source=source, arg_path=path
+            )
 
 
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse an argument whose gradient or tangent the call would lose.
+    """Refuse an argument whose gradient or tangent would be lost.
 
     Raises:
         ShardError: saying how to differentiate.
@@ -155,25 +157,18 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
             "it requires grad, and autograd would not see through the call",
             call_site(),
         )
-        raise ShardError(
-            problem(where, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
+        raise ShardError.of(where, got, fix=fix, source=source, arg_path=path)
     if _compat.in_dual_level() and _compat.has_tangent(x):
         raise lost_tangent(where)
 
 
 def _is_numpys(x: Any) -> bool:
-    """Whether x is a text or bytes of numpy's, which whoever reads the function takes for
-    arrays.
-    """
+    """Whether x is numpy's str or bytes, which Dynamo takes for an array."""
     return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
 
 
 def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse a tensor of a class of its own, which would come out as a plain one."""
+    """Refuse a tensor subclass, since its result would be a plain tensor."""
     if (
         not _compat.is_foreign(x)
         or isinstance(x, DTensor)
@@ -184,16 +179,18 @@ def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
     fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
     source = call_site()
     got = f"a {type(x).__name__}, a subclass of torch.Tensor"
-    text = problem(
-        where, got, needed="a plain tensor or a DTensor", fix=fix, source=source
+    raise TreeError.of(
+        where,
+        got,
+        needed="a plain tensor or a DTensor",
+        fix=fix,
+        source=source,
+        arg_path=path,
     )
-    raise TreeError(text, arg_path=path, source=source, fix=fix)
 
 
 def _is_function(x: Any) -> bool:
-    """Whether x is code, and no object of a class with `__call__`, which may change between
-    calls.
-    """
+    """Whether x is code. An object with `__call__` is not, since it may change between calls."""
     known = isinstance(
         x,
         (
@@ -214,7 +211,7 @@ def _is_function(x: Any) -> bool:
 
 
 def _instead(x: Any, path: str) -> str:
-    """What to pass instead of an object."""
+    """A suggestion of what to pass instead of an object."""
     kind = type(x).__name__
     if isinstance(x, torch.nn.Module):
         return (

@@ -1,4 +1,4 @@
-"""Local tensors: how an argument is sharded, how results are put together, and the spec of one."""
+"""Local tensors: sharding an argument, unsharding a result, and the DTensor spec of a result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .placed import Placed
 
 
 def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], Any]:
-    """How to get an argument's local tensor: of this rank, or a list of all ranks' in a
-    simulated world.
+    """A reader of an argument's local tensor: that of this rank, or in a simulated world a list
+    of all ranks'.
     """
     simulated = placed.is_simulated
     if is_dtensor:
@@ -58,7 +58,9 @@ def _all_shards(n: int) -> Callable[[Any], list[torch.Tensor]]:
 def cut(
     x: torch.Tensor, marks: Marks, axes: MeshAxes, coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """One rank's piece of a global tensor, in memory of its own, in the whole's order of dims."""
+    """One rank's shard of a global tensor, in new memory, with the order of dims in memory of
+    the global tensor.
+    """
     out = x
     for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
         found = layout.split(mark)
@@ -83,7 +85,7 @@ def join(
     marks: Marks,
     axes: MeshAxes,
 ) -> torch.Tensor:
-    """The global tensor from all ranks' pieces."""
+    """The global tensor from the local tensors of all ranks."""
     values = dict(zip(all_coordinates(axes), shards, strict=True))
     for k in reversed(range(len(marks))):
         groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
@@ -108,7 +110,7 @@ def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:
     }[mark]
     return reduce(torch.stack(group), 0).to(
         group[0].dtype
-    )  # a sum of integers is one of 64 bits
+    )  # torch sums integers in 64 bits
 
 
 def spec_of(mesh: Any, marks: Marks, value: torch.Tensor) -> Any:

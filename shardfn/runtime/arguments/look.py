@@ -1,4 +1,4 @@
-"""One call's arguments, looked at once: checked, and each placed."""
+"""The arguments of one call: checked, and placed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree
 from ...capture import constant_key
 from ...capture.rewrites.strides import refuse_unstrided
-from ...errors import PlacementError, call_site, problem
+from ...errors import PlacementError, call_site
 from ...mesh import axes_of, current_mesh, refuse_ended
 from ...types import ShapeDtype
 from ...world import current_world
@@ -22,12 +22,12 @@ from .placements import marks_of_arguments
 
 
 def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
-    """Check the arguments of a call and settle how each is placed.
+    """Check the arguments of a call, and determine the placements of each.
 
     Raises:
-        TreeError: `in_placements` is no prefix of the arguments, or an argument is neither a
+        TreeError: `in_placements` does not match the arguments, or an argument is neither a
             tensor nor a constant.
-        PlacementError: a placement that does not fit; all of them at once.
+        PlacementError: placements that do not fit, all listed.
     """
     check_module(request)
     static, donated = check_call(request, args, kwargs)
@@ -62,7 +62,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
 
 
 def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:
-    """Which of the tensors are gradients that nobody has reduced yet."""
+    """Which of the tensors are unreduced gradients."""
     return tuple(
         i
         for i, x in enumerate(values)
@@ -87,10 +87,8 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
-        raise PlacementError(
-            problem(request.name, "there is no mesh", fix=fix, source=source),
-            source=source,
-            fix=fix,
+        raise PlacementError.of(
+            request.name, "there is no mesh", fix=fix, source=source
         )
     if mesh is not None:
         refuse_ended(request.name, mesh)

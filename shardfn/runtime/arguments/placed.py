@@ -1,4 +1,4 @@
-"""The record of one call's arguments, and what capture needs to know of each."""
+"""The record of one call's arguments, and their metadata for capture."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from ...world import World
 
 @attrs.frozen(eq=False, repr=False)
 class Placed:
-    """The arguments of one call, looked at once: what is static, and the placements of each
-    tensor.
-    """
+    """The arguments of one call: which are static, and the placements of each tensor."""
 
     world: World
     mesh: Any
@@ -26,14 +24,12 @@ class Placed:
     dtensors: tuple[bool, ...]  # of the tensors
     avals: tuple[Aval, ...]  # of the tensors
     marks: tuple[Marks, ...]  # of the tensors
-    unreduced: tuple[
-        int, ...
-    ]  # which of the tensors are gradients that nobody has reduced yet
+    unreduced: tuple[int, ...]  # which of the tensors are unreduced gradients
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
     static: frozenset[int]  # which leaves are of static arguments
     constants: tuple[
         tuple[int, Any, Any], ...
-    ]  # of the other leaves: which, its key, itself
+    ]  # for the other leaves: position, key, value
     state: tuple[Any, ...]  # torch's settings at the call
 
     @property
@@ -43,12 +39,12 @@ class Placed:
 
     @property
     def coordinate(self) -> tuple[int, ...]:
-        """This rank's place in the mesh."""
+        """This rank's coordinate in the mesh."""
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
 
 
 def aval_of(x: Any, mesh: Any) -> Aval:
-    """What capture needs to know of a tensor."""
+    """The metadata of a tensor for capture."""
     shape = tuple(x.shape)
     if isinstance(x, ShapeDtype):
         return Aval(

@@ -1,4 +1,4 @@
-"""The placement of each argument: its own, or what `in_placements` says of it."""
+"""The placements of each argument: its own, or those of `in_placements`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _tree
-from ...errors import PlacementError, TreeError, call_site, problem
+from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of
 from ...placements import check_pending, check_whole, describe, is_spec, marks_of
 from ...types import Marks, MeshAxes
@@ -27,7 +27,7 @@ def marks_of_arguments(
     """The placements of each tensor argument.
 
     Args:
-        request: whose `in_placements` count.
+        request: the request with the `in_placements`.
         args: positional arguments.
         kwargs: keyword arguments.
         tensors: which leaves are tensors.
@@ -35,8 +35,8 @@ def marks_of_arguments(
         mesh: of the call.
 
     Raises:
-        TreeError: `in_placements` is no prefix of the arguments.
-        PlacementError: placements that do not fit; all of them at once.
+        TreeError: `in_placements` does not match the arguments.
+        PlacementError: placements that do not fit, all listed.
     """
     leaves, axes = _tree.leaves((args, kwargs)), axes_of(mesh)
     specs = _specs(request, args, kwargs, leaves)
@@ -55,7 +55,7 @@ def marks_of_arguments(
 def _misfit(
     request: Request, mesh: Any, wrong: list[tuple[str, str]]
 ) -> PlacementError:
-    """The error of placements that do not fit: one argument's, or all at once."""
+    """The error for placements that do not fit."""
     path, first = wrong[0]
     where, lines = f"{request.name}, argument {path}", [first]
     if len(wrong) > 1:
@@ -66,13 +66,14 @@ def _misfit(
         "argument's own"
     )
     source = call_site()
-    return PlacementError(
-        problem(where, *lines, fix=fix, source=source),
+    return PlacementError.of(
+        where,
+        *lines,
+        fix=fix,
+        source=source,
         arg_path=path,
         mesh=mesh,
         placements=request.in_placements,
-        source=source,
-        fix=fix,
     )
 
 
@@ -82,7 +83,7 @@ def _specs(
     kwargs: dict[str, Any],
     leaves: list[Any],
 ) -> list[Any]:
-    """One placement leaf for each argument leaf; keyword arguments keep their own placement."""
+    """One placement leaf for each argument leaf. Keyword arguments keep their own placements."""
     prefix = request.in_placements
     if prefix is None:
         return [None] * len(leaves)
@@ -92,16 +93,13 @@ def _specs(
         specs = _tree.broadcast_prefix(prefix, args, is_spec)
     except ValueError as error:
         lines = [
-            "in_placements is no prefix of the arguments",
+            "in_placements does not match the arguments",
             *_named(request, args, error.args),
         ]
-        fix = "a tree of placements that ends early is a prefix: one P for a whole subtree"
+        fix = "one placement for each leaf, or one P for all leaves of a subtree"
         source = call_site()
-        raise TreeError(
-            problem(request.name, *lines, fix=fix, source=source),
-            placements=prefix,
-            source=source,
-            fix=fix,
+        raise TreeError.of(
+            request.name, *lines, fix=fix, source=source, placements=prefix
         ) from None
     return specs + [None] * (len(leaves) - len(specs))
 
@@ -131,7 +129,7 @@ def _named(
 
 
 def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
-    """The placements of one argument; ValueError says what does not fit."""
+    """The placements of one argument. Raises ValueError if they do not fit."""
     if (
         isinstance(x, torch.Tensor)
         and mesh is not None
@@ -154,6 +152,6 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     if declared is not None and own != declared:
         raise ValueError(
             f"it is placed {describe(own, axes)}, in_placements says "
-            f"{describe(declared, axes)}; reshard it outside"
+            f"{describe(declared, axes)}; redistribute it outside"
         )
     return own

@@ -1,5 +1,5 @@
-"""The inspectable stages of a transformed function: Traced and Lowered; compiled.py has the
-third.
+"""The inspectable stages of a transformed function: Traced and Lowered. The third, Compiled, is
+in compiled.py.
 """
 
 from .traced import Lowered, Traced, trace

@@ -1,4 +1,6 @@
-"""Stage 4 of one rank's program: agreed on by all ranks, compiled, and given donated memory."""
+"""Stage 4 of one rank's program: compare it among all ranks, compile it, and assign donated
+memory.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ def runner(
     Args:
         name: of the function, for errors.
         placed: its arguments.
-        plan: what all ranks must agree on, with the agenda.
-        agenda: of the schedule.
-        program: this rank's.
-        backend: what compiles it.
+        plan: the plan, which must be equal on all ranks.
+        agenda: the schedule, which must be equal on all ranks.
+        program: the program of this rank.
+        backend: the backend that compiles it.
     """
     if (
         placed.world.kind == "real"
@@ -75,8 +77,8 @@ def _donated(placed: Placed) -> list[int]:
 def _donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
     """Output position -> placeholder position of a donated input with the same local layout.
 
-    An output that lies in an input's memory already is written nowhere: another output might be
-    written over it first.
+    An output that already lies in the memory of an input gets no donated memory. Another output
+    might be written over it first.
     """
     free = list(donated)
     holders = program.graph.find_nodes(op="placeholder")

@@ -1,4 +1,4 @@
-"""Programs captured before, and which of them holds for a call."""
+"""The captured programs of a function, and the one that fits a call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..options import Request
 def captured_for(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
 ) -> Captured:
-    """The program of a function for a call: one that was captured before, or a new one."""
-    # composite ops that are not taken apart, because they have a rule
+    """The program of a function for a call: from the cache, or newly captured."""
+    # composite ops that are not decomposed, because they have a rule
     whole = frozenset(decompositions.table().keys() & registry.ops())
     signature = _signature(args, kwargs, placed, whole)
     known = cache.programs(request)
@@ -52,7 +52,7 @@ def _signature(
     placed: Placed,
     whole: frozenset[Any],
 ) -> tuple[Any, ...]:
-    """What a capture depends on, but for what the function reads elsewhere."""
+    """The key of a capture, without the function's reads outside of its arguments."""
     leaves, treedef = _tree.flatten((args, kwargs))
     avals = [
         aval_of(x, placed.mesh)
@@ -64,7 +64,9 @@ def _signature(
 
 
 def _remember(known: list[Made], made: Made) -> None:
-    """Add a program to those of its function: lost ones and the oldest make room."""
+    """Add a program to those of its function. Evicts programs that cannot be used again, and
+    the oldest.
+    """
     known[:] = [other for other in known if not other.captured.reads.is_lost()]
     del known[: max(0, len(known) - cache.PROGRAMS + 1)]
     known.append(made)
@@ -72,7 +74,7 @@ def _remember(known: list[Made], made: Made) -> None:
 
 @attrs.frozen(eq=False)
 class Made:
-    """What was captured, and of which call."""
+    """A capture with the call that it was made for."""
 
     signature: tuple[Any, ...]
     world: World
@@ -81,10 +83,10 @@ class Made:
 
 
 def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
-    """Whether what was captured for one call holds for another.
+    """Whether the capture of one call is valid for another.
 
-    With a shard_map inside it depends on names and sizes of the mesh. Where it asks for the
-    world or the mesh, it depends on those.
+    A capture with a shard_map inside depends on the names and sizes of the mesh. A function
+    that reads the world or the mesh depends on those.
     """
     captured = made.captured
     if (

@@ -1,4 +1,4 @@
-"""Stages 2 and 3 of one traced program: what is asked of its results, and each rank's program."""
+"""Stages 2 and 3 of one traced program: the placements of its results, and each rank's program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from ..options import Request
 
 
 def coordinates_here(placed: Placed) -> list[tuple[int, ...]]:
-    """The ranks whose programs are needed here: all in a simulated world, else this one."""
+    """The coordinates of the ranks that this process runs: all in a simulated world, else its
+    own.
+    """
     if placed.is_simulated:
         return all_coordinates(placed.axes)
     return [placed.coordinate]
@@ -56,7 +58,7 @@ def local_program(
 def out_marks(
     request: Request, program: Program, placed: Placed
 ) -> list[Marks | None]:
-    """What out_placements asks of each tensor of the result."""
+    """The placements that out_placements asks for, for each tensor of the result."""
     values = [
         n.meta["val"]
         for n in program.graph.graph.find_nodes(op="output")[0].args[0]

@@ -1,4 +1,4 @@
-"""Traced, a function read into one global program, and Lowered, one rank's program of it."""
+"""Traced, the global program of a function, and Lowered, one rank's program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("shardfn")
 def trace(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced:
-    """Stage 1 for one call's arguments; one thread at a time."""
+    """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.staging():
         return _traced(request, args, kwargs)
 
@@ -55,7 +55,7 @@ def _traced(
 
 @attrs.frozen(eq=False, repr=False)
 class Traced:
-    """A function read into one global program.
+    """The global program of a function.
 
     Example:
         >>> import torch, shardfn as sf
@@ -81,12 +81,12 @@ class Traced:
     __repr__ = __str__
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
     def placements(self) -> tuple[Any, ...]:
-        """What partition is to keep to: the mesh, the placements of inputs and results, and
-        which inputs are unreduced.
+        """The arguments of the partition: the mesh, the placements of inputs and results, and
+        which inputs are unreduced gradients.
         """
         axes = self.placed.axes
         whole: Marks = ("R",) * len(axes.names)
@@ -108,8 +108,9 @@ class Traced:
         """Stages 2 and 3: one rank's program, scheduled.
 
         Args:
-            cap: bytes at which buckets close, instead of what bucketed_grad says.
-            first_cap: the same of the first; 1MiB, or cap if that is less, where only cap is given.
+            cap: bytes at which buckets close, instead of bucketed_grad's cap.
+            first_cap: bytes at which the first bucket closes. With only cap given: 1 MiB, or
+                cap if that is less.
             plan: buckets to use instead.
 
         Raises:
@@ -168,7 +169,7 @@ class Lowered:
     agenda: passes.Agenda
     programs: dict[
         tuple[int, ...], LocalProgram
-    ]  # by coordinates; ranks share programs
+    ]  # by coordinates; ranks may share a program
 
     @property
     def program(self) -> LocalProgram:
@@ -177,12 +178,12 @@ class Lowered:
 
     @property
     def plan(self) -> BucketPlan:
-        """Which gradients travel together; equal on all ranks."""
+        """The bucket plan. Equal on all ranks."""
         return self.agenda.plan
 
     @property
     def schedule(self) -> Certificate:
-        """What is proved of the order of the program, and its worth on an H100."""
+        """The certificate of the schedule, with times on an H100."""
         return self.certify(H100)
 
     def certify(self, hardware: Hardware) -> Certificate:
@@ -196,8 +197,8 @@ class Lowered:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective, in the order in which it starts; those of a scan as often as it
-        runs them.
+        """Every collective, in the order in which it starts. Those of a scan are repeated for
+        each step.
         """
         return tuple(
             n.meta["collective"]
@@ -207,8 +208,8 @@ class Lowered:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Every collective of the plan with who needs it and what else was weighed; priced again
-        each time it is asked for.
+        """Every collective of the plan with its reader and the other strategies. Recomputed at
+        each access.
         """
         weighed = considered(self.traced.program, *self.traced.placements())
         return transfers(self.partition, self.traced.request.implicit_comm, weighed)
@@ -220,12 +221,12 @@ class Lowered:
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """The ops that are computed replicated on every rank, with what that costs."""
+        """The ops that fall back to replicated compute, with their costs."""
         return fallbacks(self.transfers)
 
     def verbose(self, rank: int = 0) -> str:
-        """Every op and transfer with placements, and the local shapes of one rank of the mesh,
-        counted in row-major order.
+        """Every op and transfer with placements, and with the local shapes of one rank, given
+        by its row-major index in the mesh.
         """
         coordinates = all_coordinates(self.traced.placed.axes)[rank]
         return verbose_text(self.partition, self.traced.request.name, coordinates)
@@ -236,11 +237,11 @@ class Lowered:
     __repr__ = __str__
 
     def text(self) -> str:
-        """The whole program."""
+        """The full text of the program."""
         return self.program.show(self.program, full=True)
 
     def compile(self, backend: str | None = None) -> Compiled:
-        """Stage 4: something to run."""
+        """Stage 4: compile the program."""
         request, placed = self.traced.request, self.traced.placed
         backend = backend or request.backend
         run = None  # in a simulated world nothing is compiled

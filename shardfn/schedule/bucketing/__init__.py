@@ -1,1 +1,1 @@
-"""Which gradient reductions travel in which bucket."""
+"""The assignment of gradient reductions to buckets."""

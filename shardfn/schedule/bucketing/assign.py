@@ -1,10 +1,10 @@
-"""Which transfers travel together: buckets filled in the order in which gradients become ready.
+"""Assign transfers to buckets, which are filled in the order in which gradients become ready.
 
-Two rules keep it right: a bucket holds one mesh axis, dtype and reduction, and nothing that
-depends on another of its members, not even by way of other buckets. The loss rides in the next
-bucket that is filled. Of gradients that become ready together, as those of the weight and the
-bias of a layer do, the one of fewer dims counts first, as in autograd: a bucket that closes
-with a weight has its bias. A bucket lists its leaves as they are computed.
+Two rules keep it correct. A bucket has one mesh axis, dtype and reduction. And no member of a
+bucket depends on another member, not even through other buckets. The reduction of the loss
+shares the next bucket that is filled. Of gradients that become ready together, such as those of
+a layer's weight and bias, the one with fewer dims comes first, as in autograd. So a bucket that
+closes with a weight also has its bias. A bucket lists its leaves as they are computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from ...buckets import Row, Wish
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ..flow import Flow, Transfer
 from .batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
 from .small_reductions import riders
@@ -26,25 +26,25 @@ FEW = 8
 
 @attrs.frozen(eq=False)
 class Assignment:
-    """The batches, and what follows from them for each step."""
+    """The batches, and the positions of steps that follow from them."""
 
     batches: tuple[Batch, ...]
     of: dict[Any, Batch]  # by the transfer's key
     anchors: tuple[
         int, ...
-        # of each step: the step after which it can run; its own index, or earlier where it only
-        # feeds a reduction
+        # for each step: the step after which it can run; its own index, or an earlier one if it
+        # only feeds a reduction
     ]
     order: tuple[int, ...]  # the steps, by anchor
     after: dict[
         int, int
-        # batch -> the one that starts before it, where a given plan has another order than the
+        # batch -> the batch that starts before it, if a given plan has another order than the
         # program
     ]
 
     @property
     def transfers(self) -> Iterator[Transfer]:
-        """What is sent."""
+        """The transfers."""
         return (t for b in self.batches for t in b.members)
 
 
@@ -52,7 +52,7 @@ def assign(flow: Flow, name: str) -> Assignment:
     """Put every transfer of a plan into a batch.
 
     Raises:
-        TreeError: a bucket of a given plan that cannot travel together.
+        TreeError: a bucket of a given plan that cannot be one collective.
     """
     ride = riders(flow)
     serves = _serving(flow, ride)
@@ -88,8 +88,8 @@ def assign(flow: Flow, name: str) -> Assignment:
 
 
 def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
-    """Of each step: the reduction that alone reads what it makes, by way of other steps too;
-    None for most.
+    """For each step: the one reduction that its results are for, directly or through other
+    steps. None for most steps.
     """
     serves: list[int | None] = [None] * len(flow.plan.steps)
     for i in reversed(range(len(serves))):
@@ -107,7 +107,9 @@ def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
 
 
 def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
-    """Where each step can run: what only serves a reduction, as soon as its inputs are there."""
+    """Where each step can run. A step that only feeds a reduction runs as soon as its inputs
+    are available.
+    """
     first = _first_steps(flow)
     anchors: list[int] = []
     for i, served in enumerate(serves):
@@ -124,7 +126,9 @@ def _anchors(flow: Flow, serves: Sequence[int | None]) -> list[int]:
 
 
 def _rank(flow: Flow, served: int | None) -> int:
-    """Of steps that can run at the same time: those for a gradient of fewer dims come first."""
+    """The rank of steps that can run at the same time: steps for a gradient of fewer dims come
+    first.
+    """
     if served is None:
         return 0
     (made,) = flow.plan.steps[served].made
@@ -132,8 +136,8 @@ def _rank(flow: Flow, served: int | None) -> int:
 
 
 def _first_steps(flow: Flow) -> set[int]:
-    """The few steps from inputs to a sum that others wait for, such as the number of tokens
-    that count: they come first.
+    """Short chains of steps from inputs to a sum that other steps need, such as the number of
+    valid tokens. They come first.
     """
     found: set[int] = set()
     for i, sent in flow.transfers.items():
@@ -155,7 +159,7 @@ def _first_steps(flow: Flow) -> set[int]:
 
 
 class _Joiner:
-    """The batches so far, and the open one of each stream."""
+    """The batches so far, and the open batch of each stream."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -165,18 +169,18 @@ class _Joiner:
         self.started: set[Any] = set()
         self.turns: collections.Counter[Any] = (
             collections.Counter()
-        )  # how often a leaf was sent so far
+        )  # how often each leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
         self.reductions = 0  # bits: the batches that reduce gradients
         self.places: dict[
             Any, int
-        ] = {}  # of a transfer in its bucket of a given plan
+        ] = {}  # the position of a transfer in its bucket of a given plan
         self.waiting: list[
             tuple[Transfer, int]
-        ] = []  # those that may ride in a bucket, with the batches that they depend on
+        ] = []  # small reductions that may share a bucket, with the batches that they depend on
 
     def join(self, transfer: Transfer, depends: int) -> Batch:
-        """The batch that a transfer travels in."""
+        """The batch of a transfer."""
         if transfer.key in self.of:
             return self.of[transfer.key]
         stream, limit = self.stream(transfer)
@@ -216,7 +220,7 @@ class _Joiner:
         self.of[transfer.key] = batch
 
     def board(self, batch: Batch) -> None:
-        """Let those that wait ride in this bucket, if one collective can serve them."""
+        """Add waiting small reductions to this bucket, if one collective can carry them."""
         served = [
             w
             for w in self.waiting
@@ -228,7 +232,9 @@ class _Joiner:
             batch.riding += transfer.nbytes
 
     def stream(self, t: Transfer) -> tuple[Any, int]:
-        """Transfers of one stream may share a bucket; and the bytes at which that closes."""
+        """The stream of a transfer, and the bytes at which its bucket closes. Transfers of one
+        stream may share a bucket.
+        """
         if t.wish is None or t.wish.ignored:
             return None, 0
         if t.wish.rows is not None:
@@ -245,8 +251,8 @@ class _Joiner:
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 
     def wanted(self, t: Transfer, wish: Wish) -> Row:
-        """What a given plan says of a transfer; of a leaf that is sent several times alike, one
-        row after the other.
+        """The row of a given plan for a transfer. A leaf that is sent several times takes its
+        rows in order.
         """
         assert wish.rows is not None
         what = (t.kind, t.axis, t.phase)
@@ -265,15 +271,16 @@ class _Joiner:
                 f"{wish.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
                 f"has {more}"
             )
-        text = problem(f"{self.name}, plan", got, fix=SAME_PROGRAM)
-        raise TreeError(text, arg_path=wish.leaf, fix=SAME_PROGRAM)
+        raise TreeError.of(
+            f"{self.name}, plan", got, fix=SAME_PROGRAM, arg_path=wish.leaf
+        )
 
     def reaches(self, depends: int, target: Batch) -> bool:
         return reaches(self.batches, self.chained, depends, target)
 
 
 def _contradicted(t: Transfer, leaf: str, row: Row) -> str | None:
-    """How a transfer of a leaf differs from what a given plan says of it."""
+    """How a transfer of a leaf differs from its row in a given plan."""
     dtype = str(t.dtype).removeprefix("torch.")
     if (row.dtype, row.nbytes) != (dtype, t.nbytes):
         return (
@@ -302,20 +309,17 @@ def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
     assert first is not None and leaf is not None
     fix = "separate buckets for them"
     got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
-    return TreeError(
-        problem(
-            f"{name}, plan",
-            got,
-            needed="buckets of independent reductions",
-            fix=fix,
-        ),
-        arg_path=leaf.leaf,
+    return TreeError.of(
+        f"{name}, plan",
+        got,
+        needed="buckets of independent reductions",
         fix=fix,
+        arg_path=leaf.leaf,
     )
 
 
 def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
-    """A given plan may not mix what one collective cannot do."""
+    """Refuse a bucket of a given plan whose transfers cannot be one collective."""
     first = batch.members[0]
     wrong = [
         f"{what} {a} and {b}"
@@ -332,8 +336,6 @@ def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
         assert transfer.wish is not None and first.wish is not None
         fix = "one bucket for each axis, dtype, reduction and phase"
         got = f"{transfer.wish.leaf} and {first.wish.leaf} share a bucket"
-        raise TreeError(
-            problem(f"{name}, plan", got, *wrong, fix=fix),
-            arg_path=transfer.wish.leaf,
-            fix=fix,
+        raise TreeError.of(
+            f"{name}, plan", got, *wrong, fix=fix, arg_path=transfer.wish.leaf
         )

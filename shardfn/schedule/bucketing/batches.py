@@ -1,4 +1,4 @@
-"""Transfers that are one collective, and the order of those that a given plan lists."""
+"""Batches: transfers that share one collective, and the order of those that a given plan lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ..flow import Transfer
 
 SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
@@ -17,15 +17,15 @@ SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
 
 @attrs.define(eq=False)
 class Batch:
-    """Transfers that are one collective."""
+    """Transfers that share one collective."""
 
     index: int
     members: list[Transfer] = attrs.field(factory=list)
-    depends: int = 0  # bits: the batches that it has to wait for, directly
+    depends: int = 0  # bits: the batches that it depends on directly
     cap: int = 0
-    nbytes: int = 0  # of what fills it
-    riding: int = 0  # and of what rides in it
-    wanted: int | None = None  # which bucket of a given plan it is
+    nbytes: int = 0  # bytes of its leaves
+    riding: int = 0  # bytes of its fused small reductions
+    wanted: int | None = None  # its bucket in a given plan
 
     @property
     def bucketed(self) -> bool:
@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def leaves(self) -> list[Transfer]:
-        """The transfers that are not riding."""
+        """The transfers that are not fused small reductions."""
         return [t for t in self.members if t.wish is not None]
 
     @property
@@ -45,13 +45,14 @@ class Batch:
 def reaches(
     batches: Sequence[Batch], chained: int, depends: int, target: Batch
 ) -> bool:
-    """Whether what depends on some batches depends on the target, by way of others too.
+    """Whether a transfer that depends on some batches also depends on the target, directly or
+    through other batches.
 
     Args:
         batches: all.
         chained: bits: those that depend on others.
         depends: bits: the batches to begin with.
-        target: the one to reach.
+        target: the batch to reach.
     """
     goal, seen, left = 1 << target.index, depends, depends & chained
     while left and not seen & goal:
@@ -69,16 +70,16 @@ def follow(
 
     Args:
         batches: all, as the program fills them.
-        places: of the transfers that the plan has, in their buckets.
+        places: the positions of the plan's transfers in their buckets.
         name: of the program, for errors.
 
     Returns:
-        The batches, numbered again, and for some of them the batch that starts before. Only
-        what the plan has in another order than the program is held to that order: reductions
-        among each other, gathers of a phase among each other.
+        The batches, numbered again, and for some of them the batch that starts before. The
+        plan's order is enforced only where it differs from the program's: among reductions, and
+        among the gathers of a phase.
 
     Raises:
-        TreeError: a bucket stands before one on which it depends.
+        TreeError: a bucket comes before one on which it depends.
     """
     listed = list(batches)
     for slots in _slots(batches):
@@ -112,7 +113,7 @@ def _slots(batches: Sequence[Batch]) -> list[list[int]]:
 
 
 def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
-    """Put the leaves of a batch in an order; what rides stays where it is."""
+    """Sort the leaves of a batch. Fused small reductions keep their positions."""
     ordered = iter(sorted(batch.leaves, key=place))
     batch.members = [
         next(ordered) if t.wish is not None else t for t in batch.members
@@ -122,7 +123,7 @@ def sort_leaves(batch: Batch, place: Callable[[Transfer], Any]) -> None:
 def _chains(
     batches: Sequence[Batch], listed: Sequence[Batch], slots: Sequence[int]
 ) -> Iterator[tuple[Batch, Batch]]:
-    """(later, earlier) for the batches that a plan has in another order than the program."""
+    """Pairs (later, earlier) of batches that a plan orders differently than the program."""
     streams: dict[Any, list[Batch]] = collections.defaultdict(list)
     for i in slots:
         streams[_stream(listed[i])].append(listed[i])
@@ -133,7 +134,7 @@ def _chains(
 
 
 def _stream(batch: Batch) -> str:
-    """Batches that have an order among each other."""
+    """Groups of batches within which order matters."""
     return (
         "reductions"
         if batch.reduces
@@ -153,7 +154,7 @@ def _renumber(listed: Sequence[Batch]) -> None:
 
 
 def _ones(bits: int) -> Iterator[int]:
-    """The positions of the ones in a number."""
+    """The positions of the set bits of a number."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -163,7 +164,7 @@ def _ones(bits: int) -> Iterator[int]:
 def _refuse_circles(
     listed: Sequence[Batch], after: Mapping[int, int], name: str
 ) -> None:
-    """Refuse an order in which a batch would wait for itself."""
+    """Refuse an order that makes a batch wait for itself."""
     edges = {
         b.index: [
             *_ones(b.depends),
@@ -183,13 +184,11 @@ def _refuse_circles(
                 "it depends"
             )
             fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
-            raise TreeError(
-                problem(f"{name}, plan", got, fix=fix), arg_path=first.leaf, fix=fix
-            )
+            raise TreeError.of(f"{name}, plan", got, fix=fix, arg_path=first.leaf)
 
 
 def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:
-    """The batches that come before some, and these."""
+    """These batches and all batches before them."""
     seen, queue = set[int](), [*start]
     while queue:
         i = queue.pop()

@@ -1,5 +1,5 @@
-"""The bucket plan as it is told: every collective on the way to a gradient, inside of loops and
-branches too.
+"""The bucket plan as the user sees it: every collective on the way to a gradient, including
+those inside loops and branches.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Numbers = Mapping[tuple[Plan, int], int]  # (graph, batch) -> number of the buck
 
 @attrs.frozen(eq=False)
 class Level:
-    """A graph that a program runs, with what is known of it."""
+    """A graph of a program, with its flow and assignment."""
 
     plan: Plan
-    flow: Flow  # of the plan, whose gradients have the rows of their own bucketed_grad
+    flow: Flow  # the gradients of the plan, with the rows of their own bucketed_grad call
     assignment: Assignment
     inside: str  # the loop or branch that runs it; empty for the program itself
     times: int  # how often one call of the program runs it
@@ -32,8 +32,8 @@ class Level:
 
 
 def numbered(levels: Sequence[Level]) -> Numbers:
-    """The number of each bucket: as they are filled, the program's own first, or as a given
-    plan lists them.
+    """The number of each bucket. They are numbered in the order in which they are filled, those
+    of the main graph first, or in the order of a given plan.
     """
     pairs = [
         (level, b)
@@ -56,7 +56,7 @@ def numbered(levels: Sequence[Level]) -> Numbers:
 def bucket_plan(
     levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
 ) -> BucketPlan:
-    """What is sent for the gradients of a program, and what is not."""
+    """The bucket plan of a program."""
     buckets = {
         numbers[level.plan, batch.index]: _bucket(
             level, numbers[level.plan, batch.index], batch, regions
@@ -85,7 +85,7 @@ def bucket_plan(
 
 
 class Groups(NamedTuple):
-    """The leaves for which nothing is sent in a bucket, by the reason."""
+    """The leaves that are in no bucket, by the reason."""
 
     ignored: tuple[str, ...]
     unused: tuple[str, ...]
@@ -94,7 +94,7 @@ class Groups(NamedTuple):
 
 
 def _grouped(levels: Sequence[Level], unbucketed: Sequence[Unbucketed]) -> Groups:
-    """Why leaves are in no bucket; local are those for which nothing is sent at all."""
+    """Group leaves that are in no bucket by the reason. For local leaves nothing is sent."""
     gradients = [g for level in levels for g in level.flow.plan.gradients]
     reduced = {
         t.wish.leaf
@@ -185,7 +185,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _said(steps: Flow, i: int | None, otherwise: str) -> str:
-    """A step, for people: its op and line."""
+    """A step as text: its op and line."""
     if i is None:
         return otherwise
     node = steps.plan.steps[i].node
@@ -193,6 +193,6 @@ def _said(steps: Flow, i: int | None, otherwise: str) -> str:
 
 
 def line_of(name: str, node: torch.fx.Node) -> str:
-    """A name, with the line of the user that a node comes from."""
+    """A name, with the user's line that a node comes from."""
     source = node.meta.get("source")
     return name + (f", {source.rsplit('/', 1)[-1]}" if source else "")

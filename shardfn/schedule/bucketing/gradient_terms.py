@@ -1,5 +1,5 @@
-"""Which values are terms of a gradient: all that is computed from them is the gradient, and
-only by adding and rearranging.
+"""Which values are terms of a gradient: they contribute to the gradient alone, and only by
+adding and rearranging.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...partition import plan as steps
 Gradients = frozenset[steps.Gradient]
 Served = Mapping[
     int, Gradients | None
-]  # slot number -> what it is a term of; None: something else reads it
+]  # slot number -> the gradient that it is a term of; None if something else reads it
 Outs = Sequence[Gradients | None]  # the same of each result of a plan
 
 REARRANGING = {
@@ -48,11 +48,11 @@ SCALING = {"mul", "div"}
 
 
 def served(plan: steps.Plan, outs: Outs) -> Served:
-    """What each value of a plan is a term of.
+    """The gradient that each value of a plan is a term of.
 
     Args:
-        plan: of a program, or of what a loop runs.
-        outs: what its results are terms of.
+        plan: the plan of a program, or of the body of a loop.
+        outs: the gradients that its results are terms of.
     """
     fixed = {g.slot.number: frozenset({g}) for g in plan.gradients}
     found: dict[int, Gradients | None] = {}
@@ -77,7 +77,7 @@ def _note(
     slot: steps.Slot,
     terms: Gradients | None,
 ) -> None:
-    """Note what one reader of a value makes of it."""
+    """Record the gradient for which one reader uses a value."""
     if slot.number not in fixed:
         found[slot.number] = _union([found.get(slot.number, frozenset()), terms])
 
@@ -93,7 +93,7 @@ def _union(parts: Sequence[Gradients | None]) -> Gradients | None:
 def _read(
     step: steps.Step, found: Served, fills: set[int]
 ) -> Iterator[tuple[steps.Slot, Gradients | None]]:
-    """What a step makes of each value that it reads."""
+    """The gradient for which a step uses each of its inputs."""
     made = (
         _union([found.get(slot.number, frozenset()) for slot in step.made])
         if step.made
@@ -108,7 +108,7 @@ def _read(
 
 
 def _adds(step: steps.Apply, fills: set[int]) -> bool:
-    """Whether an op adds or rearranges what it is given, or multiplies it by a number."""
+    """Whether an op adds or rearranges its inputs, or multiplies one by a number."""
     name = getattr(step.node.target, "_opname", "")
     if name in SCALING:
         tensors = [slot for slot in step.ins if slot.number not in fills]
@@ -117,7 +117,7 @@ def _adds(step: steps.Apply, fills: set[int]) -> bool:
 
 
 def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
-    """Each plan of a loop or a branch, with what its results are terms of."""
+    """Each plan of a loop or a branch, with the gradients that its results are terms of."""
     after = [found.get(slot.number, frozenset()) for slot in step.outs]
     loop = step.node.target
     if not isinstance(loop, Scan):
@@ -130,9 +130,7 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
         ]
     (plan,) = step.plans
     carries = slice(loop.consts, loop.consts + loop.carries)
-    for _ in range(
-        loop.carries + 1
-    ):  # what a run hands to the next is read by the next
+    for _ in range(loop.carries + 1):  # the next step reads a carry
         within = served(plan, after)
         next_run = [
             within.get(slot.number, frozenset()) for slot in plan.ins[carries]
@@ -146,7 +144,7 @@ def inside(step: steps.Nested, found: Served) -> list[tuple[steps.Plan, Outs]]:
 
 
 def _entering(step: steps.Nested, found: Served) -> list[Gradients | None]:
-    """What the inputs of a loop or a branch are terms of."""
+    """The gradients that the inputs of a loop or a branch are terms of."""
     parts: list[list[Any]] = [[] for _ in step.ins]
     for plan, outs in inside(step, found):
         within = served(plan, outs)

@@ -1,5 +1,5 @@
-"""Small sums that only results wait for, such as the loss: they travel in a bucket, and not on
-their own.
+"""Fused small reductions: a small sum that only results need, such as the loss, shares a
+bucket.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 from ...partition import plan
 from ..flow import Flow, Transfer
 
-LIGHT = 4096  # bytes: next to a bucket, nothing
+LIGHT = 4096  # bytes; negligible next to a bucket
 FEW = 8
 
 
 def riders(flow: Flow) -> frozenset[Any]:
-    """The keys of the transfers that may ride in a bucket: nothing that is sent waits for them,
-    and little is computed from them.
+    """The keys of the transfers that may share a bucket: no other transfer depends on them, and
+    few ops do.
     """
     if not flow.plan.gradients:
         return frozenset()
@@ -32,7 +32,7 @@ def riders(flow: Flow) -> frozenset[Any]:
 
 
 def _is_term(flow: Flow, step: int) -> bool:
-    """Whether it makes terms of gradients, which are no results."""
+    """Whether a step makes terms of gradients."""
     (made,) = flow.plan.steps[step].made
     return bool(flow.served.get(made.number))
 
@@ -42,7 +42,7 @@ def _is_light(t: Transfer) -> bool:
 
 
 def _is_last(flow: Flow, step: int) -> bool:
-    """Whether few steps follow, none of which sends anything."""
+    """Whether few steps follow, and none of them sends."""
     seen, queue = set[int](), [*flow.readers[step]]
     while queue and len(seen) <= FEW:
         reader = queue.pop()

@@ -1,7 +1,7 @@
-"""Join the collectives of a bucket into one: pack, send, and cut each leaf out of what comes back.
+"""Replace the collectives of a bucket by one: pack, send, and split the result into the leaves.
 
-Which collectives are joined stands in the agenda, which all ranks share; here it is only
-carried out. To see it happen, stop at `join` (docs/debug-bucketing.md).
+The agenda, which all ranks share, says which collectives are joined. To watch this pass at
+work, stop at `join` (docs/debug-bucketing.md).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def bucket(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 def _replaced(
     graph: torch.fx.Graph, instead: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Graph:
-    """Each wait's value taken from its bucket, all in one go: a program may return thousands of
-    them.
+    """Read the value of each wait from its bucket instead. One pass does all, since a program
+    may return thousands.
     """
     for reader in dict.fromkeys(user for wait in instead for user in wait.users):
         reader.args, reader.kwargs = torch.fx.node.map_arg(
@@ -63,16 +63,16 @@ def _replaced(
 def join(
     graph: torch.fx.Graph, agenda: Agenda, index: int, starts: list[torch.fx.Node]
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Add one collective that does the work of several.
+    """Add one collective that replaces several.
 
     Args:
-        graph: added to; its nodes may be out of order afterwards.
-        agenda: what ranks agreed on.
-        index: of the batch.
+        graph: the graph to extend. Its nodes may be out of topological order afterwards.
+        agenda: the schedule.
+        index: the index of the batch.
         starts: the collectives that it joins.
 
     Returns:
-        For the wait of each, what to read instead; empty if it stays as it is.
+        The replacement of each collective's wait. Empty if nothing changes.
     """
     number = agenda.bucket_of.get(index)
     for node in starts:
@@ -100,8 +100,8 @@ def _sent(
     first: torch.fx.Node,
     parts: list[torch.fx.Node],
 ) -> torch.fx.Node:
-    """The wait for one collective that carries several payloads, with the record of the first
-    that it joins.
+    """The wait for one collective with several payloads. It takes the record of the first one
+    joined.
     """
     n = packing.ranks(first)
     packed = packing.pack(pack, parts, n)
@@ -127,16 +127,16 @@ def _unpacked(
     wait: torch.fx.Node,
     parts: dict[torch.fx.Node, torch.fx.Node],
 ) -> dict[torch.fx.Node, torch.fx.Node]:
-    """What a bucket brings, as each of its leaves would have come alone.
+    """The leaves of a bucket's result, each as it would have arrived alone.
 
     Args:
-        pack: adds to the graph.
-        packing: of the bucket's kind of collective.
-        wait: for the bucket.
-        parts: the collectives that it joins, each with the payload that it adds.
+        pack: adds nodes to the graph.
+        packing: the packing of this kind of collective.
+        wait: the wait for the bucket.
+        parts: the collectives that it joins, each with its payload.
 
     Returns:
-        For the wait of each, what to read instead.
+        The replacement of each collective's wait.
     """
     instead: dict[torch.fx.Node, torch.fx.Node] = {}
     offset = 0
@@ -156,7 +156,7 @@ def _unpacked(
 
 
 def _unviewed(x: Any) -> torch.fx.Node:
-    """The value in the shape in which it was made: packing does not ask for a shape."""
+    """The value before a view changed its shape, since packing does not depend on the shape."""
     while (
         x.target is aten.view.default
         and len(x.args[0].users) == 1
@@ -168,14 +168,14 @@ def _unviewed(x: Any) -> torch.fx.Node:
 
 @attrs.frozen(eq=False)
 class _Pack:
-    """Calls added to a graph, with what they are for."""
+    """Adds calls to a graph, with their metadata."""
 
     graph: torch.fx.Graph
     about: dict[str, Any]
 
     @classmethod
     def beside(cls, node: torch.fx.Node, origin: str) -> _Pack:
-        """Calls for the same phase and step as a node."""
+        """Adds calls of the same phase and step as a node."""
         about = {
             "source": None,
             "phase": node.meta["phase"],
@@ -212,7 +212,7 @@ def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node
 
 
 def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
-    """What each rank is to receive of every part, rank after rank."""
+    """The chunks of every part for each rank, ordered by rank."""
     if len(parts) == 1:
         return parts[0]
     rows = [
@@ -236,7 +236,7 @@ def _cut_flat(
 def _cut_columns(
     pack: _Pack, whole: torch.fx.Node, offset: int, size: int, n: int
 ) -> torch.fx.Node:
-    """A part of what every rank sent, rank after rank."""
+    """The chunks of one part from every rank, ordered by rank."""
     if whole.meta["val"].numel() == n * size:
         return whole
     rows = pack.call(aten.view.default, whole, [n, whole.meta["val"].numel() // n])
@@ -248,17 +248,18 @@ def _cut_columns(
 
 @attrs.frozen
 class _Packing:
-    """How one collective of a kind carries the payloads of several."""
+    """How one collective of a kind carries several payloads."""
 
     pack: Callable[[_Pack, list[torch.fx.Node], int], torch.fx.Node]
     unpack: Callable[[_Pack, torch.fx.Node, int, int, int], torch.fx.Node]
-    ranks_at: int | None = None  # which argument of the op is the number of ranks
-    gathers: bool = False  # whether a rank receives what all send
-    scatters: bool = False  # whether a rank receives one n-th of what it sends
+    # the position of the number of ranks in the op's arguments
+    ranks_at: int | None = None
+    gathers: bool = False  # whether a rank receives the payloads of all ranks
+    scatters: bool = False  # whether a rank receives one n-th of its payload
     any_shape: bool = False  # whether the shape of a payload does not matter
 
     def ranks(self, start: torch.fx.Node) -> int:
-        """Of the group, where packing depends on it."""
+        """The number of ranks of the group, if packing depends on it."""
         return 1 if self.ranks_at is None else start.args[self.ranks_at]
 
     def payload(self, start: torch.fx.Node) -> torch.fx.Node:
@@ -266,12 +267,12 @@ class _Packing:
         return _unviewed(x) if self.any_shape else x
 
     def received(self, part: torch.fx.Node, n: int) -> int:
-        """How many elements of a part each rank sends to each that receives it."""
+        """The number of elements of a part that each rank sends to each receiver."""
         size = part.meta["val"].numel()
         return size // n if self.scatters else size
 
     def nbytes(self, packed: torch.fx.Node, n: int) -> int:
-        """The whole payload."""
+        """The bytes of the full payload."""
         value = packed.meta["val"]
         sent = value.numel() * value.element_size()
         return sent * n if self.gathers else sent

@@ -1,7 +1,7 @@
-"""Drop nodes that nobody reads.
+"""Drop unread nodes.
 
-Collectives stay: whether one is needed is decided in the plan, for all ranks alike. A rank with
-an empty shard may not read what it gathers, and must take part all the same.
+Collectives stay, since the plan decides for all ranks alike whether one is needed. A rank with
+an empty shard may not read the result of a gather, but must take part in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def drop_dead(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The graph without the local ops that nobody reads."""
+    """The graph without unread local ops."""
     if not any(_is_dead(node) for node in graph.nodes):
         return graph
     out = copied(graph)

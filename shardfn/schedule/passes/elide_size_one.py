@@ -1,4 +1,4 @@
-"""Take out collectives over an axis of size 1: there is nobody to talk to."""
+"""Remove collectives over axes of size 1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Merge collectives that move the same value the same way.
+"""Merge equal collectives of the same value.
 
-Two redistributions of one value may share their first steps. What is equal is decided by the
-plan (`key`), not by the local graph, so every rank merges the same collectives.
+Two redistributions of one value may share their first steps. Equality is decided by the plan
+(`key`), not by the local graph, so every rank merges the same collectives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def merge_equal(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
 
 
 def _erase(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Erase a node and what only it read."""
+    """Erase a node, and the nodes that only it read."""
     if node.users or node.op != "call_function":
         return
     inputs = node.all_input_nodes

@@ -1,6 +1,4 @@
-"""Lay a graph out in the order that the agenda says: collectives start early, their waits stand
-late.
-"""
+"""Put a graph into the order of the agenda: collectives start early and are waited for late."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
-    """The same nodes in the agenda's order; what only a start or a reader needs goes where they
-    are.
+    """The same nodes in the agenda's order. A node that only a start or a reader needs is
+    placed right before it.
     """
     nodes: dict[tuple[str, int], list[torch.fx.Node]] = collections.defaultdict(
         list

@@ -1,1 +1,1 @@
-"""Transforms that differentiate, and those that say what a backward saves or sends."""
+"""Transforms that differentiate, and transforms that control what a backward saves and sends."""

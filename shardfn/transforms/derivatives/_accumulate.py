@@ -1,6 +1,4 @@
-"""accumulate: a function over several microbatches, one after the other; gradients are reduced
-once.
-"""
+"""accumulate: apply a function to several microbatches in turn, and reduce the gradients once."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import torch
 from ... import _compat, _tree
 from ...argnums import check_argnums, is_number, positions
 from ...capture.shard_map import axis_names
-from ...errors import ShardError, TreeError, problem
+from ...errors import ShardError, TreeError
 from ...runtime import Request
 from .._options import check_function
 from .._paired import NUMBERS, paired, scalar
@@ -50,7 +48,7 @@ def _accumulated(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What a function returns for the whole batch, found one microbatch at a time."""
+    """The result of a function for the full batch, computed one microbatch at a time."""
     if isinstance(fn, Shard):
         with fn.asking():
             return fn.leaving(
@@ -70,7 +68,7 @@ def _microbatches(
     """The arguments of each microbatch.
 
     Raises:
-        TreeError: a batch that k does not divide.
+        TreeError: a batch whose size is not a multiple of k.
     """
     where = f"accumulate({name_of(fn)})"
     numbers = _batch_numbers(where, fn, batch_argnums, len(args))
@@ -126,7 +124,9 @@ def _gradients(
     batches: Sequence[tuple[Any, ...]],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The mean of value and gradients, each gradient brought to its placement once; aux stacked."""
+    """The mean of value and gradients, with aux stacked. Each gradient is redistributed to its
+    placement once.
+    """
     wishes = fn.wishes(args)
     found = [fn.found(batch, kwargs) for batch in batches]
     value = _total([one for one, _, _ in found]) / k
@@ -163,8 +163,8 @@ def _as_tensors(tree: Any) -> Any:
 
 
 def _microbatch(arg: Any, k: int, i: int) -> Any:
-    """Rows i, i + k, i + 2k, ...: every rank has its share of each microbatch, so nothing is
-    sent to split one.
+    """Rows i, i + k, i + 2k, ... Every rank holds a share of each microbatch, so splitting
+    sends nothing.
     """
     return _tree.with_tensors(
         arg, [_every(x, k, i) if x.dim() else x for x in _tree.tensors(arg)]
@@ -182,7 +182,7 @@ def check_rows(
     """Check that every batch leaf can be split into k microbatches.
 
     Raises:
-        TreeError: naming the leaves that cannot.
+        TreeError: names the leaves that cannot.
     """
     wrong = [
         f"{p} has {n} rows"
@@ -195,13 +195,10 @@ def check_rows(
             "arguments that are batches"
         )
         lines = wrong or ["no batch argument holds a tensor with rows"]
-        raise TreeError(
-            problem(
-                name,
-                f"the batch cannot be cut in {k} equal microbatches",
-                *lines,
-                fix=fix,
-            ),
+        raise TreeError.of(
+            name,
+            f"the batch cannot be split into {k} equal microbatches",
+            *lines,
             fix=fix,
         )
 
@@ -214,13 +211,8 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
         ShardError: it is not a positive int.
     """
     if not is_count:
-        raise ShardError(
-            problem(
-                name,
-                f"microbatches is {got}",
-                needed="a positive int",
-                fix="1 or more",
-            )
+        raise ShardError.of(
+            name, f"microbatches is {got}", needed="a positive int", fix="1 or more"
         )
 
 
@@ -230,7 +222,8 @@ def accumulate(
     *,
     batch_argnums: int | tuple[int, ...] | None = None,
 ) -> Accumulate:
-    """Apply a function to a batch in microbatches, and reduce its gradients once, after the last.
+    """Apply a function to a batch in microbatches, and reduce its gradients once, after the
+    last one.
 
     The result is the mean over microbatches. For a loss that is a mean over rows, it equals
     `fn` of the batch. Only one microbatch's activations are alive at a time. Between

@@ -1,5 +1,5 @@
-"""What bucketed_grad wants for each leaf, checked; Dynamo runs this as it is, so that errors
-come out as they are.
+"""The options of bucketed_grad for each leaf, checked. Dynamo runs this on constants, so errors
+reach the user unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat, _tree
 from ...buckets import BucketPlan, Wish, checked_caps
-from ...errors import ShardError, TreeError, problem
+from ...errors import ShardError, TreeError
 
 
 @_compat.constant_in_graph
@@ -26,26 +26,27 @@ def wishes_text(
     reduce_dtype: torch.dtype | None,
     plan: str | None,
 ) -> str:
-    """A line for each leaf, to be read by `Wish.of`.
+    """A line for each leaf, which `Wish.of` parses.
 
     Args:
-        name: how errors call the transformed function.
+        name: the name of the transformed function in errors.
         caps: cap, first_cap or None, max_in_flight, as the user wrote them.
         roots: the name of each differentiated argument.
         paths: of every leaf.
-        kinds: its dtype, or the name of its type where it is no tensor.
-        by_path: what the predicate said of each path.
-        by_tree: or the tree of bools, one for each root if there are several.
-        reduce_dtype: of what is sent.
+        kinds: the dtype of each tensor, or the name of the type of any other leaf.
+        by_path: the answer of the predicate for each path.
+        by_tree: alternatively the tree of bools, one for each root if there are several.
+        reduce_dtype: the dtype in which gradients are sent.
         plan: JSON of a plan to follow.
 
     Returns:
         The lines.
 
     Raises:
-        ShardError: sizes that are none, a first_cap above cap, a reduce_dtype that is not floating.
-        TreeError: a leaf that has no gradient; an ignore that fits no leaf; a plan for other
-            leaves.
+        ShardError: a cap that is not a number of bytes, a first_cap above cap, or a
+            reduce_dtype that is not floating.
+        TreeError: a leaf without a gradient, an ignore that matches no leaf, or a plan for
+            other leaves.
     """
     cap, first_cap, in_flight = checked_caps(name, caps)
     _refuse_kinds(name, paths, kinds)
@@ -57,13 +58,10 @@ def wishes_text(
     )
     if (by_path is not None or by_tree is not None) and not any(ignored):
         fix = "a predicate of paths such as those, or a tree of bools with a True in it"
-        raise TreeError(
-            problem(
-                f"{name}, ignore",
-                "it matches no leaf",
-                f"the leaves are {_listed(paths)}",
-                fix=fix,
-            ),
+        raise TreeError.of(
+            f"{name}, ignore",
+            "it matches no leaf",
+            f"the leaves are {_listed(paths)}",
             fix=fix,
         )
     rows = {} if plan is None else BucketPlan.from_json(plan).rows(name, paths)
@@ -95,14 +93,14 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
         ]
         where = f"{name}, argument {wrong[0][0]}"
         fix = "argnums of arguments that hold floating tensors only"
-        text = problem(
+        raise TreeError.of(
             where,
             "it cannot be differentiated",
             *lines,
             needed="floating tensors",
             fix=fix,
+            arg_path=wrong[0][0],
         )
-        raise TreeError(text, arg_path=wrong[0][0], fix=fix)
 
 
 def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
@@ -110,11 +108,8 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         fix = "a floating dtype such as torch.float32"
-        raise ShardError(
-            problem(
-                f"{name}, reduce_dtype", f"{dtype!r} is no floating dtype", fix=fix
-            ),
-            fix=fix,
+        raise ShardError.of(
+            f"{name}, reduce_dtype", f"{dtype!r} is not a floating dtype", fix=fix
         )
     return str(dtype).removeprefix("torch.")
 
@@ -122,7 +117,7 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
 def _ignored(
     name: str, tree: Any, roots: Sequence[str], paths: Sequence[str]
 ) -> list[bool]:
-    """What a prefix tree of bools says of each leaf."""
+    """The bool that a prefix tree gives to each leaf."""
     if tree is None:
         return [False] * len(paths)
     answers = _answers(tree, roots)
@@ -132,7 +127,9 @@ def _ignored(
 
 
 def _answers(tree: Any, roots: Sequence[str]) -> dict[str, Any]:
-    """The leaves of a prefix tree, or of one for each differentiated argument, by path."""
+    """The leaves of a prefix tree by path. With several differentiated arguments, there is a
+    tree for each.
+    """
     is_one_each = (
         len(roots) > 1
         and isinstance(tree, (tuple, list))
@@ -159,10 +156,10 @@ def _refuse_unfit(
     paths: Sequence[str],
     prefixes: Sequence[Sequence[str]],
 ) -> None:
-    """Refuse a prefix tree that does not say a bool of every leaf, and of no other.
+    """Refuse a prefix tree unless it gives a bool to every leaf and has no other leaves.
 
     Raises:
-        TreeError: naming those.
+        TreeError: names those leaves.
     """
     used = {prefix for of_leaf in prefixes for prefix in of_leaf}
     strangers = [prefix for prefix in answers if prefix not in used]
@@ -170,7 +167,7 @@ def _refuse_unfit(
     wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),
-        *(f"nothing is said of {p}" for p in missing),
+        *(f"there is no bool for {p}" for p in missing),
         *(f"{p} is {answers[p]!r}" for p in wrong),
     ]
     if lines:
@@ -178,11 +175,8 @@ def _refuse_unfit(
             "a prefix tree of bools, as the differentiated argument is built, or a predicate "
             "of the leaf's path"
         )
-        raise TreeError(
-            problem(
-                f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix
         )
 
 

@@ -1,5 +1,5 @@
-"""bucketed_grad: value_and_grad whose gradient reductions travel in buckets, while the backward
-goes on.
+"""bucketed_grad: value_and_grad whose gradient reductions are sent in buckets, overlapped with
+the backward.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import torch
 from ... import _compat, _tree
 from ...argnums import Argnums
 from ...buckets import BucketPlan, checked_caps
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from .._transformed import name_of, parameter_names
 from ._bucket_options import wishes_text
 from ._grad import ValueAndGrad, check_derivative
 
-Ignore = Callable[[str], bool] | Any  # of a leaf's path; or a prefix tree of bools
+# a predicate of paths, or a prefix tree of bools
+Ignore = Callable[[str], bool] | Any
 
 
 class _Default(str):
-    """A default that is told from the same text written out."""
+    """A default that differs from the same text written by the user."""
 
 
 FIRST_CAP = _Default("1MiB")
@@ -46,7 +47,7 @@ class BucketedGrad(ValueAndGrad):
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         wishes = self.wishes(
             args
-        )  # first, so that bad input is refused before anything is traced
+        )  # checked first, so that bad input is refused before anything is traced
         return self.returned(*self.placed(self.found(args, kwargs), args, wishes))
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
@@ -89,7 +90,7 @@ class BucketedGrad(ValueAndGrad):
     def options(self) -> Any:
         said = (
             self.ignore if callable(self.ignore) else repr(self.ignore)
-        )  # 1 is no True, though Python calls them equal
+        )  # 1 == True in Python, but 1 is not a bool
         return (
             self.argnums,
             self.has_aux,
@@ -112,7 +113,7 @@ def bucketed_grad(
     max_in_flight: int | str = "1GiB",
     plan: BucketPlan | None = None,
 ) -> BucketedGrad:
-    """`value_and_grad` that reduces gradients in buckets, while the backward is still running.
+    """`value_and_grad` that reduces gradients in buckets while the backward is still running.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
@@ -126,11 +127,12 @@ def bucketed_grad(
         has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
         ignore: leaves to reduce on their own: a predicate of the leaf's path, such as
             "params['w1']", or a prefix tree of bools.
-        reduce_dtype: dtype in which gradients are sent; their own if not given.
-        max_in_flight: bytes of gradients and gathered parameters that may be on their way at once.
-        plan: buckets to use instead of those that the caps would give: the plan of
-            `lower(...).plan`, edited or not. Its buckets, their order and the order of their
-            leaves are followed exactly, or refused.
+        reduce_dtype: dtype in which gradients are sent; by default their own.
+        max_in_flight: the largest number of bytes of gradients and gathered parameters in
+            flight at once.
+        plan: buckets to use instead of the caps: `lower(...).plan`, edited or not. The program
+            follows its buckets, their order and the order of their leaves exactly, or refuses
+            the plan.
 
     Returns:
         A function of the same arguments that returns (value, gradients), or ((value, aux),
@@ -138,8 +140,8 @@ def bucketed_grad(
 
     Raises:
         ShardError: a cap that is not a positive number of bytes; a first_cap above cap.
-        TreeError: when called: an argument that is not floating; an ignore that fits no leaf; a
-            plan of another program.
+        TreeError: when called: an argument that is not floating, an ignore that matches no
+            leaf, or a plan of another program.
         CaptureError: when called, if fn does not return a scalar.
 
     Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in
@@ -158,11 +160,10 @@ def bucketed_grad(
         checked_caps(f"bucketed_grad({name_of(fn)})", caps)
         if plan is not None and not isinstance(plan, BucketPlan):
             fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
-            text = problem(
+            raise TreeError.of(
                 f"bucketed_grad({name_of(fn)}), plan",
                 f"a {type(plan).__name__}",
                 needed="a BucketPlan",
                 fix=fix,
             )
-            raise TreeError(text, fix=fix)
     return BucketedGrad((fn,), argnums, has_aux, caps, ignore, reduce_dtype, plan)

@@ -1,6 +1,4 @@
-"""checkpoint: a function whose backward computes intermediate values again instead of keeping
-them.
-"""
+"""checkpoint: a function whose backward recomputes intermediate values instead of saving them."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 from ... import _compat, _tree
 from ...capture import annotations as sources
 from ...capture.checkpoint import policies
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
 from .._options import check_function
@@ -31,7 +29,7 @@ class Checkpoint(Transformed):
     policy: str
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The function as it is; what it computes is noted as one call's, with the policy."""
+        """Call the function, and annotate its ops as one checkpointed call with this policy."""
         with sources.inside(sources.fresh_region(), self.policy):
             return self.fn(*args, **kwargs)
 
@@ -47,9 +45,9 @@ def checkpoint(
 ) -> Any:
     """Rematerialize a function: its backward recomputes residuals instead of saving them.
 
-    Values are unchanged. The backward gathers again what the function gathered from other
-    ranks. Random numbers are saved, not drawn again. Without a gradient nothing changes. A
-    gradient of a gradient saves the results of the first backward.
+    Values are unchanged. The backward repeats the function's all-gathers. Random numbers are
+    saved, not drawn again. Without a gradient nothing changes. A gradient of a gradient saves
+    the results of the first backward.
 
     Args:
         fn: a pure function of pytrees. Without it, a decorator is returned.
@@ -88,20 +86,18 @@ POLICY = "one of checkpoint_policies, such as dots_saveable"
 
 @_compat.constant_in_graph
 def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
-    """Check that an option is a text.
+    """Check that an option is a str.
 
     Raises:
         TreeError: it is not.
     """
     if not is_text:
-        raise TreeError(
-            problem(where, f"a {kind}", needed="a str", fix=fix), fix=fix
-        )
+        raise TreeError.of(where, f"a {kind}", needed="a str", fix=fix)
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name a value, for policies of `checkpoint` and for `saved_residuals`; identity in value,
-    and free.
+    """Name a value for the policies of `checkpoint` and for `saved_residuals`. Returns x, at no
+    cost.
 
     Args:
         x: a tensor, or a pytree of tensors.

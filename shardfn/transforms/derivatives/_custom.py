@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own: what custom_vjp and custom_jvp have in common."""
+"""The common base of custom_vjp and custom_jvp: functions with derivatives of their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Custom(Transformed):
     """A function with a derivative of its own."""
 
     verb: ClassVar[str] = "custom_vjp"
-    needs: ClassVar[str]  # what sets the rule
+    needs: ClassVar[str]  # the call that sets the rule, for errors
     held: tuple[Callable[..., Any]]
     nondiff_argnums: tuple[int, ...]
     rules: list[Callable[..., Any]]
@@ -46,34 +46,36 @@ class Custom(Transformed):
         return out
 
     def ruled(self, rules: list[Callable[..., Any]]) -> None:
-        """Set the rule, once: what was captured with it holds it.
+        """Set the rule. It can be set once, since captured programs hold it.
 
         Raises:
-            ShardError: there is one.
+            ShardError: there is a rule already.
         """
         check_unruled(self.__name__, self.verb, len(self.rules))
         self.rules[:] = rules
 
     def traced(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
-        """The result, where Dynamo reads."""
+        """The result, while Dynamo traces."""
         raise NotImplementedError
 
     def eagerly(self, still: tuple[Any, ...], moving: tuple[Any, ...]) -> Any:
-        """The result, where Dynamo does not read: under a torch.func transform, in a module
-        that is kept whole.
+        """The result of a call that Dynamo does not trace: under a torch.func transform, or in
+        a module that it leaves as one call.
         """
         raise NotImplementedError
 
     def split(
         self, args: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The arguments that are not differentiated, and the others."""
+        """(arguments that are not differentiated, arguments that are)."""
         numbers = self.numbers(len(args))
         still = tuple([args[n] for n in numbers])
         return still, tuple([x for n, x in enumerate(args) if n not in numbers])
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """The positions of the arguments that are not differentiated, of so many."""
+        """The positions of the arguments that are not differentiated, given the number of
+        arguments.
+        """
         return positions(
             self.__name__, "nondiff_argnums", self.nondiff_argnums, count
         )
@@ -92,8 +94,8 @@ class Custom(Transformed):
     def flat(
         self, still: tuple[Any, ...], moving: tuple[Any, ...]
     ) -> Callable[..., list[torch.Tensor]]:
-        """The function itself, of the tensors of its differentiated arguments, returning those
-        of its result; where Dynamo does not read.
+        """The function itself as a function of the tensors of its differentiated arguments,
+        returning the tensors of its result. For calls that Dynamo does not trace.
         """
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -108,7 +110,7 @@ class Custom(Transformed):
         moving: tuple[Any, ...],
         xs: list[torch.Tensor],
     ) -> Any:
-        """The function itself, as a region."""
+        """The function itself, as a body."""
 
         def run(*tensors: torch.Tensor) -> Any:
             out = self.fn(*self.joined(still, _tree.with_tensors(moving, tensors)))
@@ -118,7 +120,7 @@ class Custom(Transformed):
 
 
 def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The cotangent of a result: these for its tensors, zeros for its constants."""
+    """The cotangent of a result: the given cotangents for its tensors, zeros for its constants."""
     feed = iter(tensors)
     leaves = _tree.quick_leaves((out,))
     filled = [
@@ -135,8 +137,8 @@ def check_unruled(name: str, verb: str, count: int) -> None:
         ShardError: it has one.
     """
     if count:
-        fix = f"{verb}(f) once more, with the other rule"
-        raise ShardError(problem(name, "it has a rule already", fix=fix), fix=fix)
+        fix = f"{verb}(f) again, with the other rule"
+        raise ShardError.of(name, "it has a rule already", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -155,12 +157,10 @@ def check_rules(name: str, count: int, call: str) -> None:
 
 @_compat.constant_in_graph
 def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
-    """Check what a rule returns.
+    """Check the result of a rule.
 
     Raises:
-        TreeError: something else.
+        TreeError: it has another form.
     """
     if not holds:
-        raise TreeError(
-            problem(name, f"{who} returns something else", needed=wanted)
-        )
+        raise TreeError.of(name, f"{who} returns something else", needed=wanted)

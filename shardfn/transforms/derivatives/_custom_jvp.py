@@ -25,7 +25,7 @@ class CustomJvp(Custom):
     verb: ClassVar[str] = "custom_jvp"
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the rule; a decorator too.
+        """Set the rule. Also works as a decorator.
 
         Args:
             rule: (primals, tangents), two tuples like the arguments -> (result, tangent of the
@@ -58,7 +58,7 @@ class CustomJvp(Custom):
         return _tree.with_tensors(out, outs)
 
     def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
-        """What the rule returns, in the order of the function's result: its tensors, then their
+        """The tensors that the rule returns, in the order of the function's result, then their
         tangents.
         """
         is_pair = isinstance(found, tuple) and len(found) == 2
@@ -101,7 +101,7 @@ def custom_jvp(
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments that are no tensors, given to the rule first.
+        nondiff_argnums: positional arguments other than tensors. The rule takes them first.
 
     Returns:
         The function, with a method `defjvp`.

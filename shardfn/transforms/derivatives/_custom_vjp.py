@@ -28,9 +28,9 @@ class CustomVjp(Custom):
         Args:
             fwd: of the function's arguments; returns (result, residuals), residuals being any
                 tree of tensors.
-            bwd: (residuals, cotangent of the result) -> a tuple with a cotangent for each
-                argument, a tree like it, or None for zero. The arguments of nondiff_argnums
-                come before the residuals.
+            bwd: (residuals, cotangent of the result) -> a tuple with one cotangent for each
+                argument: a tree like the argument, or None for zero. The arguments of
+                nondiff_argnums come before the residuals.
 
         Raises:
             ShardError: there is a rule already.
@@ -56,7 +56,7 @@ class CustomVjp(Custom):
     def forward_region(
         self, still: tuple[Any, ...], moving: tuple[Any, ...], out: Any
     ) -> Any:
-        """fwd as a region: (the tensors of its result, its residuals)."""
+        """fwd as a body: (the tensors of its result, its residuals)."""
         fwd, _ = self.rules
 
         def forward(*tensors: torch.Tensor) -> Any:
@@ -75,7 +75,7 @@ class CustomVjp(Custom):
         out: Any,
         residuals: Any,
     ) -> Any:
-        """bwd as a region: for each tensor of the arguments its cotangent, or None."""
+        """bwd as a body: for each tensor of the arguments its cotangent, or None."""
         _, bwd = self.rules
         saved = _tree.tensors(residuals)
         count = len(saved)
@@ -93,8 +93,8 @@ class CustomVjp(Custom):
     def forward_results(
         self, found: Any, out: Any
     ) -> tuple[list[torch.Tensor], Any]:
-        """(the tensors of the result that fwd returns, in the order of the function's; the
-        residuals).
+        """(the tensors of the result that fwd returns, in the order of the function's result;
+        the residuals).
         """
         is_pair = isinstance(found, tuple) and len(found) == 2
         check_pair(self.__name__, is_pair, "fwd", "(result, residuals)")
@@ -106,14 +106,14 @@ class CustomVjp(Custom):
             out,
             names,
             paths,
-            "return what the function returns",
+            "return the same result as the function",
         )
         return [x for x in leaves if isinstance(x, torch.Tensor)], found[1]
 
     def cotangents(
         self, back: Any, moving: tuple[Any, ...]
     ) -> list[torch.Tensor | None]:
-        """What bwd returns for each tensor of the arguments; None for zero."""
+        """The cotangent of each tensor of the arguments, as bwd returns it. None for zero."""
         is_tuple = isinstance(back, tuple) and len(back) == len(moving)
         check_pair(
             self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents"
@@ -144,16 +144,16 @@ class CustomVjp(Custom):
 
 @attrs.define(eq=False)
 class _EagerRule:
-    """A rule as functions of flat tensors, where Dynamo does not read."""
+    """A rule as functions of flat tensors, for calls that Dynamo does not trace."""
 
     custom: CustomVjp
     still: tuple[Any, ...]  # the arguments that are not differentiated
     moving: tuple[Any, ...]  # the others
-    out: Any  # what the function returns
+    out: Any  # the result of the function
     residuals: Any = None  # the tree that fwd returned last
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Of the arguments: the result, then the residuals."""
+        """(arguments) -> the result, then the residuals."""
         fwd, _ = self.custom.rules
         moving = _tree.with_tensors(self.moving, tensors)
         returned = fwd(*self.custom.joined(self.still, moving))
@@ -161,7 +161,7 @@ class _EagerRule:
         return [*after, *_tree.tensors(self.residuals)]
 
     def backward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Of the residuals and the cotangents: the cotangents of the arguments."""
+        """(residuals, cotangents of the result) -> the cotangents of the arguments."""
         _, bwd = self.custom.rules
         start = len(tensors) - len(_tree.tensors(self.out))
         residuals = _tree.with_tensors(self.residuals, tensors[:start])
@@ -172,7 +172,7 @@ class _EagerRule:
 
 
 def is_zero(x: Any) -> bool:
-    """Whether a part of a tree of cotangents says zero."""
+    """Whether a part of a tree of cotangents stands for zero."""
     return x is None
 
 
@@ -183,16 +183,16 @@ def custom_vjp(
 
     Args:
         fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments other than tensors; the rule gets them first.
+        nondiff_argnums: positional arguments other than tensors. The rule takes them first.
 
     Returns:
-        The function, with `defvjp`. It runs as it is where nothing is differentiated.
+        The function, with `defvjp`. Without differentiation it runs unchanged.
 
     Raises:
         ShardError: when called without a rule.
         TreeError: when called, a rule whose results do not fit the function's.
-        CaptureError: forward mode, for which there is no rule; a closed-over value that is
-            differentiated.
+        CaptureError: forward-mode differentiation, which the rule does not define, or a
+            closed-over value that is differentiated.
 
     Source: jax.custom_vjp.
 

@@ -10,7 +10,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, positions
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...ops import placement
 from ...runtime import Request
 from .._flattened import Flattened, check_moving
@@ -56,17 +56,17 @@ class ValueAndGrad(Transformed):
         return value, aux, trees[0] if isinstance(self.argnums, int) else trees
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
-        """How the reduction of each gradient may travel: as it likes."""
+        """The bucketing options of each gradient: none."""
         return [""] * len(
             _tree.tensors(tuple(args[n] for n in self.numbers(len(args))))
         )
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
-        """The result, of what was found."""
+        """The result of the transformed function."""
         return ((value, aux), grads) if self.has_aux else (value, grads)
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """The positions of the arguments to differentiate, of so many."""
+        """The positions of the arguments to differentiate, given the number of arguments."""
         return positions(
             f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count
         )
@@ -89,11 +89,11 @@ class Grad(ValueAndGrad):
 
 
 def check_derivative(verb: str, fn: Any, argnums: Any, has_aux: Any) -> None:
-    """Check what a transform that differentiates is given.
+    """Check the arguments of a transform that differentiates.
 
     Raises:
-        TreeError: no function; argnums that are no ints, or name one twice.
-        ShardError: a has_aux that is no bool.
+        TreeError: fn is not a function, or argnums are not ints or name one position twice.
+        ShardError: has_aux is not a bool.
     """
     check_function(verb, fn)
     where = f"{verb}({name_of(fn)})"
@@ -118,8 +118,8 @@ def differentiate(
 
 
 class Loss(Flattened):
-    """A scalar function of trees as one of a tuple of tensors: it returns (scalar, tensors of
-    aux).
+    """A scalar function of trees as a function of a tuple of tensors. It returns (scalar,
+    tensors of aux).
     """
 
     def __call__(self, primals: tuple[torch.Tensor, ...]) -> Any:
@@ -136,19 +136,18 @@ class Loss(Flattened):
 
 @_compat.constant_in_graph
 def refuse_loss(name: str, what: str) -> None:
-    """Say that a function cannot be differentiated.
+    """Raise the error for a function that cannot be differentiated.
 
     Raises:
         CaptureError: always.
     """
     fix = "return loss.sum() or loss.mean() of floating values; has_aux=True for (scalar, aux)"
-    text = problem(
+    raise CaptureError.of(
         f"the gradient of {name}",
         f"its value is {what}",
         needed="a floating scalar",
         fix=fix,
     )
-    raise CaptureError(text, fix=fix)
 
 
 def value_and_grad(

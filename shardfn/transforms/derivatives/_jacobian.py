@@ -1,4 +1,4 @@
-"""jacrev, jacfwd and hessian: every derivative of every result by every argument."""
+"""jacrev, jacfwd and hessian: the derivatives of every result with respect to every argument."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Jacobian(Transformed):
         return (jacobian, flat.aux(aux)) if self.has_aux else jacobian
 
     def rebuilt(self, flat: Flattened, rows: Iterator[Any]) -> Any:
-        """The tree of the value with derivatives in the places of its leaves."""
+        """The tree of the value, with derivatives for its leaves."""
         value = flat.returned[0][0]
         filled = [self.leaf(flat, x, rows) for x in _tree.quick_leaves(value)]
         return _tree.refill(value, filled)[0]
 
     def leaf(self, flat: Flattened, x: Any, rows: Iterator[Any]) -> Any:
-        """The derivatives of one result: zeros for those of a number."""
+        """The derivatives of one result. A number has zeros."""
         if x is None:
             return None
         row = (
@@ -58,11 +58,11 @@ class Jacobian(Transformed):
     def derived(
         self, flat: Flattened, numbers: tuple[int, ...]
     ) -> Callable[..., Any]:
-        """The matrix of a flat function: for each result, for each of these arguments."""
+        """The Jacobian of a flat function: a list of results, each with a list of arguments."""
         return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
 
     def nested(self, flat: Flattened, row: Any) -> Any:
-        """What stands in place of one result: its derivatives in the trees of the arguments."""
+        """The derivatives of one result, in the trees of the arguments."""
         trees = flat.derivatives(row)
         return trees[0] if isinstance(self.argnums, int) else trees
 
@@ -111,8 +111,8 @@ class Hessian(Jacobian):
 def jacrev(
     fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Jacobian:
-    """A function that returns the Jacobian, a row at a time in reverse mode: for more inputs
-    than outputs.
+    """A function that returns the Jacobian, computed row by row in reverse mode. For functions
+    of more inputs than outputs.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
@@ -145,8 +145,8 @@ def jacrev(
 def jacfwd(
     fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Forward:
-    """A function that returns the Jacobian, a column at a time in forward mode: for more
-    outputs than inputs.
+    """A function that returns the Jacobian, computed column by column in forward mode. For
+    functions of more outputs than inputs.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
@@ -155,7 +155,7 @@ def jacfwd(
         has_aux: whether fn returns auxiliary data beside the value.
 
     Returns:
-        A function of the same arguments that returns what `jacrev` returns.
+        A function of the same arguments and results as that of `jacrev`.
 
     Raises:
         TreeError: argnums are not positions; when called, positions that the call does not

@@ -1,4 +1,4 @@
-"""saved_residuals: what the backward of a function keeps of its forward, value by value."""
+"""saved_residuals: a list of the values that a function's forward saves for its backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...buckets import human_bytes
 from ...capture import annotations as sources
 from ...capture.checkpoint.recompute import names_of, owner_of, residuals
 from ...capture.printing import tensor_type
-from ...errors import CaptureError, problem
+from ...errors import CaptureError
 from ...runtime import Request
 from ...types import Program
 from .._transformed import Transformed, innermost, name_of
@@ -22,7 +22,7 @@ from .._transformed import Transformed, innermost, name_of
 
 @attrs.frozen
 class Residual:
-    """One value that a backward keeps.
+    """One value that is saved for a backward.
 
     Args:
         shape: global shape.
@@ -38,12 +38,12 @@ class Residual:
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Its size in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     @property
     def is_activation(self) -> bool:
-        """Whether it was computed, and neither an argument nor a constant."""
+        """Whether it was computed by an op, as opposed to an argument or a constant."""
         return not self.why.startswith(("argument ", "constant"))
 
     def __str__(self) -> str:
@@ -56,19 +56,19 @@ class Residual:
 
 @attrs.frozen(repr=False)
 class Residuals:
-    """All that the backward of a function keeps; prints as a table."""
+    """All residuals of a function. Prints as a table."""
 
     name: str
     entries: tuple[Residual, ...]
 
     @property
     def nbytes(self) -> int:
-        """Of all of them."""
+        """The bytes of all residuals."""
         return sum(r.nbytes for r in self.entries)
 
     @property
     def activation_bytes(self) -> int:
-        """Of those that were computed: arguments and constants are there anyhow."""
+        """The bytes of the computed residuals. Arguments and constants take no extra memory."""
         return sum(r.nbytes for r in self.entries if r.is_activation)
 
     def __iter__(self) -> Iterator[Residual]:
@@ -143,21 +143,15 @@ class _Backward(Transformed):
 
 @_compat.constant_in_graph
 def refuse_none(name: str, what: str, count: int) -> None:
-    """Check that there is something to differentiate.
+    """Check that a function has floating arguments and results.
 
     Raises:
-        CaptureError: there is nothing.
+        CaptureError: it has none.
     """
     if not count:
         fix = "a function of floating tensors, with floating results"
-        raise CaptureError(
-            problem(
-                name,
-                f"no {what} is a floating tensor",
-                needed="at least one",
-                fix=fix,
-            ),
-            fix=fix,
+        raise CaptureError.of(
+            name, f"no {what} is a floating tensor", needed="at least one", fix=fix
         )
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ... import _compat, _tree
-from ...errors import TreeError, problem
+from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
 from .._flattened import Flattened
@@ -19,7 +19,9 @@ from .._transformed import Transformed, innermost, name_of
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Evaluated(Transformed):
-    """A function as it is, staged: what `vjp` and `linearize` return beside the linear map."""
+    """A function, staged as it is: the value that `vjp` and `linearize` return beside the
+    linear map.
+    """
 
     verb: ClassVar[str] = "value"
     held: tuple[Callable[..., Any]]
@@ -80,7 +82,7 @@ def flattened(
     """A function of the floating tensors among its arguments.
 
     Raises:
-        TreeError: an argument is a float, whose derivative would be lost.
+        TreeError: an argument is a Python float, whose derivative would be lost.
     """
     paths = _tree.quick_paths(primals, "primals")
     where, got = f"{verb}({name_of(fn)})", kinds(_tree.quick_leaves(primals))
@@ -91,7 +93,7 @@ def flattened(
 def pulled(
     name: str, flat: Flattened, pull: Callable[..., Any], cotangent: Any
 ) -> Any:
-    """The cotangents of the primals, in their trees; None for what has no derivative."""
+    """The cotangents of the primals, in their trees. None for a leaf without a derivative."""
     value = flat.returned[0][0][0]
     names, paths = ("the cotangents", "the results"), ("cotangent", "result")
     given = paired(f"vjp({name})", cotangent, value, names, paths)
@@ -104,7 +106,7 @@ def pulled(
 
 
 def _materialized(cotangent: Any, x: torch.Tensor) -> torch.Tensor:
-    """A cotangent as torch.func takes it: zeros where a result has no derivative."""
+    """A cotangent as torch.func takes it, with zeros for results without a derivative."""
     return torch.zeros_like(x) if cotangent is None else cotangent
 
 
@@ -118,9 +120,8 @@ def check_tuples(name: str, primals: str, tangents: str) -> None:
     if primals not in ("tuple", "list") or tangents not in ("tuple", "list"):
         fix = "jvp(fn, (x,), (dx,))"
         got = f"primals are a {primals}, tangents a {tangents}"
-        raise TreeError(
-            problem(f"jvp({name})", got, needed="tuples of arguments", fix=fix),
-            fix=fix,
+        raise TreeError.of(
+            f"jvp({name})", got, needed="tuples of arguments", fix=fix
         )
 
 
@@ -130,7 +131,7 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """The value of a function, and how it changes when the arguments change by the tangents.
+    """The value of a function, and its directional derivative along the tangents.
 
     Args:
         fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
@@ -156,7 +157,8 @@ def jvp(
 
 
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """The value of a function, and a function that pulls a cotangent of it back to the arguments.
+    """The value of a function, and a function that maps a cotangent of the value to cotangents
+    of the arguments.
 
     Args:
         fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
@@ -165,8 +167,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Returns:
         (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for
-        each argument, placed as it is. Outside of any transform, `pull` computes the value again:
-        no residuals are saved.
+        each argument, of the placements of the argument. Outside of any transform, `pull`
+        recomputes the value: no residuals are saved.
 
     Raises:
         TreeError: from pull, a cotangent that does not fit the value.
@@ -203,8 +205,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         primals: its arguments, trees of floating tensors.
 
     Returns:
-        (value, push). `push(*tangents)` returns the tangent of the value; it computes the value
-        again on the way.
+        (value, push). `push(*tangents)` returns the tangent of the value, and recomputes the
+        value to do so.
 
     Raises:
         TreeError: from push, tangents that do not fit the primals.

@@ -1,7 +1,6 @@
-"""Policies for `checkpoint`: which values of a checkpointed call its backward keeps; under
-JAX's names.
+"""Policies for `checkpoint`, under JAX's names: which residuals a checkpointed call saves.
 
-A policy is a text. What is not kept is recomputed.
+A policy is a str. Values that are not saved are recomputed.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ everything_saveable = "everything_saveable"
 # save the inputs only
 nothing_saveable = "nothing_saveable"
 dots_saveable = checkpoint_dots = (
-    "dots_saveable"  # keep the results of matrix products, attention and convolutions
+    "dots_saveable"  # save the results of matrix products, attention and convolutions
 )
 dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = (
-    "dots_with_no_batch_dims_saveable"  # not of batches
+    "dots_with_no_batch_dims_saveable"  # of those, the products without batch dims
 )
 
 
 def save_only_these_names(*names: str) -> str:
-    """Keep only the values with these names.
+    """Save only the values with these names.
 
     Args:
         names: as `checkpoint_name` gave them.
@@ -30,7 +29,7 @@ def save_only_these_names(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_only_these_names.
 
@@ -42,7 +41,7 @@ def save_only_these_names(*names: str) -> str:
 
 
 def save_anything_except_these_names(*names: str) -> str:
-    """Keep everything, named or not, but the values with these names.
+    """Save all values, named or not, except those with these names.
 
     Args:
         names: as `checkpoint_name` gave them.
@@ -51,7 +50,7 @@ def save_anything_except_these_names(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_anything_except_these_names.
 
@@ -63,7 +62,7 @@ def save_anything_except_these_names(*names: str) -> str:
 
 
 def save_any_names_but_these(*names: str) -> str:
-    """Keep the values that have a name, but not those with these names.
+    """Save all named values except those with these names.
 
     Args:
         names: as `checkpoint_name` gave them.
@@ -72,7 +71,7 @@ def save_any_names_but_these(*names: str) -> str:
         The policy.
 
     Raises:
-        ShardError: a name that is no str.
+        ShardError: a name that is not a str.
 
     Source: jax.checkpoint_policies.save_any_names_but_these.
 
@@ -84,7 +83,7 @@ def save_any_names_but_these(*names: str) -> str:
 
 
 def save_from_both_policies(one: str, other: str) -> str:
-    """Keep what either of two policies keeps.
+    """Save the values that either of two policies saves.
 
     Args:
         one: a policy.
@@ -94,7 +93,7 @@ def save_from_both_policies(one: str, other: str) -> str:
         The policy.
 
     Raises:
-        ShardError: one of them is none.
+        ShardError: one of them is not a policy.
 
     Source: jax.checkpoint_policies.save_from_both_policies.
 

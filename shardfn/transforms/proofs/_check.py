@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import _tree
-from ...errors import DivergenceError, problem
+from ...errors import DivergenceError
 from ...mesh import make_mesh
 from ...placements import P
 from ...world import fake_world
@@ -40,7 +40,7 @@ def check(
         The largest absolute difference for each world.
 
     Raises:
-        DivergenceError: where a result differs, naming the world, the result and by how much.
+        DivergenceError: a result differs. Names the world, the result and the difference.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 
@@ -95,11 +95,11 @@ def _differ(
         if not torch.allclose(
             a, b, rtol=tolerance[0], atol=tolerance[1], equal_nan=True
         ):
-            text = problem(
+            raise DivergenceError.of(
                 f"check, world {_name(world)}, result{path}",
                 f"sharded differs from plain by up to {worst:.3g}",
+                arg_path=path,
             )
-            raise DivergenceError(text, arg_path=path)
     return worst
 
 

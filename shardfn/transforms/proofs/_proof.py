@@ -1,5 +1,5 @@
-"""The proof of a sharding rule: the op run on pieces, in every way that the rule allows,
-against the op on global inputs.
+"""The proof of a sharding rule: every strategy is run on shards and compared with the op on
+global inputs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...capture import capture
-from ...errors import RuleError, ShardError, problem
+from ...errors import RuleError, ShardError
 from ...mesh import all_coordinates
 from ...partition import Plan, emit, layout, local_sizes, propagate
 from ...partition import plan as steps
@@ -27,14 +27,14 @@ WORLDS = (
     2,
     3,
     5,
-)  # a size that is no multiple of 30 is sharded unevenly by one of them
+)  # a size that is not a multiple of 30 is sharded unevenly by one of them
 TOLERANCE = {
     torch.float64: 1e-10,
     torch.complex128: 1e-10,
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-INEXACT = 1e-4  # of other floating dtypes; whole numbers are exact
+INEXACT = 1e-4  # for other floating dtypes; integers must be exact
 FAILS = (
     AssertionError,
     RuleError,
@@ -42,21 +42,21 @@ FAILS = (
     ValueError,
     TypeError,
     IndexError,
-)  # what an op, its fake, or a wrong shape raises
+)  # errors that an op, its fake kernel or a wrong shape raises
 FIX = (
-    "need_whole for a factor that the op works along, 'R' in a function's choice; or a rule "
-    "that says what the op does"
+    "need_whole for a factor that the op works along, 'R' in a function's strategy; or a rule "
+    "that describes the op"
 )
 
 
 def prove_values(
     rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Prove every choice of a rule for these arguments.
+    """Prove every strategy of a rule for these arguments.
 
     Raises:
-        RuleError: a choice that is not right: which, on how many ranks, the shapes, the first
-            element that differs.
+        RuleError: a wrong strategy, with the number of ranks, the shapes and the first element
+            that differs.
     """
     sample = Sample(target, args, kwargs)
     for choice in sample.choices(rule):
@@ -65,11 +65,12 @@ def prove_values(
 
 
 def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
-    """Run an op on shards as a choice says, on n ranks, and compare with its true results."""
+    """Run an op on shards by one strategy, on n ranks, and compare with its true results."""
     axes = MeshAxes(("axis",), (n,))
     slots = _slots(sample.call, choice, n)
     if slots is None:
-        # runs that do not fit this many ranks: the partition does not take the choice either
+        # a unit that does not fit this many ranks: the partition does not take the strategy
+        # either
         return
     ins, outs = slots
     shards = [
@@ -82,7 +83,7 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
     except FAILS as error:
         first = str(error).strip().split("\n", maxsplit=1)[0]
         reason = first.removeprefix(f"rule({sample.call.target}): ")
-        text = f"the op fails on the pieces: {reason}"
+        text = f"the op fails on the shards: {reason}"
         raise _refuted(sample.call, choice, n, text) from error
     tolerance = max(_tolerance(x) for x in (*sample.tensors, *sample.results))
     rows = zip(results, sample.results, outs, strict=True)
@@ -95,7 +96,7 @@ def _prove_choice(sample: Sample, choice: Choice, n: int) -> None:
 def _slots(
     call: OpCall, choice: Choice, n: int
 ) -> tuple[tuple[steps.Slot, ...], tuple[steps.Slot, ...]] | None:
-    """The inputs and the results of a call, placed on n ranks as a choice says; None where one
+    """The inputs and the results of a call, placed on n ranks by a strategy. None where one
     does not fit.
     """
     values = (*call.ins, *call.outs)
@@ -112,11 +113,11 @@ def _slots(
 def prove_gradient(
     rule: Rule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Prove that the gradient of a custom op is right when its inputs are sharded as its rule says
-    first.
+    """Prove that the gradient of a custom op is right for the first strategy of its rule that
+    shards an input.
 
     Raises:
-        RuleError: a gradient that differs from autograd's, or that cannot be captured.
+        RuleError: the gradient differs from autograd's, or cannot be captured.
     """
     sample = Sample(target, args, kwargs)
     floating = tuple(
@@ -143,7 +144,7 @@ def _sum_of_squares(
     target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., torch.Tensor]:
     """The sum of squares of an op's floating results, as a function of its tensors."""
-    # without their values, so that no tensor is closed over
+    # constants without tensors, so that no tensor is closed over
     empty = mapped((args, kwargs), lambda _: TENSOR)
 
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
@@ -160,7 +161,7 @@ def _sum_of_squares(
 def _captured_gradient(
     sample: Sample, loss: Callable[..., torch.Tensor], floating: tuple[int, ...]
 ) -> Any:
-    """The Program of a loss's gradient in a sample's floating tensors.
+    """The Program of the gradient of a loss with respect to a sample's floating tensors.
 
     Raises:
         RuleError: it cannot be captured.
@@ -176,7 +177,7 @@ def _captured_gradient(
 
 
 def _is_sharded(choice: Choice) -> bool:
-    """Whether a choice shards an input, and takes none that is Partial."""
+    """Whether a strategy shards an input, and takes no Partial input."""
     ins = choice[0]
     return any(layout.split(m) for m in ins) and not {*ins} & {*PENDING}
 
@@ -216,11 +217,11 @@ def _prove_captured(
 def run(
     plan: Plan, columns: Sequence[Sequence[torch.Tensor]]
 ) -> list[list[torch.Tensor]]:
-    """Every result's pieces by rank, in a simulated world.
+    """The local tensors of every result, by rank, in a simulated world.
 
     Args:
-        plan: what to run.
-        columns: for each input, every rank's piece.
+        plan: the plan to run.
+        columns: for each input, the local tensor of every rank.
     """
     everyone = all_coordinates(plan.axes)
     kinds = {c: local_sizes(plan, c) for c in everyone}
@@ -251,7 +252,7 @@ def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
 def _pieces(
     x: torch.Tensor, marks: Sequence[Mark], axes: MeshAxes
 ) -> list[torch.Tensor]:
-    """What each rank holds: its chunk, all of it, or a term of a Partial reduction."""
+    """The local tensor of each rank: its chunk, the global value, or a term of a Partial value."""
     if marks[0] not in PENDING:
         return [cut(x, tuple(marks), axes, c) for c in all_coordinates(axes)]
     generator = torch.Generator().manual_seed(0)
@@ -273,7 +274,7 @@ def _difference(
     axes: MeshAxes,
     tolerance: float,
 ) -> str | None:
-    """Where the pieces of a result are not those of the wanted value."""
+    """Where the local tensors of a result differ from those of the expected value."""
     if marks == ("R",):
         return next(
             (wrong for x in column if (wrong := _first(x, wanted, tolerance))), None
@@ -284,7 +285,7 @@ def _difference(
 def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         return (
-            f"the pieces make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
+            f"the shards make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "
             f"{wanted.dtype}"
         )
     wrong = ~torch.isclose(
@@ -316,12 +317,9 @@ def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
         f"inputs {shapes}",
         wrong,
     )
-    return RuleError(
-        problem(
-            f"rule({call.target})",
-            *lines,
-            needed="what the op gives on whole inputs",
-            fix=FIX,
-        ),
+    return RuleError.of(
+        f"rule({call.target})",
+        *lines,
+        needed="the result of the op on global inputs",
         fix=FIX,
     )

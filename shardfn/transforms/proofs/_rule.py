@@ -1,4 +1,4 @@
-"""rule: sharding rules by users, for ops of theirs and in place of ours."""
+"""rule: users' sharding rules, for their own ops or in place of shardfn's rules."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from ._proof import prove_gradient, prove_values
 
 @attrs.frozen(eq=False, repr=False)
 class Rule:
-    """A registered rule: a context manager that takes it away at the end, or `remove()`."""
+    """A registered rule. `remove()`, or leaving it as a context manager, unregisters it."""
 
     entry: registry.Registered
     said: str
 
     @property
     def op(self) -> Any:
-        """The op that it is for."""
+        """The op of the rule."""
         return self.entry.op
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Prove the rule for other arguments of the op.
 
         Raises:
-            RuleError: a choice that is not right, with a counterexample.
+            RuleError: a wrong strategy, with a counterexample.
         """
         prove_values(self.entry.rule, self.op, args, kwargs)
         if has_derivative(self.op):
             prove_gradient(self.entry.rule, self.op, args, kwargs)
 
     def remove(self) -> None:
-        """Take the rule away: what counted before it counts again."""
+        """Unregister the rule. The rule before it applies again."""
         registry.remove(self.entry)
 
     def __call__(self, call: OpCall) -> list[Choice]:
@@ -81,7 +81,7 @@ def rule(
 
     Args:
         op: torch.ops.lib.name.overload, what `torch.library.custom_op` returned, or "lib::name".
-        mapping: the text or the function; without it, a decorator of the function is returned.
+        mapping: the text or the function. Without it, a decorator for the function is returned.
         need_whole: factors that are never sharded, because the op works along them; "..." for
             all leading dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct
@@ -89,7 +89,7 @@ def rule(
             the gradient if `register_autograd` gave one. A text with Partial sums needs it.
 
     Returns:
-        The registered rule: `remove()` takes it away, as leaving its `with` block does;
+        The registered rule. `remove()`, or leaving its `with` block, unregisters it.
         `check(*args)` proves it for other arguments.
 
     Raises:
@@ -124,7 +124,7 @@ def rule(
 def _registered(
     target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None
 ) -> Rule:
-    """The rule made, proved and registered."""
+    """Make, prove and register the rule."""
     _refuse_arguments(target, mapping, whole, example)
     choices = (
         _from_text(target, mapping, whole, example)
@@ -159,7 +159,7 @@ def _refuse_arguments(
         (
             bool(whole) and not isinstance(mapping, str),
             "need_whole goes with a text",
-            "'R' in the function's choices",
+            "'R' in the function's strategies",
         ),
         (
             isinstance(example, torch.Tensor),
@@ -169,7 +169,7 @@ def _refuse_arguments(
     )
     for wrong, got, fix in causes:
         if wrong:
-            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+            raise RuleError.of(f"rule({target})", got, fix=fix)
 
 
 def _from_text(
@@ -188,15 +188,15 @@ def _from_text(
     if factors.contracted and example is None:
         fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
         lines = [
-            f"cutting {f} leaves a pending sum, which is right only if the op adds up over it"
+            f"sharding {f} leaves a Partial sum, which is right only if the op sums over it"
             for f in factors.contracted
         ]
-        raise RuleError(problem(where, *lines, needed="a proof", fix=fix), fix=fix)
+        raise RuleError.of(where, *lines, needed="a proof", fix=fix)
     return factors.choices
 
 
 def _overload(op: Any) -> Any:
-    """The one overload that is meant."""
+    """The overload that a name or an op stands for."""
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     if isinstance(op, str) and op.count("::") == 1:
         library, op_name = op.split("::")
@@ -227,15 +227,13 @@ def _overload(op: Any) -> Any:
     fix = (
         "one of these"
         if found
-        else "torch.ops.lib.name.overload, or what torch.library.custom_op returned"
+        else "torch.ops.lib.name.overload, or the result of torch.library.custom_op"
     )
-    raise RuleError(
-        problem(f"rule({name})", got, needed="one op", fix=fix), fix=fix
-    )
+    raise RuleError.of(f"rule({name})", got, needed="one op", fix=fix)
 
 
 def _refuse(target: Any, example: Sequence[Any] | None) -> None:
-    """Refuse ops that no rule can be for."""
+    """Refuse ops that cannot have a rule."""
     schema = _compat.schema(target)
     causes = (
         (
@@ -262,11 +260,11 @@ def _refuse(target: Any, example: Sequence[Any] | None) -> None:
     )
     for wrong, got, fix in causes:
         if wrong:
-            raise RuleError(problem(f"rule({target})", got, fix=fix), fix=fix)
+            raise RuleError.of(f"rule({target})", got, fix=fix)
 
 
 def _parts(target: Any, example: Sequence[Any] | None) -> str:
-    """What capture makes of a composite op."""
+    """The ops into which capture decomposes a composite op."""
     said = "it is composite: capture takes it apart into other ops"
     if example is None or not is_composite(target):
         return f"{said}, which `fn.trace(*args)` shows"

@@ -1,4 +1,4 @@
-"""A sample call of an op: as rules see it, and its true results."""
+"""A sample call of an op, with its true results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ... import _compat
-from ...errors import RuleError, problem
+from ...errors import RuleError
 from ...partition.rule_api.checked import answered
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...types import TENSOR
 
 
 class Sample:
-    """One call of an op: as rules see it, and its true results.
+    """One call of an op as rules see it, with its true results.
 
     Raises:
         RuleError: the op does not run on such arguments, or has no fake implementation.
@@ -43,10 +43,9 @@ class Sample:
                 "torch.library.register_fake"
             )
             first = str(error).strip().split("\n", maxsplit=1)[0]
-            text = problem(
+            raise RuleError.of(
                 f"rule({target}), example", f"the op does not run: {first}", fix=fix
-            )
-            raise RuleError(text, fix=fix) from error
+            ) from error
         ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
         self.call = OpCall(
             target,
@@ -57,7 +56,7 @@ class Sample:
         )
 
     def choices(self, rule: Rule) -> list[Choice]:
-        """What a rule offers for this call."""
+        """The strategies of a rule for this call."""
         return answered(rule, self.call, f"rule({self.call.target})", self.node)
 
     def _holder(self, x: torch.Tensor) -> torch.fx.Node:
@@ -76,7 +75,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def mapped(tree: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Arguments of an op with something else for each tensor."""
+    """Arguments of an op with another value for each tensor."""
     if isinstance(tree, torch.Tensor):
         return fn(tree)
     if isinstance(tree, tuple | list):

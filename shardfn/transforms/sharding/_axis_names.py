@@ -1,4 +1,4 @@
-"""What the names of axes stand for in a collective: ranks of a mesh, or samples of a vmap."""
+"""The axis names of a collective: each stands for a mesh axis or for the mapped dim of a vmap."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Names = Sequence[tuple[str, int, int]]  # (name, size, level), the outermost fir
 
 
 def mapped(names: Names) -> list[tuple[str, int, int]]:
-    """Those that vmap maps."""
+    """The names that a vmap binds."""
     return [b for b in names if b[2] != axis_names.MESH]
 
 
 def mesh_axes(names: Names) -> str:
-    """Those that are mesh axes, as the prims write them."""
+    """The names of mesh axes, as the prims write them."""
     return print_axes([b[0] for b in names if b[2] == axis_names.MESH])
 
 
 def count(names: Names) -> int:
-    """How many ranks or samples there are on all of them."""
+    """The product of the sizes of all axes."""
     n = 1
     for b in names:
         n *= b[1]
@@ -35,7 +35,7 @@ def count(names: Names) -> int:
 
 
 def leafwise(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """A function of one tensor or number on every leaf of a tree."""
+    """Apply a function of one tensor or number to every leaf of a tree."""
     return _tree.refill(
         (tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))])
     )[0]
@@ -47,7 +47,7 @@ def tensor(x: Any) -> torch.Tensor:
 
 
 def stacked(x: torch.Tensor, names: Names) -> torch.Tensor:
-    """(...) -> (n, ...): what all have."""
+    """(...) -> (n, ...): the values of all ranks or samples, stacked."""
     shape = x.shape
     for name, n, level in reversed(names):
         x = (
@@ -59,12 +59,12 @@ def stacked(x: torch.Tensor, names: Names) -> torch.Tensor:
 
 
 def chosen(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """One row along a dim, the dim kept."""
+    """One slice along a dim, the dim kept."""
     return x.index_select(dim, index.reshape(1))
 
 
 def linear_index(names: Names) -> torch.Tensor:
-    """This rank's or sample's number, the first name counting slowest."""
+    """The index of this rank or sample over all names, of which the first counts slowest."""
     found = index(*names[0])
     for name, n, level in names[1:]:
         found = found * n + index(name, n, level)
@@ -72,7 +72,7 @@ def linear_index(names: Names) -> torch.Tensor:
 
 
 def index(name: str, n: int, level: int) -> torch.Tensor:
-    """This rank's or sample's number on one axis."""
+    """The index of this rank or sample on one axis."""
     device = axis_names.device()
     return (
         shard_map.axis_index(name, device)

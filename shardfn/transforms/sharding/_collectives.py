@@ -32,7 +32,8 @@ def psum(x: Any, axis_name: AxisName) -> Any:
             of a `vmap` around it; or a tuple of such names.
 
     Returns:
-        x summed over all ranks or samples: the same on all of them. Its transpose sends nothing.
+        x summed over all ranks or samples, invariant over the axis. Its transpose sends
+            nothing.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -87,15 +88,15 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmax(x: Any, axis_name: AxisName) -> Any:
-    """The largest over an axis, element by element.
+    """The elementwise maximum over an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
         axis_name: a name, or a tuple of names; see `psum`.
 
     Returns:
-        The maximum over all ranks or samples. Its derivative goes to those that hold it, in
-        equal shares.
+        The maximum over all ranks or samples. Its derivative is split equally among those that
+        hold it.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -114,15 +115,15 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmin(x: Any, axis_name: AxisName) -> Any:
-    """The smallest over an axis, element by element.
+    """The elementwise minimum over an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
         axis_name: a name, or a tuple of names; see `psum`.
 
     Returns:
-        The minimum over all ranks or samples. Its derivative goes to those that hold it, in
-        equal shares.
+        The minimum over all ranks or samples. Its derivative is split equally among those that
+        hold it.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -162,7 +163,7 @@ def all_gather(
         tiled: concatenate along an existing dim instead of stacking.
 
     Returns:
-        The same on all ranks or samples.
+        The gathered tensor, invariant over the axis.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -196,7 +197,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
 
     Returns:
-        An int64 scalar: data, not a Python number, so that all ranks run one program.
+        An int64 scalar tensor. It is not a Python number, so that all ranks run one program.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -214,7 +215,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """How many ranks or samples there are on an axis.
+    """The number of ranks or samples on an axis.
 
     Args:
         axis_name: a name, or a tuple of names; see `psum`.

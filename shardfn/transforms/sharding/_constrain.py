@@ -1,4 +1,4 @@
-"""constrain: pin a value's placement inside a function."""
+"""constrain: a sharding constraint on a value inside a function."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import torch
 
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
 from ...placements import P
 
 
 def constrain(x: Any, placements: Any) -> Any:
-    """Pin the placement of a value inside a sharded function; identity in value.
+    """Constrain the placement of a value inside a sharded function. Returns x unchanged.
 
     Args:
         x: a tensor, or a pytree of tensors.
         placements: a prefix tree of `P` leaves; None leaves a value free.
 
     Returns:
-        x. Its gradient is pinned likewise.
+        x. Its gradient is constrained likewise.
 
     Raises:
         PlacementError: more dims named than the tensor has; a leaf that is not a `P` or None;
@@ -40,7 +40,9 @@ def constrain(x: Any, placements: Any) -> Any:
 
 
 def pinned(x: Any, placements: Any, what: str) -> Any:
-    """A tree, each tensor of it pinned as a prefix tree says; `what` is for errors."""
+    """A tree, with each tensor constrained by a prefix tree of placements. `what` is for
+    errors.
+    """
     specs, wrong = _tree.pair(
         placements, x, ("placements", "the values"), "", is_constraint
     )
@@ -77,20 +79,20 @@ def check_placements(
     """Check that placements fit a tree of values.
 
     Raises:
-        TreeError: they are not a prefix of it.
+        TreeError: they are not a prefix of the tree.
         PlacementError: a leaf that is not a `P` or None.
     """
     strangers = [spec for spec in unknown if spec is not None]
     fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
     if wrong:
-        got = "placements is not a prefix of the values"
-        raise TreeError(
-            problem(where, got, *wrong, needed="a P, or a tree of them", fix=fix),
-            fix=fix,
+        got = "placements does not match the values"
+        raise TreeError.of(
+            where, got, *wrong, needed="a P, or a tree of them", fix=fix
         )
     if strangers:
-        text = problem(where, *strangers, needed="a P, or a tree of them", fix=fix)
-        raise PlacementError(text, fix=fix)
+        raise PlacementError.of(
+            where, *strangers, needed="a P, or a tree of them", fix=fix
+        )
 
 
 def _pin(x: Any, spec: P) -> Any:
@@ -102,7 +104,7 @@ def _pin(x: Any, spec: P) -> Any:
 
 
 def text_of(spec: P, rank: int) -> str:
-    """A spec as the prim's text: axis names for each dim."""
+    """A spec as the text of the prim: the axis names of each dim."""
     parts = [*spec.parts, *[None] * (rank - len(spec.parts))]
     return print_spec(
         [() if p is None else (p,) if isinstance(p, str) else p for p in parts]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
 from ...capture.rewrites.strides import refuse_unstrided
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_ended
 from ...partition import layout
 from ...partition.emission import wire
@@ -31,7 +31,8 @@ from ...world import current_world
 
 @_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
-    """Place a tree of global tensors on a mesh. Every rank passes the same values; nothing is sent.
+    """Shard a tree of global tensors over a mesh. Every rank passes the same values, and
+    nothing is sent.
 
     Args:
         tree: a pytree of plain tensors.
@@ -39,7 +40,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         placements: a prefix tree of placements over the tree; None replicates.
 
     Returns:
-        The tree with DTensors for tensors, detached once, in memory of their own.
+        The tree with DTensors for tensors. They are detached, and share no memory with the
+        arguments.
 
     Raises:
         PlacementError, TreeError: placements that do not fit, all at once.
@@ -67,10 +69,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     try:
         specs = _tree.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
-        raise TreeError(
-            problem(
-                "distribute", "placements is no prefix of the tree", *error.args
-            )
+        raise TreeError.of(
+            "distribute", "placements does not match the tree", *error.args
         ) from None
     out, wrong = [], []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
@@ -89,8 +89,10 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         except ValueError as error:
             wrong.append(f"{path or 'the tensor'}: {error}")
     if wrong:
-        raise PlacementError(
-            problem("distribute", *wrong, fix="placements that fit each tensor"),
+        raise PlacementError.of(
+            "distribute",
+            *wrong,
+            fix="placements that fit each tensor",
             mesh=mesh,
             placements=placements,
         )
@@ -131,10 +133,8 @@ def _refuse_dtensors(
         lines = [
             f"{path} is a DTensor, which has placements already" for path in wrong
         ]
-        raise PlacementError(
-            problem(where, *lines, needed="plain tensors", fix=fix),
-            arg_path=wrong[0],
-            fix=fix,
+        raise PlacementError.of(
+            where, *lines, needed="plain tensors", fix=fix, arg_path=wrong[0]
         )
 
 
@@ -151,15 +151,15 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
             f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)
         ] or ["no tensors"]
         needed = "tensors of one dtype on one device"
-        raise PlacementError(
-            problem("from_local", *lines, needed=needed, fix="torch.as_tensor(x)")
+        raise PlacementError.of(
+            "from_local", *lines, needed=needed, fix="torch.as_tensor(x)"
         )
     _refuse_dtensors("from_local", shards, paths)
     refuse_unstrided("from_local", shards, paths)
 
 
 def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if it shares memory with one of the others."""
+    """The tensor, or a copy if it shares memory with one of the others."""
     mine = _compat.storage_of(x)
     return (
         x.clone()
@@ -180,7 +180,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
             `Partial("avg")`, x is this rank's term of a sum or mean.
 
     Returns:
-        A DTensor with a copy of x. Its global shape is that of equal shards.
+        A DTensor with a copy of x. Its global shape assumes equal shards.
 
     Raises:
         PlacementError: the placement does not fit the tensor or the mesh, or there is not one
@@ -222,10 +222,11 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
 
 
 def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
-    """The local tensors at hand: one, or in a simulated world one for each of so many ranks.
+    """The local tensors that were given: one, or in a simulated world one for each rank.
 
     Raises:
-        PlacementError: another number of them; or no plain tensors of one kind.
+        PlacementError: their number is wrong, or they are not plain tensors of one dtype and
+            device.
     """
     is_row = isinstance(x, Sequence)
     if is_row:
@@ -233,12 +234,10 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
     else:
         shards = [x] * count if is_simulated else [x]
     if is_row and (not is_simulated or len(shards) != count):
-        raise PlacementError(
-            problem(
-                "from_local",
-                f"{len(shards)} tensors",
-                needed="one, or one for each rank of a simulated mesh",
-            )
+        raise PlacementError.of(
+            "from_local",
+            f"{len(shards)} tensors",
+            needed="one, or one for each rank of a simulated mesh",
         )
     paths = [f"x[{i}]" if is_row else "x" for i in range(len(shards))]
     _check_shards(shards, paths)
@@ -246,7 +245,7 @@ def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
 
 
 def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
-    """The placement of a tensor of which this is a shard.
+    """The placements of the global tensor that has this shard.
 
     Raises:
         PlacementError: it does not fit the mesh or the tensor.
@@ -255,8 +254,8 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
         marks = marks_of(placements, shard.shape, axes_of(mesh))
         check_pending(marks, shard.dtype)
     except ValueError as error:
-        raise PlacementError(
-            problem("from_local", str(error)), mesh=mesh, placements=placements
+        raise PlacementError.of(
+            "from_local", str(error), mesh=mesh, placements=placements
         ) from None
     return marks
 
@@ -264,7 +263,9 @@ def _checked_marks(shard: torch.Tensor, mesh: Any, placements: Any) -> Marks:
 def _whole_shape(
     shards: list[torch.Tensor], marks: Marks, axes: Any
 ) -> tuple[int, ...]:
-    """The shape of the whole: of the shards at hand, or of shards all like this one."""
+    """The global shape: that of the given shards, or of shards that all have the shape of this
+    one.
+    """
     everyone = all_coordinates(axes) if len(shards) > 1 else []
     shape = list(shards[0].shape)
     cutting = collections.defaultdict[int, list[int]](list)
@@ -293,23 +294,23 @@ def _check_shape(
     """Check that a rank's shard has the shape that torch.chunk gives it.
 
     Raises:
-        PlacementError: it has another.
+        PlacementError: it has another shape.
     """
     if tuple(shard.shape) != local_shape:
         got = f"the shard of rank at {coordinates} has shape {tuple(shard.shape)}"
         needed = f"{local_shape}, torch.chunk's share of {tuple(shape)}"
-        raise PlacementError(problem("from_local", got, needed=needed))
+        raise PlacementError.of("from_local", got, needed=needed)
 
 
 def full(tree: Any) -> Any:
-    """Unshard a tree: the global value of every DTensor, as a plain tensor.
+    """Unshard a tree: replace every DTensor by its global value, a plain tensor.
 
     Args:
         tree: a pytree. Other leaves than DTensors stay as they are.
 
     Returns:
-        The tree with plain tensors, in memory of their own. On real ranks this gathers, so all
-        ranks call it.
+        The tree with plain tensors, which share no memory with the arguments. On real ranks
+        this is a collective, so all ranks must call it.
 
     Raises:
         FakeValueError: in a world with numerics=False.
@@ -330,8 +331,8 @@ def full(tree: Any) -> Any:
 
 
 def _whole_otherwise(x: DTensor) -> torch.Tensor:
-    """The whole of a dtype that Gloo does not carry: a complex one as pairs, another in one
-    that holds it.
+    """The global tensor of a dtype that Gloo does not carry. A complex tensor is sent as pairs,
+    any other one in a wider dtype.
     """
     local, is_complex = _compat.local_tensor(x), x.dtype.is_complex
     carried = (

@@ -1,4 +1,6 @@
-"""Collectives that give each rank or sample another piece: psum_scatter, all_to_all, ppermute."""
+"""Collectives with a different result on each rank or sample: psum_scatter, all_to_all,
+ppermute.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...capture.shard_map import axis_names
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.text_formats import print_pairs
 from ._axis_names import (
@@ -30,7 +32,7 @@ from ._axis_names import (
 def psum_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """The sum over an axis, of which each rank or sample keeps one chunk.
+    """The sum over an axis, sharded: each rank or sample gets one chunk (reduce-scatter).
 
     Args:
         x: a tensor or a pytree of tensors.
@@ -83,8 +85,8 @@ def _scattered(
 def _parts(
     what: str, argument: str, x: torch.Tensor, names: Names, dim: int, tiled: bool
 ) -> torch.Tensor:
-    """What is for each rank, in front: (.., n * a, ..) -> (n, .., a, ..), or (.., n, ..) -> (n,
-    .., ..).
+    """The chunk for each rank, along a new first dim: (.., n * a, ..) -> (n, .., a, ..), or
+    (.., n, ..) -> (n, .., ..).
     """
     n = count(names)
     check_size(
@@ -117,7 +119,7 @@ def check_size(
     """Check that a dim can be sharded over the axes.
 
     Raises:
-        PlacementError: it is not there, or not of a size that can.
+        PlacementError: the dim does not exist, or the axes do not divide its size.
     """
     if not -len(shape) <= dim < len(shape):
         fix = (
@@ -125,12 +127,9 @@ def check_size(
             if shape
             else "a tensor with dims"
         )
-        raise PlacementError(
-            problem(
-                f"{what} over {names}",
-                f"{argument} is {dim}, and the value has shape {shape}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"{what} over {names}",
+            f"{argument} is {dim}, and the value has shape {shape}",
             fix=fix,
         )
     size = shape[dim]
@@ -140,14 +139,14 @@ def check_size(
             if tiled
             else f"size {n}; or tiled=True, and a multiple of it"
         )
-        fix = "pad it, or cut another dim"
-        text = problem(
+        fix = "pad it, or shard another dim"
+        raise PlacementError.of(
             f"{what} over {names}",
             f"dim {dim % len(shape)} of shape {shape} has size {size}",
             needed=needed,
             fix=fix,
+            dim=dim % len(shape),
         )
-        raise PlacementError(text, dim=dim % len(shape), fix=fix)
 
 
 def all_to_all(
@@ -170,7 +169,7 @@ def all_to_all(
         tiled: keep the split dim, shorter, and concatenate along an existing dim.
 
     Returns:
-        The chunks that all ranks or samples sent to this one.
+        The chunks that this rank or sample received, joined.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -216,7 +215,7 @@ def _exchanged(
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """Send what each has to at most one other.
+    """Send the value of each rank or sample to at most one other.
 
     Args:
         x: a tensor or a pytree of tensors.
@@ -226,7 +225,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
             twice as a target.
 
     Returns:
-        What the source of this rank or sample has; zeros where it has none.
+        The value of the source of this rank or sample, or zeros if it has no source.
 
     Raises:
         CaptureError: a name that is not bound here.
@@ -252,7 +251,7 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
     """Check that a perm sends each number at most once, and to each at most once.
 
     Raises:
-        PlacementError: it does not; lists all that is wrong.
+        PlacementError: it does not. Lists every violation.
     """
     wrong = []
     for what, column in (
@@ -271,13 +270,10 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
         ]
     if wrong:
         fix = "pairs (source, target) with each number once at most on either side"
-        raise PlacementError(
-            problem(
-                f"ppermute over {names}",
-                *wrong,
-                needed=f"numbers from 0 to {n - 1}",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"ppermute over {names}",
+            *wrong,
+            needed=f"numbers from 0 to {n - 1}",
             fix=fix,
         )
 

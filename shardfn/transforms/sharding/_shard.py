@@ -30,15 +30,15 @@ class Shard(Transformed):
     arguments: dict[str, Any]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside another transform the placements are constraints, and implicit_comm holds for
-        what is inside.
+        """Inside another transform, the placements are constraints, and implicit_comm applies
+        to the ops of this call.
         """
         axis_names.name_mesh(f"shard({name_of(self.fn)})", self.arguments["mesh"])
         with self.asking():
             return self.leaving(self.fn(*self.entering(args), **kwargs))
 
     def asking(self) -> AbstractContextManager[Any]:
-        """What is captured inside is held to `implicit_comm`."""
+        """A context that annotates the ops captured inside it with `implicit_comm`."""
         setting = self.arguments["implicit_comm"]
         return (
             contextlib.nullcontext()
@@ -47,7 +47,7 @@ class Shard(Transformed):
         )
 
     def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, pinned as `in_placements` says."""
+        """The arguments, constrained to `in_placements`."""
         ins = self.arguments["in_placements"]
         return (
             args
@@ -56,7 +56,7 @@ class Shard(Transformed):
         )
 
     def leaving(self, out: Any) -> Any:
-        """The result, pinned as `out_placements` says."""
+        """The result, constrained to `out_placements`."""
         outs = self.arguments["out_placements"]
         return out if outs is None else pinned(out, outs, "out_placements")
 
@@ -100,14 +100,14 @@ def shard(
             else by value. A changed value triggers a retrace.
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement
-            (1-D meshes), a list of Placements, or None: as the argument is (a plain tensor is
-            replicated).
+            (1-D meshes), a list of Placements, or None: the argument keeps its placements (a
+            plain tensor is replicated).
         out_placements: a prefix tree over the result. None keeps the placement that propagation
             chose, with Partial values reduced. `Partial()` and `Partial("avg")` return each
             rank's term of the sum or mean.
-        implicit_comm: "allow", "warn" or "error": what to do about collectives that no
-            placement asks for.
-        donate_argnums: positional arguments whose memory the results may take; using one
+        implicit_comm: "allow", "warn" or "error": the reaction to implicit collectives, which
+            no placement asks for.
+        donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
         static_argnums: positional arguments that are constants of the trace. Arguments other
             than tensors are static without it. A tensor is an error.

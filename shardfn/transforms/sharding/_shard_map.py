@@ -15,7 +15,7 @@ from torch.distributed.tensor import Placement
 from ... import _compat, _tree
 from ...capture.shard_map import axis_names as named
 from ...capture.shard_map.placements import cuts
-from ...errors import PlacementError, TreeError, problem
+from ...errors import PlacementError, TreeError
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
 from ...placements import P
@@ -83,29 +83,22 @@ class ShardMap(Transformed):
 
 @_compat.constant_in_graph
 def check_given(where: str, count: int, is_given: bool) -> None:
-    """Check that the arguments' placements are given: what they are decides what the function
-    computes.
+    """Check that `in_placements` is given: the result of the function depends on it.
 
     Raises:
-        TreeError: they are not.
+        TreeError: it is not given.
     """
     if count and not is_given:
-        fix = "in_placements=P('axis') for each rank's own piece, P() for what all ranks have"
+        fix = "in_placements=P('axis') for a sharded argument, P() for a replicated one"
         got = f"in_placements is missing, and the call has {count} arguments"
-        raise TreeError(
-            problem(
-                f"{where}, in_placements",
-                got,
-                needed="a placement for each",
-                fix=fix,
-            ),
-            fix=fix,
+        raise TreeError.of(
+            f"{where}, in_placements", got, needed="a placement for each", fix=fix
         )
 
 
 @_compat.constant_in_graph
 def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
-    """Check that axis names are names, each given once.
+    """Check that axis names are strs, each given once.
 
     Raises:
         PlacementError: they are not.
@@ -117,19 +110,16 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
     ):
         fix = "axis_names=('dp',), or None for all axes"
         got = f"axis_names is {names!r}"
-        raise PlacementError(
-            problem(
-                f"{where}, axis_names",
-                got,
-                needed="names of mesh axes, each once",
-                fix=fix,
-            ),
+        raise PlacementError.of(
+            f"{where}, axis_names",
+            got,
+            needed="names of mesh axes, each once",
             fix=fix,
         )
 
 
 def _roots(fn: Any, count: int) -> tuple[str, ...]:
-    """How errors call each of so many positional arguments."""
+    """The name of each positional argument in errors."""
     names = parameter_names(fn, count)
     return tuple(
         [names[i] if i < len(names) else f"args[{i}]" for i in range(count)]
@@ -137,7 +127,7 @@ def _roots(fn: Any, count: int) -> tuple[str, ...]:
 
 
 def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
-    """Arguments with each rank's local tensors for the global ones."""
+    """The arguments with local tensors for global ones."""
     leaves = [
         manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
         for x, (text, *_) in zip(_tree.quick_leaves(args), texts, strict=True)
@@ -146,7 +136,7 @@ def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
 
 
 def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
-    """A result with global tensors for the local ones, which may be terms of a sum."""
+    """A result with global tensors for local ones, which may be terms of a Partial sum."""
     leaves, paths = [], _tree.quick_paths(out[0], "result")
     rows = zip(_tree.quick_leaves(out), paths, texts, strict=True)
     for x, path, (text, partial, shares) in rows:
@@ -166,8 +156,8 @@ def _texts(
     tree: tuple[Any, ...],
     specs: Any,
 ) -> Any:
-    """For each leaf, how the manual axes shard it, and over which it is Partial: what
-    `cuts` returns.
+    """For each leaf, how the manual axes shard it, and over which it is Partial, as `cuts`
+    returns it.
     """
     wrong: list[str] = []
     paths = tuple(
@@ -217,7 +207,7 @@ def _is_leaf(spec: Any) -> bool:
 
 
 def _constant(spec: Any) -> Any:
-    """A leaf as constants, which are all that can be handed on while a function is read."""
+    """A leaf as constants: Dynamo passes only constants to functions that it does not trace."""
     if spec is None:
         return None
     if isinstance(spec, P):
@@ -257,11 +247,12 @@ def shard_map(
             leaf is `P`, one Placement (1-D meshes), a list of Placements, or None, which is
             P(): replicated. Sharded dims must be divisible by the size of their axes.
         out_placements: a prefix tree over the result. A result that is not sharded over an axis
-            must be invariant over it: summed, gathered, or computed from invariant values.
+            must be invariant over it: reduced, gathered, or computed from invariant values.
             `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
-        axis_names: the mesh axes on which fn is per-rank code; None for all that are not manual
-            yet. On the other axes its values are global tensors, placed by propagation.
-        backend: "inductor", or "aten"; counts where this is the outermost transform.
+        axis_names: the mesh axes on which fn is per-rank code. By default all that are not
+            manual yet. On the other axes its values are global tensors, and propagation chooses
+            their placements.
+        backend: "inductor" or "aten". Used if this is the outermost transform.
 
     Returns:
         A function of global tensors. As the outermost transform it returns DTensors, and has

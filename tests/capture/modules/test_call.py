@@ -222,8 +222,8 @@ def test_a_custom_op_without_a_derivative_is_refused_in_a_module() -> None:
     close(loss({}, X), (X / 3).sum())
     fix = "torch.library.custom_op with register_autograd, or x.detach()"
     said = (
-        "op test_module_call_plain.third.default: it has no derivative, and one is asked "
-        f"for\n  at: HERE\n  try: {fix}"
+        "op test_module_call_plain.third.default: it has no derivative, and is "
+        f"differentiated\n  at: HERE\n  try: {fix}"
     )
     assert refusal(lambda: sf.grad(loss, argnums=1)({}, X)) == said
 
@@ -285,10 +285,10 @@ def branches(x: Tensor) -> Tensor:
 
 
 HELD = (
-    "it writes in place to what it is given or closes over",
-    "a new value; in a module, register_buffer for what changes",
+    "it writes in place to an argument or a closed-over tensor",
+    "a new value; in a module, register_buffer for state that changes",
 )
-BUFFER = "self.register_buffer(...) for what changes, which is returned, or return the new value"
+BUFFER = "self.register_buffer(...) for state that changes, or return the new value"
 FIXED = (
     "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a "
     "size that you choose"
@@ -420,7 +420,7 @@ def test_what_is_no_module_with_values_is_refused() -> None:
         weight = sf.distribute(placed.weight, sf.make_mesh((2,), ("a",)), P("a"))
         placed.weight = nn.Parameter(weight)
         assert refusal(lambda: sf.functionalize(placed), sf.TreeError) == (
-            "functionalize(Linear): weight is a DTensor\n  needed: whole tensors\n"
+            "functionalize(Linear): weight is a DTensor\n  needed: global tensors\n"
             "  try: functionalize first, then sf.distribute(params, mesh, placements)"
         )
     with pytest.warns(DeprecationWarning):

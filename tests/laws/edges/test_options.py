@@ -292,7 +292,7 @@ def test_axes_out_of_mesh_order_are_refused_where_they_are_written() -> None:
                 lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten"
             )(X)
     assert without_line(caught.value) == (
-        "constrain: P(('y', 'x')) cuts dim 0 by ('y', 'x'); axes on one dim go in mesh "
+        "constrain: P(('y', 'x')) shards dim 0 over ('y', 'x'); axes on one dim go in mesh "
         "order ('x', 'y')\n"
         "  try: each axis once, by its name; axes on one dim in mesh order"
     )
@@ -343,7 +343,7 @@ def test_shard_map_asks_for_in_placements() -> None:
             "shard_map(<lambda>), in_placements: in_placements is missing, and the call "
             "has 1 arguments\n"
             "  needed: a placement for each\n"
-            "  try: in_placements=P('axis') for each rank's own piece, P() for what all ranks have"
+            "  try: in_placements=P('axis') for a sharded argument, P() for a replicated one"
         )
         with pytest.raises(sf.TreeError) as caught:
             sf.shard_map(lambda x: x, mesh, out_placements=P(), backend="aten")(X)

@@ -185,7 +185,7 @@ def test_any_nest_equals_torch_func_on_the_plain_function(
     if is_refused(name, nest):
         with pytest.raises(
             sf.CaptureError,
-            match="it has a rule for reverse mode only, and forward mode is asked for",
+            match="it has a rule for reverse mode only, and is differentiated in forward mode",
         ):
             called(composed(sf, nest, ours), nest, X, placed)
         return

@@ -200,7 +200,7 @@ def test_an_unreduced_gradient_that_is_used_as_it_is_is_refused_with_the_line(
     said = str(error.value)
     assert said.startswith("shard(<lambda>), argument g[0]['")
     assert (
-        "it is an unreduced gradient (pending sum over dp), and sub needs its value"
+        "it is an unreduced gradient (Partial sum over dp), and sub needs its value"
         in said
     )
     assert f"  at: {__file__}:" in said and "sf.constrain(x, P())" in said
@@ -220,7 +220,7 @@ def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(
     with pytest.raises(sf.PlacementError) as error:
         twice(params, batch)
     assert (
-        "it is reduced already, or was never pending, and cannot stay sum over dp"
+        "it is reduced already, or was never Partial, and cannot stay sum over dp"
         in str(error.value)
     )
     reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(
@@ -251,7 +251,7 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(problem: Any) -> None:
     with pytest.raises(sf.TreeError) as error:
         sf.accumulate(sf.grad(loss_fn), microbatches=7)(params, batch)
     assert without_line(error.value) == "\n".join([
-        "accumulate(grad(loss_fn)): the batch cannot be cut in 7 equal microbatches",
+        "accumulate(grad(loss_fn)): the batch cannot be split into 7 equal microbatches",
         "  args[1]['x'] has 24 rows",
         "  args[1]['y'] has 24 rows",
         (

@@ -77,7 +77,7 @@ def test_sizes_that_are_none_are_refused_before_any_call(what: str) -> None:
         )
         assert (
             text
-            == f"bucketed_grad(loss), {what}: {size!r} is no number of bytes\n{SIZE_FIX}"
+            == f"bucketed_grad(loss), {what}: {size!r} is not a number of bytes\n{SIZE_FIX}"
         )
 
 
@@ -86,7 +86,7 @@ def test_none_is_no_size(what: str) -> None:
     _, text = refusal(sf.ShardError, lambda: sf.bucketed_grad(loss, **{what: None}))
     assert (
         text
-        == f"bucketed_grad(loss), {what}: None is no number of bytes\n{SIZE_FIX}"
+        == f"bucketed_grad(loss), {what}: None is not a number of bytes\n{SIZE_FIX}"
     )
 
 
@@ -131,7 +131,8 @@ def test_wrong_options_inside_a_step_come_out_as_they_are() -> None:
 
     _, text = refusal(sf.ShardError, lambda: step("zz")(PARAMS, X))
     assert (
-        text == f"bucketed_grad(loss), cap: 'zz' is no number of bytes\n{SIZE_FIX}"
+        text
+        == f"bucketed_grad(loss), cap: 'zz' is not a number of bytes\n{SIZE_FIX}"
     )
     _, text = refusal(sf.ShardError, lambda: step("512KB", "1MB")(PARAMS, X))
     assert text.startswith(
@@ -212,7 +213,7 @@ def test_a_reduce_dtype_that_is_not_floating() -> None:
             ),
         )
         assert text == (
-            f"bucketed_grad(loss), reduce_dtype: {dtype!r} is no floating dtype\n  try: "
+            f"bucketed_grad(loss), reduce_dtype: {dtype!r} is not a floating dtype\n  try: "
             "a floating dtype such as torch.float32"
         )
 
@@ -261,7 +262,7 @@ def test_s9_3_an_ignore_that_does_not_fit_says_where() -> None:
             {"a": True, "e": True},
             [
                 "no leaf is at params['e']",
-                *(f"nothing is said of params[{k!r}]" for k in "bcd"),
+                *(f"there is no bool for params[{k!r}]" for k in "bcd"),
             ],
         ),
         "no bool": (
@@ -336,14 +337,14 @@ SAID = {
         )
     ],
     "no mesh": [
-        "plan: it sends what this program does not send",
+        "plan: it has collectives that this program does not have",
         "the plan has params['a'] in an all_reduce over dp in the ",
     ],
     "another dtype to send": [
         "plan: params['d'] sends 64 bytes of torch.float32, in the plan 128 of torch.float64"
     ],
     "an ignored leaf": [
-        "it sends what this program does not send",
+        "it has collectives that this program does not have",
         "the plan has params['b'] in an all_reduce over dp in the ",
     ],
 }
@@ -496,7 +497,7 @@ def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
     traced = bucketed(cap=1000, first_cap=200).trace(PARAMS, X)
     cases = (
         ("cap", 0, "0 is not positive"),
-        ("cap", "x", "'x' is no number of bytes"),
+        ("cap", "x", "'x' is not a number of bytes"),
         ("first_cap", -1, "-1 is not positive"),
     )
     for what, size, said in cases:
@@ -581,9 +582,9 @@ def test_unreduced_gradients_add_up_and_are_reduced_where_it_is_said() -> None:
 
 def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
     _, grads = unreduced()(PARAMS, X)
-    fix = "reduce it first: sf.constrain(x, P()) with the placement that it is to have"
+    fix = "reduce it first: sf.constrain(x, P()), or with its final placement"
     said = (
-        "it is an unreduced gradient (pending sum over dp), and {} needs its value"
+        "it is an unreduced gradient (Partial sum over dp), and {} needs its value"
     )
     uses = {
         "sub": lambda g: PARAMS["b"] - g["b"],
@@ -635,7 +636,7 @@ def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
         sf.PlacementError, lambda: sharded(step, out=PENDING)(PARAMS, X)
     )
     said = (
-        "it is reduced already, or was never pending, and cannot stay sum over dp"
+        "it is reduced already, or was never Partial, and cannot stay sum over dp"
     )
     assert text == (
         f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced once\n "

@@ -248,8 +248,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
         sf.ShardError,
         (
-            "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) once more, "
-            "with the other rule"
+            "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) again, with "
+            "the other rule"
         ),
     ),
     "fwd returns no pair": (
@@ -266,7 +266,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.TreeError,
         "custom_vjp(<lambda>): the results of fwd do not match those of the function\n"
         "  result is (3,) torch.float64, result is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return what the function returns",
+        "  needed: one tree, shapes and dtypes\n  try: return the same result as the function",
     ),
     "bwd returns no tuple": (
         lambda: sf.grad(
@@ -288,7 +288,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "forward mode of a reverse rule": (
         lambda: sf.jvp(doubled, (X, Y), (X, Y)),
         sf.CaptureError,
-        "custom_vjp(doubled): it has a rule for reverse mode only, and forward mode is asked for\n"
+        "custom_vjp(doubled): it has a rule for reverse mode only, and is differentiated "
+        "in forward mode\n"
         "  try: custom_jvp, whose rule serves both modes",
     ),
     "a closed-over value that is differentiated": (

@@ -42,7 +42,7 @@ def test_a_closed_over_tensor_that_requires_grad_is_named_with_its_line_and_the_
         "  at: HERE\n"
         "  needed: tensors that need no gradient, or arguments\n"
         "  try: pass it as an argument and differentiate inside with sf.grad; or "
-        ".detach() what is constant; "
+        ".detach() constants; "
         "or call it under torch.no_grad()"
     )
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_transforms_of_torch_func_around_a_call_are_right() -> None:
         torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,))
     )
     compiled = f.compile(X)
-    assert "a transform of torch.func is at work around it" in said(
+    assert "it is called inside a transform of torch.func" in said(
         torch.func.grad(compiled), X
     )
 
@@ -269,7 +269,7 @@ def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
         "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, "
         "and a pure function accumulates no .grad\n"
         "  needed: hooks of one gradient\n"
-        "  try: p.register_hook(fn), or what the hook does on the gradients that sf.grad returns"
+        "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
     )
     assert "parameter weight: it has a hook of several tensors" in said(
         sf.functionalize, several

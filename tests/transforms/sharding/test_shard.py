@@ -337,7 +337,7 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(
     ]
     assert (
         text[3]
-        == "  try: call the transformed function itself, which stages each signature anew"
+        == "  try: call the transformed function itself, which stages each signature"
     )
     with pytest.raises(sf.TreeError, match="the program is for"):
         compiled(x, x)

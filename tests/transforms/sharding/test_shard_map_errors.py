@@ -117,12 +117,12 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             fn, ({"w": P("dp"), "b": P(None, "tp")}, P(("dp", "tp"))), P()
         )({"w": X[:7], "b": X}, X[:6]),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot cut in \
-2 equal pieces; pad it by 1
-  x['b']: dim 1 has size 6, which axis tp cannot cut in 4 equal pieces; pad it by 2
-  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot cut in 4 equal pieces; pad \
-it by 2
-  needed: equal pieces on all ranks
+        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot shard into \
+2 equal chunks; pad it by 1
+  x['b']: dim 1 has size 6, which axis tp cannot shard into 4 equal chunks; pad it by 2
+  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
+pad it by 2
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "a result that varies": (
@@ -132,22 +132,22 @@ it by 2
             P(),
         )(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result['loss'] is claimed to be the same on all \
-ranks of dp and tp, and varies over them
+        """shard_map(<lambda>), out_placements: result['loss'] varies over dp and tp, and its \
+out_placements require it to be invariant over them
   try: psum or pmean it over dp and tp, or name dp and tp in its out_placements""",
     ),
     "a result that varies over one axis": (
         lambda: mapped(lambda x: sf.psum(x.sum(), "dp"), P(("dp", "tp")), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks \
-of tp, and varies over it
+        """shard_map(<lambda>), out_placements: result varies over tp, and its \
+out_placements require it to be invariant over it
   try: psum or pmean it over tp, or name tp in its out_placements""",
     ),
     "a result made of the rank's number": (
         lambda: mapped(lambda x: x + sf.axis_index("dp"), P(), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result is claimed to be the same on all ranks \
-of dp, and varies over it
+        """shard_map(<lambda>), out_placements: result varies over dp, and its \
+out_placements require it to be invariant over it
   try: psum or pmean it over dp, or name dp in its out_placements""",
     ),
     "a perm that is none": (
@@ -163,24 +163,24 @@ of dp, and varies over it
     "in_placements of another tree": (
         lambda: inside_grad(mapped(fn, ({"w": P(), "c": P()}, (P(), P())), P())),
         sf.TreeError,
-        """shard_map(fn), in_placements: it is no prefix of the tree
+        """shard_map(fn), in_placements: it does not match the tree
   x: placements lack ['b']; placements have also ['c']
   args[1]: placements have a tuple, the values have a tensor
-  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+  try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another count": (
         lambda: inside_grad(mapped(fn, (P(),), P())),
         sf.TreeError,
-        """shard_map(fn), in_placements: it is no prefix of the tree
+        """shard_map(fn), in_placements: it does not match the tree
   a tuple of 1 for 2 arguments
-  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+  try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another tree at the door": (
         lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
         sf.TreeError,
-        """shard_map(fn): in_placements is no prefix of the arguments
+        """shard_map(fn): in_placements does not match the arguments
   x: placements lack ['b']; placements have also ['c']
-  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+  try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "out_placements of another tree": (
         lambda: mapped(
@@ -189,17 +189,17 @@ of dp, and varies over it
             {"a": (P(),), "b": (P(), P(), P())},
         )(X),
         sf.TreeError,
-        """shard_map(<lambda>), out_placements: it is no prefix of the tree
+        """shard_map(<lambda>), out_placements: it does not match the tree
   result['a']: placements have a tuple, the values have a tensor
   result['b']: placements have also [2]
-  try: a tree of placements that ends early is a prefix: one P for a whole subtree""",
+  try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "an axis that the mesh does not have": (
         lambda: mapped(lambda x: x, P("dp"), P("dq"))(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result: P('dq') names axis 'dq'; the mesh has \
 (dp=2, tp=4); did you mean 'dp'?
-  needed: equal pieces on all ranks
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "axis_names that the mesh does not have": (
@@ -211,9 +211,9 @@ of dp, and varies over it
     "a placement on an axis that is not manual": (
         lambda: mapped(fn, P("dp", "tp"), P("dp"), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is none of its \
-axis_names
-  needed: equal pieces on all ranks
+        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is not one of \
+its axis_names
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
@@ -235,7 +235,7 @@ axis_names
         sf.PlacementError,
         """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, \
 in a shard_map around it
-  needed: equal pieces on all ranks
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "psum_scatter of a size that does not divide": (
@@ -243,14 +243,14 @@ in a shard_map around it
         sf.PlacementError,
         """psum_scatter over tp: dim 1 of shape (4, 6) has size 6
   needed: a multiple of 4
-  try: pad it, or cut another dim""",
+  try: pad it, or shard another dim""",
     ),
     "all_to_all of another size": (
         named("tp", "all_to_all", split_axis=1, concat_axis=0),
         sf.PlacementError,
         """all_to_all over tp: dim 1 of shape (4, 6) has size 6
   needed: size 4; or tiled=True, and a multiple of it
-  try: pad it, or cut another dim""",
+  try: pad it, or shard another dim""",
     ),
     "all_to_all of a dim that is not there": (
         named("tp", "all_to_all", split_axis=2, concat_axis=0),
@@ -269,16 +269,16 @@ in a shard_map around it
             fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"}
         )(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be pending
-  needed: equal pieces on all ranks
+        """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be Partial
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
         sf.PlacementError,
         """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum or a mean \
-can be pending
-  needed: equal pieces on all ranks
+can be Partial
+  needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
     "no mesh": (

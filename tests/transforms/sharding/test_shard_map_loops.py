@@ -280,10 +280,10 @@ def test_a_collective_where_ranks_choose_apart_is_refused() -> None:
             fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten"
         )(W, XS)
     first, _, fix = str(error.value).splitlines()
-    assert first == "cond: psum inside it, and its choice varies over a"
+    assert first == "cond: psum inside it, and its condition varies over a"
     assert fix == (
-        "  try: the collective before or after it, or a choice that is the same on all "
-        "ranks of a: psum or pmax it"
+        "  try: the collective before or after it, or a condition that is invariant "
+        "over a: psum or pmax it"
     )
 
 
