@@ -19,9 +19,9 @@ from ...ops import shard_map
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
+from .protocols import Axes, Settled, Varying
 from .varying_nodes import args_of
 
-Axes = frozenset[str]
 NONE: Axes = frozenset()
 
 
@@ -53,20 +53,6 @@ class Body:
         return [x for k, x in enumerate(self.given) if self.entered(k) is None]
 
 
-@attrs.define(eq=False)
-class Settled:
-    """What an ending and its regions agree on."""
-
-    # region -> the kinds of what enters it
-    entering: dict[torch.fx.Node, list[Axes]]
-    leaving: list[Axes]  # the kinds of what a region returns
-    # (region, argument) -> the kind of what is closed over
-    free: dict[tuple[torch.fx.Node, int], Axes]
-    result: list[Axes]
-    # which lists of the ending's arguments are brought to which kinds
-    brought: dict[int, list[Axes]]
-
-
 def is_wrap(node: torch.fx.Node) -> bool:
     """Whether a node runs a region."""
     return getattr(node.target, "_name", None) == "wrap"
@@ -87,13 +73,13 @@ def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
+def _body(kinds: Varying, left: list[torch.fx.Node]) -> Body:
     node = args_of(left[0])[0]
     return Body(node, getattr(kinds.module, args_of(node)[0].target))
 
 
 def _run(
-    kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
+    kinds: Varying, body: Body, entering: list[Axes], free: dict[int, Axes]
 ) -> tuple[list[Axes], dict[int, Axes]]:
     """The kinds of what a region returns, in the order of `leave`, and what it needs of what it
     closes over.
@@ -119,7 +105,7 @@ def _run(
 
 
 def _fixed(
-    kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
+    kinds: Varying, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
 ) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
     """The kinds of carries, results and closed-over values with which every run is like the one
     before.
@@ -136,14 +122,14 @@ def _fixed(
 
 
 def _free(
-    body: Body, kinds: Any, free: dict[int, Axes]
+    body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
     return {
         (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
     }
 
 
-def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
+def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = args_of(node)
     body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
     entering = [kinds.flat(x) for x in init]
@@ -158,7 +144,7 @@ def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
+def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     truth, yes, no = args_of(node)
     floor, bodies = kinds.flat(truth), [_body(kinds, yes), _body(kinds, no)]
     found = [_fixed(kinds, body, [], [], floor) for body in bodies]
@@ -172,7 +158,7 @@ def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
     return Settled(entering={}, leaving=left, free=free, result=left, brought={})
 
 
-def _while(kinds: Any, node: torch.fx.Node) -> Settled:
+def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     go_on, outs, init = args_of(node)
     test, body = _body(kinds, go_on), _body(kinds, outs)
     floor, carry = NONE, [kinds.flat(x) for x in init]
@@ -193,7 +179,7 @@ def _while(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
+def _custom(kinds: Varying, node: torch.fx.Node) -> Settled:
     """A rule of the user's is for values of one kind: all that the function and its rule see
     varies, if anything does.
     """
@@ -222,7 +208,7 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _run_all(kinds: Any, body: Body) -> Axes:
+def _run_all(kinds: Varying, body: Body) -> Axes:
     """All axes over which something in a region varies, whatever enters it."""
     names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
     if names:
@@ -279,7 +265,7 @@ def _sends(node: torch.fx.Node) -> bool:
     )
 
 
-ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {
+ENDINGS: dict[Any, Callable[[Varying, torch.fx.Node], Settled]] = {
     endings.scan: _scan,
     endings.cond: _cond,
     endings.while_loop: _while,

@@ -5,12 +5,12 @@ the kinds that they agree on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ..control_flow import bodies as regions
-from .varying_bodies import ENDINGS, NONE, Axes, Body, Settled, ending_of, is_wrap
+from .protocols import Axes, Settled, Varying
+from .varying_bodies import ENDINGS, NONE, Body, ending_of, is_wrap
 from .varying_nodes import args_of
 
 
@@ -23,7 +23,7 @@ def is_part(node: torch.fx.Node) -> bool:
     )
 
 
-def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
+def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
     """The kinds of what a mark, a region or an ending makes; None for any other node."""
     if not is_part(node):
         return None
@@ -53,7 +53,7 @@ def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
     return [w for item in enter.users for w in item.users if is_wrap(w)]
 
 
-def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
+def rewrite(kinds: Varying, node: torch.fx.Node) -> bool:
     """Bring what a region and its ending read to the kinds that they agree on; whether this is
     one.
     """
@@ -79,13 +79,13 @@ def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
 
 
 def _varied(
-    kinds: Any, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
+    kinds: Varying, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
 ) -> list[torch.fx.Node]:
     """Values that vary over these axes too."""
     return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
 
 
-def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
+def _vary_arguments(kinds: Varying, ending: torch.fx.Node, agreed: Settled) -> None:
     """Bring the arguments of an ending to the kinds that it and its regions agree on."""
     args = list(args_of(ending))
     for k, wanted in agreed.brought.items():
@@ -93,7 +93,7 @@ def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
     ending.args = tuple(args)
 
 
-def _vary_region(kinds: Any, node: torch.fx.Node, agreed: Settled) -> None:
+def _vary_region(kinds: Varying, node: torch.fx.Node, agreed: Settled) -> None:
     """Bring what a region closes over, and what is inside of it, to those kinds."""
     body = Body(node, getattr(kinds.module, args_of(node)[0].target))
     entered = [body.entered(k) for k in range(len(body.given))]

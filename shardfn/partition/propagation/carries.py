@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import torch
 
 from ...errors import PlacementError, problem
 from ...placements import describe
-from ...types import PENDING, Mark, Marks
+from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout
 from .. import plan as steps
+from ..protocols import Walk
 from . import deferred
 from .values import Value, is_partial
 
@@ -33,7 +34,7 @@ class Inside:
 
     def __init__(
         self,
-        around: Any,
+        around: Walk,
         graph: torch.fx.Graph,
         ins: Sequence[Marks],
         values: Sequence[Value],
@@ -105,7 +106,7 @@ class LoopBody:
     outputs.
     """
 
-    walk: Any  # over the graph that the loop stands in
+    walk: Walk  # over the graph that the loop stands in
     node: torch.fx.Node  # the loop
     graph: torch.fx.Graph
     init: Sequence[Value]  # of the carries
@@ -226,7 +227,7 @@ def _is_zeros(value: Value) -> bool:
     return value.fill is not None and value.fill[1] == 0
 
 
-def _first_try(init: Value, walk: Any) -> Marks:
+def _first_try(init: Value, walk: Walk) -> Marks:
     """How a carry enters at first: zeros as a Partial sum, which a run that does more than add
     to it reduces.
     """
@@ -292,7 +293,7 @@ def _changed(
     return PlacementError(text, placements=after, source=source, fix=fix)
 
 
-def natural(value: Any, axes: Any) -> Marks:
+def natural(value: Value, axes: MeshAxes) -> Marks:
     """A value's placement as it fell, Partial sums included."""
     if value.fill is not None and not value.slots:
         return ("R",) * len(axes.sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import torch
@@ -14,21 +13,13 @@ from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
-from .values import Value, is_partial, settled
+from ..protocols import Walk
+from .values import Unaligned, Value, is_partial, settled
 
 ADD = torch.ops.aten.add.Tensor
 
 
-@attrs.frozen(eq=False)
-class Unaligned:
-    """A gradient before it is redistributed to the placement of its parameter."""
-
-    value: Value
-    like: torch.fx.Node  # the parameter
-    wish: str
-
-
-def constrain(walk: Any, node: torch.fx.Node) -> None:
+def constrain(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a value to the placement that the user pins it to."""
     value = walk.values[node.args[0]]
     current = settled(value, walk.axes)
@@ -45,7 +36,7 @@ def constrain(walk: Any, node: torch.fx.Node) -> None:
     walk.place_as(node, value, slot)
 
 
-def align(walk: Any, node: torch.fx.Node) -> None:
+def align(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a gradient to the placement of its parameter, unless it stays Partial until
     its loop is over.
     """
@@ -59,7 +50,7 @@ def align(walk: Any, node: torch.fx.Node) -> None:
 
 
 def align_to(
-    walk: Any,
+    walk: Walk,
     node: torch.fx.Node,
     value: Value,
     parameter: torch.fx.Node,
@@ -93,7 +84,7 @@ def align_to(
         )
 
 
-def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
+def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:
     """Add two gradients of one parameter before they are reduced, where nothing else reads
     them. Returns whether the op is such a sum.
     """

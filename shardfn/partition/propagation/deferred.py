@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ...types import PENDING, Marks
+from ..protocols import Walk
 from .constraints import aligned
 
 ALIGN = "prim_align"
@@ -84,7 +84,7 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
 
 
 def placements(
-    walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
+    walk: Walk, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
 ) -> dict[int, Marks]:
     """Where each result goes after the loop: as the parameters do whose gradients are in it.
 

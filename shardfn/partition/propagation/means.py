@@ -5,13 +5,13 @@ sum of shares.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from ...types import MEAN, Marks
 from .. import plan
 from ..emission.builder import Builder, Piece
+from ..protocols import Walk
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def as_sums(marks: Marks) -> Marks:
 
 
 def rescaled(
-    walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks
+    walk: Walk, node: torch.fx.Node, slot: plan.Slot, marks: Marks
 ) -> plan.Slot:
     """A slot whose means are called sums, or the other way round; itself where there is none."""
     if slot.marks == marks:

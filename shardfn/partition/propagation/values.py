@@ -48,6 +48,15 @@ class Value:
         ]
 
 
+@attrs.frozen(eq=False)
+class Unaligned:
+    """A gradient before it is redistributed to the placement of its parameter."""
+
+    value: Value
+    like: torch.fx.Node  # the parameter
+    wish: str
+
+
 def is_partial(marks: Marks) -> bool:
     """Whether a reduction is Partial on some axis."""
     return any(m in PENDING for m in marks)

@@ -19,9 +19,9 @@ from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import means, refusals, walk_shard_map
 from .choose import Chooser
-from .constraints import Unaligned, add_unaligned, align, constrain
+from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
-from .values import Value, is_partial, settled
+from .values import Unaligned, Value, is_partial, settled
 from .walk_loops import nest
 
 CONSTRAIN = "prim_redistribute"

@@ -5,15 +5,16 @@ a run fits what enters it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import torch
 
 from ...ops.loops import Branch, Loop, Scan, While
-from ...types import PENDING, Marks
+from ...types import PENDING, Marks, MeshAxes
 from .. import layout, rules
 from .. import plan as steps
+from ..protocols import Walk
 from .carries import Inside, LoopBody, natural, plain, settle, shifted, stacked
 from .values import Value, is_partial
 
@@ -28,7 +29,7 @@ class Placed(NamedTuple):
     after: dict[int, Marks]  # where some results go right after the loop
 
 
-def nest(walk: Any, node: torch.fx.Node) -> None:
+def nest(walk: Walk, node: torch.fx.Node) -> None:
     """Place a loop and everything in it.
 
     Args:
@@ -60,7 +61,7 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
 
 
 def _scan(
-    walk: Any, node: torch.fx.Node, scan: Scan, values: list[Value]
+    walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]
 ) -> Placed:
     end = scan.consts + scan.carries
     consts = [natural(v, walk.axes) for v in values[: scan.consts]]
@@ -85,7 +86,7 @@ def _scan(
 
 
 def _while(
-    walk: Any, node: torch.fx.Node, loop: While, values: list[Value]
+    walk: Walk, node: torch.fx.Node, loop: While, values: list[Value]
 ) -> Placed:
     test_graph, body_graph = loop.graphs
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
@@ -103,7 +104,7 @@ def _while(
 
 
 def _branch(
-    walk: Any, node: torch.fx.Node, branch: Branch, values: list[Value]
+    walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]
 ) -> Placed:
     *inputs, condition = values
     ins = [natural(v, walk.axes) for v in inputs]
@@ -127,7 +128,7 @@ PLACE: dict[type[Loop], Callable[..., Placed]] = {
 }
 
 
-def _replicated(walk: Any) -> Marks:
+def _replicated(walk: Walk) -> Marks:
     return ("R",) * len(walk.axes.sizes)
 
 
@@ -164,7 +165,7 @@ def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks
     return marks
 
 
-def _agreed(walk: Any, yes: Value, no: Value) -> Marks:
+def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:
     """One placement for a result of two branches: a sum that is Partial in both stays so, and
     is reduced once, after them.
     """
@@ -190,7 +191,7 @@ def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
     return plain(marks) if fits else _without_partial(marks)
 
 
-def _leaving(value: Value, axes: Any) -> Marks:
+def _leaving(value: Value, axes: MeshAxes) -> Marks:
     """A result of a branch as it fell; reduced, where the branch has it reduced as well."""
     marks = natural(value, axes)
     if value.fill is not None or not is_partial(marks):

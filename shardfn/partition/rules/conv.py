@@ -16,6 +16,7 @@ import torch
 
 from ...types import Mark
 from .. import layout
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -151,7 +152,7 @@ LOCAL_ARGS = {aten.convolution_backward.default: _bias_sizes}
 DECIDED_BY_FIRST = {aten.convolution_backward.default}
 
 
-def _halo(piece: Any, dim: int) -> tuple[int, int]:
+def _halo(piece: Piece, dim: int) -> tuple[int, int]:
     """What a piece holds of its neighbours along a dim."""
     return next(
         (
@@ -163,11 +164,11 @@ def _halo(piece: Any, dim: int) -> tuple[int, int]:
     )
 
 
-def _has_halo(piece: Any) -> bool:
+def _has_halo(piece: Piece) -> bool:
     return any(any(layout.halo(m)) for m in piece.marks)
 
 
-def _local_padding(padding: Any, x: Any) -> list[int]:
+def _local_padding(padding: Any, x: Piece) -> list[int]:
     """A dim that is sharded has its padding in the halo."""
     space = range(2, len(x.shape))
     return [
@@ -180,12 +181,12 @@ def _local_padding(padding: Any, x: Any) -> list[int]:
     ]
 
 
-def _local_groups(groups: int, x: Any) -> int:
+def _local_groups(groups: int, x: Piece) -> int:
     return groups * x.local_shape[1] // x.shape[1] if groups > 1 else 1
 
 
 def lower_convolution(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """A bias is added once to a Partial sum: by the rank with the first input channels."""
     x, groups = pieces[0], args[8]
@@ -202,7 +203,7 @@ def lower_convolution(
 
 
 def lower_convolution_backward(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """In one call, but where there are halos: each gradient reads another's."""
     g, x, weight = pieces
@@ -233,12 +234,12 @@ def lower_convolution_backward(
     ]
 
 
-def _own_shape(piece: Any) -> list[int]:
+def _own_shape(piece: Piece) -> list[int]:
     """The shape without what it holds of its neighbours."""
     return [n - sum(_halo(piece, d)) for d, n in enumerate(piece.local_shape)]
 
 
-def _without_halo(b: Any, piece: Any) -> Any:
+def _without_halo(b: Builder, piece: Piece) -> Any:
     """The rows that are this rank's own."""
     node = piece.node
     for d in range(2, len(piece.shape)):
@@ -250,7 +251,7 @@ def _without_halo(b: Any, piece: Any) -> Any:
     return b.restride(node, piece.shape, piece.stride)
 
 
-def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
+def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
     """A transposed convolution over the chunk of g and its halo, of which the part that is this
     rank's is kept.
     """
@@ -284,7 +285,7 @@ def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
     return b.restride(node, x.shape, x.stride)
 
 
-def _weight_gradient(b: Any, args: list[Any], own: Any, x: Any) -> Any:
+def _weight_gradient(b: Builder, args: list[Any], own: Any, x: Piece) -> Any:
     """Of this rank's rows, which read the input with its halo."""
     padding, mask = _local_padding(args[5], x), [False, True, False]
     out = b.call(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
@@ -238,7 +239,7 @@ TABLE: dict[object, Rule] = {
 }
 
 
-def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
+def _hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     """(which indices fall into this rank's piece of the table, the indices counted from its
     start).
     """
@@ -249,7 +250,7 @@ def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
 
 
 def lower_embedding(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Rows of other ranks are zeros."""
     if not pieces[0].cuts(0):
@@ -267,7 +268,7 @@ def lower_embedding(
 
 
 def lower_gather(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Elements of other ranks are zeros."""
     dim = args[1] % max(len(pieces[0].shape), 1)
@@ -282,7 +283,7 @@ def lower_gather(
     )
 
 
-def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
+def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
     """The arguments with the index in memory of its own if it is smaller than the table, apart
     from `dim`.
 
@@ -299,7 +300,7 @@ def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
 
 
 def lower_scatter_reduce(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """The op itself."""
     return b.call(aten.scatter_reduce.two, *_with_own_index(b, args), **kwargs)
@@ -309,7 +310,7 @@ def lower_scatter(target: Any) -> Any:
     """What falls outside goes to one extra slot, which is sharded off again."""
 
     def lower(
-        b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
     ) -> Any:
         table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
         args = _with_own_index(b, args)
