@@ -143,6 +143,7 @@ class Level:
         self, xs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
         """Under vmap: the tensors of all samples, the dim of the samples in each, their number."""
+        assert self.interpreter is not None, "under no vmap"
         pairs = [
             _functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number)
             for x in xs

@@ -110,7 +110,7 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 # Ops that modules use and that some transform of torch.func cannot take, as others that it can.
-MODULE_OPS = {torch._weight_norm: weight_norm}
+MODULE_OPS = {torch._VF._weight_norm: weight_norm}
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -109,7 +109,8 @@ class Wish:
         """The wish that the text of a prim says."""
         *fields, rows = parse_record(text)
         return cls(
-            *fields, None if rows is None else tuple(Row(*row) for row in rows)
+            *fields,
+            rows=None if rows is None else tuple(Row(*row) for row in rows),
         )
 
 

@@ -212,13 +212,11 @@ def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
     """The error of ours behind one that Dynamo made of it; not one that was handled before."""
-    while (
-        error is not None
-        and error is not handled
-        and not isinstance(error, ShardError)
-    ):
+    while error is not None and error is not handled:
+        if isinstance(error, ShardError):
+            return error
         error = error.__cause__ or error.__context__
-    return None if error is handled else error
+    return None
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -77,8 +77,9 @@ def _of_one_dtype(
     value: torch.Tensor, tangent: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A value and its tangent, whose dtype torch lets Python's numbers raise (2.13)."""
-    same = tangent is None or tangent.dtype == value.dtype
-    return value, tangent if same else tangent.to(value.dtype)
+    if tangent is None or tangent.dtype == value.dtype:
+        return value, tangent
+    return value, tangent.to(value.dtype)
 
 
 def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -82,7 +82,7 @@ class Functional(Transformed):
         return ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Functional:
-        shadow = copy.deepcopy(self.fn, memo)
+        (shadow,) = copy.deepcopy(self.held, memo)
         pure = PureModule(self.pure.name, shadow, self.pure.hooks)
         return Functional((shadow,), pure, self.names)
 

@@ -274,7 +274,7 @@ def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object; those of a transform of ours are called as if they were
     alone.
     """
-    ours = type(x).__module__.startswith(__package__.partition(".")[0])
+    ours = type(x).__module__.startswith(__name__.partition(".")[0])
     slots = [
         s
         for kind in type(x).__mro__

@@ -31,7 +31,8 @@ WORLD = (
 
 def value_at(path: Path) -> Any:
     """What is at a place; a list, which is no constant, where there is nothing."""
-    x = root_of(*path[0], None)
+    kind, to = path[0]
+    x = root_of(kind, to, None)
     try:
         for step in path[1:]:
             x = step_to(x, *step)

@@ -16,11 +16,11 @@ import torch
 
 from ...errors import CaptureError, problem
 from ...ops import shard_map
+from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
 from .protocols import Axes, Settled, Varying
-from .varying_nodes import args_of
 
 NONE: Axes = frozenset()
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ops.nodes import args_of
 from ..control_flow import bodies as regions
 from .protocols import Axes, Settled, Varying
 from .varying_bodies import ENDINGS, NONE, Body, ending_of, is_wrap
-from .varying_nodes import args_of
 
 
 def is_part(node: torch.fx.Node) -> bool:

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from ...errors import PlacementError, problem
+from ...ops.nodes import args_of
 from ...placements import describe
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout
@@ -256,7 +257,7 @@ def _refuse_changed(
 ) -> None:
     """Refuse a carry that the function constrains to another placement than it was given."""
     (output,) = body.graph.find_nodes(op="output")
-    starts = body.node.args[first : first + len(carries)]
+    starts = args_of(body.node)[first : first + len(carries)]
     rows = zip(output.args[0], starts, body.init, carries, left, strict=False)
     for k, (result, start, value, before, after) in enumerate(rows):
         asked = _is_constrained(result) and value.fill is None
@@ -305,7 +306,7 @@ def natural(value: Value, axes: MeshAxes) -> Marks:
 
 def plain(marks: Marks) -> Marks:
     """In plain chunks: what enters a loop again and again is not cut in units."""
-    return tuple(layout.split(m)[0] if isinstance(m, tuple) else m for m in marks)
+    return tuple(layout.cut_of(m)[0] if isinstance(m, tuple) else m for m in marks)
 
 
 def shifted(mark: Mark, by: int) -> Mark:

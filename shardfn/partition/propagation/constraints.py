@@ -9,6 +9,7 @@ import torch
 
 from ...buckets import Wish
 from ...errors import PlacementError, problem
+from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
@@ -21,16 +22,17 @@ ADD = torch.ops.aten.add.Tensor
 
 def constrain(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a value to the placement that the user pins it to."""
-    value = walk.values[node.args[0]]
+    constrained_node, text_of_spec = args_of(node)
+    value = walk.values[constrained_node]
     current = settled(value, walk.axes)
     try:
-        marks = constrained(node.args[1], walk.axes, value.fake.shape, current)
+        marks = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         text = problem("constrain", str(error), fix=fix, source=source)
         raise PlacementError(
-            text, placements=node.args[1], source=source, fix=fix
+            text, placements=text_of_spec, source=source, fix=fix
         ) from None
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)
@@ -40,7 +42,7 @@ def align(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a gradient to the placement of its parameter, unless it stays Partial until
     its loop is over.
     """
-    gradient, parameter, wish = node.args
+    gradient, parameter, wish = args_of(node)
     value = walk.values[gradient]
     slots = value.readable(node.meta["phase"])
     if node in walk.later and slots and is_partial(slots[0].marks):
@@ -89,11 +91,13 @@ def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:
     them. Returns whether the op is such a sum.
     """
     terms = node.all_input_nodes
-    parts = [walk.unaligned.get(term) for term in terms]
     is_sum = node.target is ADD and len(terms) == 2 and not node.kwargs
     if not is_sum or any(len(term.users) > 1 for term in terms):
         return False
-    if None in parts or parts[0].like is not parts[1].like:
+    if any(term not in walk.unaligned for term in terms):
+        return False
+    parts = [walk.unaligned[term] for term in terms]
+    if parts[0].like is not parts[1].like:
         return False
     for term, part in zip(terms, parts, strict=True):
         walk.values[term] = part.value
@@ -132,18 +136,18 @@ def constrained(
             )
             if name in entry or kept:
                 marks[k] = dim
-    return layout.canonical(shape, marks, axes.sizes)
+    return layout.fitted(shape, marks, axes.sizes)
 
 
 def aligned(
     shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
 ) -> Marks:
     """The placements of `like` where its dims have the same size; replicated elsewhere."""
-    plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
+    plain = [m if isinstance(m, str) else layout.cut_of(m)[0] for m in wanted]
     marks = [
         "R"
         if m in PENDING or (not isinstance(m, str) and shape[m] != like[m])
         else m
         for m in plain
     ]
-    return layout.canonical(shape, marks, axes.sizes)
+    return layout.fitted(shape, marks, axes.sizes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ops.nodes import args_of
 from ...types import PENDING, Marks
 from ..protocols import Walk
 from .constraints import aligned
@@ -95,9 +96,10 @@ def placements(
     """
     found: dict[int, Marks] = {}
     for node, k in nodes.items():
-        like = walk.values[node.args[1]]
+        parameter = args_of(node)[1]
+        like = walk.values[parameter]
         wanted = (
-            around.get(node.args[1])
+            around.get(parameter)
             or next(iter(like.slots), None)
             or ("R",) * len(walk.axes.sizes)
         )

@@ -70,7 +70,7 @@ def settled(value: Value, axes: MeshAxes) -> Marks:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))
     plain = tuple(
-        "R" if m in PENDING else layout.split(m)[0] if isinstance(m, tuple) else m
+        "R" if m in PENDING else layout.cut_of(m)[0] if isinstance(m, tuple) else m
         for m in marks
     )
-    return layout.canonical(value.fake.shape, plain, axes.sizes)
+    return layout.fitted(value.fake.shape, plain, axes.sizes)

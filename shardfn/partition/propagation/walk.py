@@ -13,6 +13,7 @@ import torch
 
 from ...capture import annotations as sources
 from ...ops.loops import Loop
+from ...ops.nodes import args_of
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..rule_api.checked import answered
@@ -163,7 +164,8 @@ class Walk(Chooser):
         if isinstance(node.target, Loop):
             nest(self, node)
         elif op == "getitem":
-            self.values[node] = self.values[node.args[0]][node.args[1]]
+            source, number = args_of(node)
+            self.values[node] = self.values[source][number]
             self.values[node].users = len(node.users)
         elif op == CONSTRAIN:
             constrain(self, node)
@@ -186,7 +188,7 @@ class Walk(Chooser):
             early=False,
             fill=(node, value),
             users=len(node.users),
-            like=self.values.get(node.args[0]) if is_like else None,
+            like=self.values.get(args_of(node)[0]) if is_like else None,
         )
 
     def fresh(self) -> Walk:
@@ -213,7 +215,7 @@ class Walk(Chooser):
         """A value as it is, at every placement that it has, but not before another one is
         available.
         """
-        value, token = (self.values[x] for x in node.args)
+        value, token = (self.values[x] for x in args_of(node))
         tokens = token.readable("backward")
         if value.fill is not None or not tokens:
             self.values[node] = value
@@ -328,9 +330,9 @@ class Walk(Chooser):
         for slot, only in list(value.slots.values()):
             if only not in (None, node.meta["phase"]):
                 continue
-            out_marks = [out_mark.get(mark) for mark in slot.marks]
-            if None in out_marks:
+            if any(mark not in out_mark for mark in slot.marks):
                 continue
+            out_marks = [out_mark[mark] for mark in slot.marks]
             shape = call.outs[0].shape
             marks = layout.canonical(shape, out_marks, self.axes.sizes)
             if marks is not None and marks not in result.slots:

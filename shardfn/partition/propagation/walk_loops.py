@@ -10,7 +10,8 @@ from typing import NamedTuple
 import attrs
 import torch
 
-from ...ops.loops import Branch, Loop, Scan, While
+from ...ops.loops import Branch, Loop, Scan, While, loop_of
+from ...ops.nodes import args_of
 from ...types import PENDING, Marks, MeshAxes
 from .. import layout, rules
 from .. import plan as steps
@@ -39,7 +40,7 @@ def nest(walk: Walk, node: torch.fx.Node) -> None:
     Raises:
         PlacementError: a carry that is constrained to another placement than it enters with.
     """
-    loop, values = node.target, [walk.values[x] for x in node.args]
+    loop, values = loop_of(node), [walk.values[x] for x in args_of(node)]
     placed = PLACE[type(loop)](walk, node, loop, values)
     ins = tuple(
         walk.redistribute(value, marks, node, implicit=True)
@@ -186,6 +187,7 @@ def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
     """The placement of a result that is constant in one branch: as the other branch leaves it,
     where the constant can be made so.
     """
+    assert constant.fill is not None
     number = constant.fill[1]
     fits = other.fill is None and all(rules.fill_fits(number, m) for m in marks)
     return plain(marks) if fits else _without_partial(marks)

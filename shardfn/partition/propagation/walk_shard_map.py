@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import torch
 
+from ...ops.nodes import args_of
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import PENDING, Mark, Marks
 from .. import layout, plan
@@ -33,7 +34,9 @@ def visit(walk: Walk, node: torch.fx.Node, name: str) -> None:
 
 def to_local(walk: Walk, node: torch.fx.Node) -> None:
     cuts = parse_shards(_constants(node)[0])
-    wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
+    wanted: dict[str, Mark] = {
+        name: "R" if dim is None else dim for name, _, dim in cuts
+    }
     value, slot = _brought(
         walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
     )
@@ -73,7 +76,7 @@ def from_local(walk: Walk, node: torch.fx.Node) -> None:
 
 def vary(walk: Walk, node: torch.fx.Node) -> None:
     axes = parse_axes(_constants(node)[0])
-    value = walk.values[node.args[0]]
+    value = walk.values[args_of(node)[0]]
     if value.fill is not None and not value.slots:
         varies, equal = value.varies.union(axes), value.equal.union(axes)
         walk.values[node] = attrs.evolve(
@@ -209,7 +212,7 @@ def ppermute(walk: Walk, node: torch.fx.Node) -> None:
 def axis_index(walk: Walk, node: torch.fx.Node) -> None:
     slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
     walk.steps.append(plan.Apply(node, (), (slot,)))
-    _make(walk, node, slot, frozenset((node.args[0],)))
+    _make(walk, node, slot, frozenset((args_of(node)[0],)))
 
 
 def _make(
@@ -220,11 +223,10 @@ def _make(
     equal: frozenset[str] = frozenset(),
 ) -> None:
     """The result of a prim, at one placement."""
-    slots = {slot.marks: (slot, None)}
     walk.values[node] = Value(
         slot.value,
         early=False,
-        slots=slots,
+        slots={slot.marks: (slot, None)},
         users=len(node.users),
         varies=varies,
         equal=equal,
@@ -288,7 +290,7 @@ def _brought(
         pending: the reductions that may stay Partial on other axes.
         alone: whether no other axis may cut those dims.
     """
-    value = walk.values[node.args[0]]
+    value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])
     now: Sequence[Mark] = held[0].marks if held else ["R"] * len(walk.axes.names)
     last = max((walk.axes.names.index(name) for name in wanted), default=-1)

@@ -88,7 +88,7 @@ class Factors:
         text = problem(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
         return RuleError(text, fix=fix)
 
-    def strangers(self, op: torch.library.OpOverload) -> list[str]:
+    def strangers(self, op: _compat.OpOverload) -> list[str]:
         """What of the mapping does not fit the schema of an op."""
         tensors, returns = (
             len(tensor_arguments(op)),
@@ -148,7 +148,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     return Factors(text, ins, outs, frozenset(whole))
 
 
-def tensor_arguments(op: torch.library.OpOverload) -> list[str]:
+def tensor_arguments(op: _compat.OpOverload) -> list[str]:
     """The names of an op's arguments that are tensors, may be, or are lists of them."""
     return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 

@@ -59,7 +59,7 @@ AS_VIEW = view.AS_VIEW
 
 # what torch writes for itself -> the op of the same arguments that a user knows, whose
 # registered rule it takes
-PUBLIC = {
+PUBLIC: dict[object, object] = {
     torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default,
     torch.ops.aten._unsafe_index.Tensor: torch.ops.aten.index.Tensor,
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
