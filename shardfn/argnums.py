@@ -18,6 +18,7 @@ from .errors import TreeError, call_site, problem
 Argnums = int | tuple[int, ...]
 
 
+@_compat.read_by_dynamo
 def is_number(x: Any) -> bool:
     """Whether x is an int; True and False are not."""
     return isinstance(x, int) and not isinstance(x, bool)

@@ -74,11 +74,13 @@ def is_checkpointed(noted: dict[str, Any]) -> bool:
     return any(policy != policies.EVERYTHING for policy in regions(noted).values())
 
 
+@_compat.read_by_dynamo
 def inside(region: str, policy: str) -> Any:
     """Have what is captured inside note that it is of a checkpointed call."""
     return torch.fx.traceback.annotate({region: policy})
 
 
+@_compat.read_by_dynamo
 def as_backward() -> Any:
     """Have what is captured inside be of the backward, and not of one that is differentiated."""
     return torch.fx.traceback.annotate({"phase": "backward", OUTERMOST: True})
@@ -101,6 +103,7 @@ def kept() -> Iterator[None]:
         meta["custom"] = before if before is not None else {}
 
 
+@_compat.read_by_dynamo
 def asking(setting: str) -> Any:
     """Have what is captured inside note a setting of implicit_comm, which the ops of its
     backward take over.

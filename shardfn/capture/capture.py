@@ -122,6 +122,7 @@ def _read(
         scope with the meshes that it names, what else the function has read).
     """
 
+    @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
         named.begin()
         # Dynamo makes no graph of a function without any op (torch 2.13)

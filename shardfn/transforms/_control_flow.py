@@ -1,4 +1,7 @@
-"""Loops and branches as transforms, and what their carries have in common."""
+"""Loops and branches as transforms, and what their carries have in common.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

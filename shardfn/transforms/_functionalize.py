@@ -60,6 +60,7 @@ class Functional(Transformed):
 
     __signature__: ClassVar[Any] = Shown()
 
+    @_compat.read_by_dynamo
     def inline(
         self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
@@ -87,6 +88,7 @@ class Functional(Transformed):
         return Functional((shadow,), pure, self.names)
 
 
+@_compat.read_by_dynamo
 def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
     """The tree that `PureModule` wrote down, with these tensors."""
     kind, what, children = shape

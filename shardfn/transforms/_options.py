@@ -27,6 +27,7 @@ def check_flag(where: str, option: str, x: Any) -> None:
         )
 
 
+@_compat.read_by_dynamo
 def check_function(verb: str, fn: Any, more: str = "") -> None:
     """Check that what is transformed can be called; `more` is what the transform takes beside
     it, for the error.

@@ -15,6 +15,7 @@ from ..errors import TreeError, problem
 NUMBERS = (bool, int, float, complex)
 
 
+@_compat.read_by_dynamo
 def kind(x: Any) -> Any:
     """A leaf as a constant: (shape, dtype) of a tensor, the name of its type of anything else."""
     return (
@@ -24,11 +25,13 @@ def kind(x: Any) -> Any:
     )
 
 
+@_compat.read_by_dynamo
 def kinds(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """The kinds of several leaves."""
     return tuple([kind(x) for x in leaves])
 
 
+@_compat.read_by_dynamo
 def paired(
     where: str,
     tree: Any,

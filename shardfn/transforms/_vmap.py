@@ -1,4 +1,7 @@
-"""vmap: a function of one sample as a function of many."""
+"""vmap: a function of one sample as a function of many.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

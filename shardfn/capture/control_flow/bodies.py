@@ -96,6 +96,7 @@ def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in xs]
 
 
+@_compat.read_by_dynamo
 def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
     """One run of a function of tensors that returns what `leave` gave it, in any tree; only
     inside a traced function.

@@ -4,6 +4,8 @@ takes these in their place.
 Torch stops at a negative variance, at weights that are negative or add up to zero, and at gaps
 between windows. What is known while a function is captured is an error here too; values are
 not, and a graph cannot stop at them: the result is then NaN, and so is its gradient.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """accumulate: a function over several microbatches, one after the other; gradients are reduced
 once.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """bucketed_grad: value_and_grad whose gradient reductions travel in buckets, while the backward
 goes on.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """checkpoint: a function whose backward computes intermediate values again instead of keeping
 them.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Functions with a derivative of their own: what custom_vjp and custom_jvp have in common."""
+"""Functions with a derivative of their own: what custom_vjp and custom_jvp have in common.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""jacrev, jacfwd and hessian: every derivative of every result by every argument."""
+"""jacrev, jacfwd and hessian: every derivative of every result by every argument.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

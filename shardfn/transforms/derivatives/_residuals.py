@@ -103,6 +103,7 @@ class _Backward(Transformed):
     verb: ClassVar[str] = "saved_residuals"
     held: tuple[Callable[..., Any]]
 
+    @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         leaves = _tree.quick_leaves(args)
         numbers = [

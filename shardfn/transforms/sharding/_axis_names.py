@@ -1,4 +1,7 @@
-"""What the names of axes stand for in a collective: ranks of a mesh, or samples of a vmap."""
+"""What the names of axes stand for in a collective: ranks of a mesh, or samples of a vmap.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

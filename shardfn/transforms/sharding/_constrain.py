@@ -1,4 +1,7 @@
-"""constrain: pin a value's placement inside a function."""
+"""constrain: pin a value's placement inside a function.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Collectives that give each rank or sample another piece: psum_scatter, all_to_all, ppermute."""
+"""Collectives that give each rank or sample another piece: psum_scatter, all_to_all, ppermute.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 
