@@ -2,6 +2,8 @@
 
 The leaves of a dict come in the order of its keys: a function may read that order, so it is part of
 a tree's structure. Two trees are paired by `pair`, which pairs dicts by key.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations
