@@ -2,6 +2,8 @@
 
 The leaves of a dict come in the order of its keys. A function may read that order, so it is
 part of a tree's structure. `pair` pairs two trees, and dicts by key.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

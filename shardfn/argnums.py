@@ -18,6 +18,7 @@ from .errors import TreeError, call_site
 Argnums = int | tuple[int, ...]
 
 
+@_compat.read_by_dynamo
 def is_number(x: Any) -> bool:
     """Whether x is an int and not a bool."""
     return isinstance(x, int) and not isinstance(x, bool)

@@ -50,10 +50,10 @@ def checked_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
     sizes: list[int] = []
     for what, size in zip(CAP_NAMES, caps, strict=True):
         try:
-            default = size is None and what == "first_cap"
-            sizes.append(
-                min(DEFAULT_FIRST, sizes[0]) if default else bytes_of(size)
-            )
+            if what == "first_cap" and size is None:
+                sizes.append(min(DEFAULT_FIRST, sizes[0]))
+            else:
+                sizes.append(bytes_of(size))
         except ValueError as error:
             raise ShardError.of(
                 f"{name}, {what}", str(error), fix=SIZE_FIX

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
+from . import _compat
 from .types import MEAN, REDUCTIONS, Mark, Marks, MeshAxes
 
 
@@ -25,6 +26,7 @@ class P:
         P('dp', None)
     """
 
+    @_compat.read_by_dynamo
     def __init__(self, *parts: str | tuple[str, ...] | None) -> None:
         self.parts = parts
 
@@ -38,6 +40,7 @@ class P:
         return hash(self.parts)
 
 
+@_compat.read_by_dynamo
 def is_spec(x: Any) -> bool:
     """Whether x is one leaf of a tree of placements."""
     if isinstance(x, list):

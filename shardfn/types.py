@@ -111,7 +111,7 @@ class Program:
         Any, ...
     ]  # constants of the result tree; TENSOR where a tensor stands
     out_tree: Any
-    show: Callable[[Program], str] = attrs.field(repr=False)
+    show: Callable[..., str] = attrs.field(repr=False)
 
     def __str__(self) -> str:
         return self.show(self)

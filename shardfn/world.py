@@ -190,7 +190,7 @@ def join_world(device_type: str) -> None:
         dist.init_process_group(backend)
     else:
         dist.init_process_group(
-            backend, store=dist.HashStore(), rank=0, world_size=1
+            backend, store=_compat.own_store(), rank=0, world_size=1
         )
 
 

@@ -19,11 +19,16 @@ spec_of = operator.attrgetter(
 )  # of a DTensor: mesh, placements, global shape
 
 
-def fake_store() -> dist.Store:
+def fake_store() -> Any:
     """The store of a process group without other processes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def own_store() -> Any:
+    """The store of a process group that has one process: this one."""
+    return torch._C._distributed_c10d.HashStore()
 
 
 def register_group(name: str, group: dist.ProcessGroup) -> None:

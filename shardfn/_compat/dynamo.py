@@ -18,13 +18,14 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ShardError, call_site, is_ours
 from .guards import Read, outside_reads
-from .tracing import in_dual_level, inside_transform, is_fake
+from .tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "reading", default=False
 )
 
 
+@read_by_dynamo
 def is_tracing() -> bool:
     """Whether this call is being captured: traced by Dynamo, or run by a module that Dynamo
     leaves as one call.
@@ -57,7 +58,7 @@ def reading() -> Iterator[Any]:
     symbols = mode and mode.shape_env
     was = symbols and symbols.settings
     try:
-        if symbols:
+        if symbols and was:
             symbols.settings = dataclasses.replace(
                 was,
                 allow_scalar_outputs=False,
@@ -113,6 +114,7 @@ def _read_line() -> str | None:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
+@read_by_dynamo
 def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
     """One run of a function that Dynamo traces into a subgraph: a call of
     torch.ops.higher_order.wrap.
@@ -199,7 +201,7 @@ def makes_dtensors(fn: Any) -> bool:
     inside = isinstance(module, str) and module.startswith(
         "torch.distributed.tensor"
     )
-    return inside and not module.startswith(
+    return inside and not str(module).startswith(
         "torch.distributed.tensor.placement_types"
     )
 

@@ -14,7 +14,7 @@ from .tracing import OpOverload
 
 def trace_artifact(name: str, text: str) -> None:
     """Write a text to torch's structured trace, which TORCH_TRACE turns on."""
-    from torch._logging import trace_structured
+    from torch._logging._internal import trace_structured
 
     metadata = {"name": name, "encoding": "string"}
     trace_structured(
@@ -50,12 +50,14 @@ def _lower_pack(xs: Any) -> Any:
         xs[0].get_dtype(),
         [node.meta["val"].numel() for node in nodes],
     )
+    unit_stride: Any = [1]
     whole = ir.ConcatKernel(
         name=None,
-        layout=ir.FixedLayout(device, dtype, [sum(counts)], [1]),
+        layout=ir.FixedLayout(device, dtype, [sum(counts)], unit_stride),
         inputs=[],
     )
-    storage, offset = ir.StorageBox(whole), 0
+    storage = ir.StorageBox(whole)
+    offset: Any = 0  # Inductor takes ints for its expressions
     for x, count in zip(xs, counts, strict=True):
         size = list(x.get_size())
         layout = ir.FixedLayout(

@@ -146,6 +146,7 @@ class Level:
         self, xs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
         """Under vmap: the batched tensors, the batch dim of each, and the batch size."""
+        assert self.interpreter is not None, "under no vmap"
         pairs = [
             _functorch._unwrap_batched(_functorch.unwrap_if_dead(x), self.number)
             for x in xs

@@ -111,7 +111,7 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 # Ops of modules that some torch.func transform cannot handle -> equivalent code.
-MODULE_OPS = {torch._weight_norm: weight_norm}
+MODULE_OPS = {torch._VF._weight_norm: weight_norm}
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ import gc
 import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -41,6 +41,7 @@ base_of = operator.attrgetter(
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 DATA_DEPENDENT = DataDependentOutputException
 
 DYNAMIC_SHAPE = DynamicOutputShapeException
@@ -322,3 +323,11 @@ def custom_ops() -> list[Any]:
     from torch._library.custom_ops import OPDEFS
 
     return list(OPDEFS.values())
+
+
+def read_by_dynamo(fn: Function) -> Function:
+    """Mark a function that Dynamo reads while it captures a user's: it is written in the Python
+    that Dynamo can read. A file of such functions says so in its first lines.
+    """
+    fn.read_by_dynamo = True
+    return fn

@@ -56,7 +56,7 @@ def _is_zero(x: Any) -> bool:
 def _zero(
     shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    return torch._efficientzerotensor(shape, dtype=dtype, device=device)
+    return torch._VF._efficientzerotensor(shape, dtype=dtype, device=device)
 
 
 def _mul(a: Any, b: Any) -> torch.Tensor:

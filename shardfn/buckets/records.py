@@ -108,7 +108,8 @@ class Wish:
         """The options that the text of a prim holds."""
         *fields, rows = parse_record(text)
         return cls(
-            *fields, None if rows is None else tuple(Row(*row) for row in rows)
+            *fields,
+            rows=None if rows is None else tuple(Row(*row) for row in rows),
         )
 
 

@@ -74,11 +74,13 @@ def is_checkpointed(noted: dict[str, Any]) -> bool:
     return any(policy != policies.EVERYTHING for policy in regions(noted).values())
 
 
+@_compat.read_by_dynamo
 def inside(region: str, policy: str) -> Any:
     """A context that annotates the nodes captured in it with a checkpointed call."""
     return torch.fx.traceback.annotate({region: policy})
 
 
+@_compat.read_by_dynamo
 def as_backward() -> Any:
     """A context that annotates the nodes captured in it as a backward that is not
     differentiated.
@@ -103,6 +105,7 @@ def kept() -> Iterator[None]:
         meta["custom"] = before if before is not None else {}
 
 
+@_compat.read_by_dynamo
 def asking(setting: str) -> Any:
     """A context that annotates the nodes captured in it with a setting of implicit_comm. Their
     backward inherits it.

@@ -123,6 +123,7 @@ def _read(
         that the function names, its other reads).
     """
 
+    @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
         named.begin()
         # Dynamo makes no graph of a function without any op (torch 2.13)
@@ -213,13 +214,11 @@ def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
     """The ShardError that an error of Dynamo wraps, unless it was handled before."""
-    while (
-        error is not None
-        and error is not handled
-        and not isinstance(error, ShardError)
-    ):
+    while error is not None and error is not handled:
+        if isinstance(error, ShardError):
+            return error
         error = error.__cause__ or error.__context__
-    return None if error is handled else error
+    return None
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from ..ops.loops import Loop, Scan
+from ..ops.loops import Loop, Scan, loop_of
+from ..ops.nodes import args_of
 
 Names = dict[torch.fx.Node, str]
 QUOTED_KEY = re.compile(r"""\[(['"])(.*?)\1\]""")
@@ -102,8 +103,8 @@ def _add_loop_inputs(
     role.
     """
     holders = inner.find_nodes(op="placeholder")
-    consts = node.target.consts
-    for holder, operand in zip(holders[:consts], node.args, strict=False):
+    consts = loop_of(node).consts
+    for holder, operand in zip(holders[:consts], args_of(node), strict=False):
         names[holder] = names[operand]
     for number, holder in enumerate(holders[consts:]):
         carried = not isinstance(node.target, Scan) or number < node.target.carries

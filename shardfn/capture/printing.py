@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from ..buckets import human_bytes
-from ..ops.loops import Loop, Scan, While
+from ..ops.loops import Loop, Scan, While, loop_of
 from ..types import REDUCTIONS, Marks, Program
 from .printed_names import Names, dotted_names, op_name, printed_names, tells
 
@@ -123,16 +123,15 @@ class Printer:
     def _inside(self, node: torch.fx.Node) -> list[str]:
         """The graphs of a loop. A short text has only their notable nodes."""
         lines: list[str] = []
-        for title, graph in zip(
-            graph_titles(node.target), node.target.graphs, strict=True
-        ):
+        loop = loop_of(node)
+        for title, graph in zip(graph_titles(loop), loop.graphs, strict=True):
             if self.full:
                 shown = [*self.body(graph), self._end(graph)]
             else:
                 notable = [n for n in graph.nodes if self.notable(n)]
                 shown = [line for n in notable for line in self.lines(n)]
             if shown:
-                lines.append(f"  {title}{self._loop_inputs(node.target, graph)}:")
+                lines.append(f"  {title}{self._loop_inputs(loop, graph)}:")
                 lines += ["  " + line for line in shown]
         return lines
 

@@ -79,8 +79,9 @@ def _of_one_dtype(
     """A value and its tangent in the value's dtype. A Python number may raise a tangent's dtype
     (torch 2.13).
     """
-    same = tangent is None or tangent.dtype == value.dtype
-    return value, tangent if same else tangent.to(value.dtype)
+    if tangent is None or tangent.dtype == value.dtype:
+        return value, tangent
+    return value, tangent.to(value.dtype)
 
 
 def _checkpointed(called: torch.fx.GraphModule) -> torch.fx.GraphModule:

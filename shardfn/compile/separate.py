@@ -100,9 +100,9 @@ def _is_made(origin: Any) -> bool:
 def _reach(x: torch.Tensor) -> Reach:
     if not x.numel():
         return (0, 0)
-    first = x.storage_offset()
+    first = int(x.storage_offset())
     return first, first + sum(
-        (n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)
+        (int(n) - 1) * int(s) for n, s in zip(x.shape, x.stride(), strict=True)
     ) + 1
 
 

@@ -18,6 +18,7 @@ import attrs
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 import shardfn as sf
 from shardfn import P
@@ -135,9 +136,10 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        context = mp.spawn(
+        context = spawn(
             rank_main, (store, job, backend, results), nprocs=2, join=False
         )
+        assert context is not None, "spawn was asked not to join"
         try:
             received, ended = [], False
             while not ended:

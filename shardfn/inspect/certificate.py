@@ -198,9 +198,10 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     """
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     last: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.nodes:
+    nodes: list[torch.fx.Node] = list(graph.nodes)
+    for node in nodes:
         owner[node] = (
-            owner.get(node.args[0], node)
+            owner.get(node.all_input_nodes[0], node)
             if node.op == "call_function" and _is_alias(node)
             else node
         )
@@ -210,7 +211,7 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     for node, end in last.items():
         ends[end].append(node)
     alive = peak = 0
-    for node in graph.nodes:
+    for node in nodes:
         if owner[node] is node:
             alive += _nbytes(node.meta.get("val"))
         peak = max(peak, alive)

@@ -121,7 +121,9 @@ def sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
 def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
     seen = set()
     for step in plan.steps:
-        for move in step.moves if isinstance(step, steps.Redistribute) else ():
+        if not isinstance(step, steps.Redistribute):
+            continue
+        for move in step.moves:
             key = (
                 step.source.number,
                 move.before,
@@ -164,7 +166,9 @@ def _readers(plan: steps.Plan) -> dict[int, tuple[steps.Apply, int]]:
     """The first op that reads each slot, and as which argument."""
     found: dict[int, tuple[steps.Apply, int]] = {}
     for step in plan.steps:
-        for k, slot in enumerate(step.ins) if isinstance(step, steps.Apply) else ():
+        if not isinstance(step, steps.Apply):
+            continue
+        for k, slot in enumerate(step.ins):
             found.setdefault(slot.number, (step, k))
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..buckets import human_bytes
 from ..capture.printing import graph_titles, legend, tensor_type
 from ..collectives import MOVES
+from ..ops.loops import loop_of
 from ..partition import layout
 from ..partition import plan as steps
 from ..partition.payload import nbytes
@@ -69,7 +70,7 @@ def _nested(
             f"{step.node.target}({placed(step.ins)}) -> {placed(step.outs)}", step
         )
     ]
-    titles = graph_titles(step.node.target)
+    titles = graph_titles(loop_of(step.node))
     for title, plan in zip(titles, step.plans, strict=True):
         lines.append(f"    {title}:")
         lines += [

@@ -103,9 +103,9 @@ def fold(module: torch.fx.GraphModule) -> None:
 
         def place(n: torch.fx.Node, tensors: list[torch.fx.Node] = tensors) -> Any:
             if n.op == "get_attr" and isinstance(
-                getattr(module, n.target), torch.fx.GraphModule
+                getattr(module, str(n.target)), torch.fx.GraphModule
             ):
-                return getattr(module, n.target)
+                return getattr(module, str(n.target))
             tensors.append(n)
             return _Hole(len(tensors) - 1)
 

@@ -75,7 +75,8 @@ class Scan(Loop):
             list(tensors[: self.consts]),
             list(tensors[self.consts : self.consts + self.carries]),
         )
-        columns, rows = tensors[self.consts + self.carries :], [None] * self.length
+        columns = tensors[self.consts + self.carries :]
+        rows: list[Tensors] = [[] for _ in range(self.length)]  # of results
         for i in (
             reversed(range(self.length)) if self.reverse else range(self.length)
         ):
@@ -124,6 +125,12 @@ class Branch(Loop):
 
     def __repr__(self) -> str:
         return "cond"
+
+
+def loop_of(node: torch.fx.Node) -> Loop:
+    """The loop that a node runs."""
+    assert isinstance(node.target, Loop), f"{node} runs no loop"
+    return node.target
 
 
 def driven(

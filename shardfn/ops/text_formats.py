@@ -18,11 +18,14 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .. import _compat
+
 KEEP = "*"  # of a spec: the dim keeps its placement
 
 Shard = tuple[str, int, int | None]  # mesh axis, its size, the dim that is sharded
 
 
+@_compat.read_by_dynamo
 def print_axes(names: Iterable[str]) -> str:
     """Mesh axes as text.
 
@@ -43,6 +46,7 @@ def parse_axes(text: str) -> tuple[str, ...]:
     return tuple(text.split(",")) if text else ()
 
 
+@_compat.read_by_dynamo
 def print_shards(shards: Iterable[Shard]) -> str:
     """How mesh axes shard a tensor, as text.
 
@@ -73,6 +77,7 @@ def parse_shards(text: str) -> list[Shard]:
     ]
 
 
+@_compat.read_by_dynamo
 def print_pairs(pairs: Iterable[Sequence[int]]) -> str:
     """Pairs (source rank, destination rank) as text.
 
@@ -94,6 +99,7 @@ def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(source), int(destination)) for source, destination in rows)
 
 
+@_compat.read_by_dynamo
 def print_spec(dims: Iterable[Sequence[str]]) -> str:
     """The mesh axes of each tensor dim, as text.
 

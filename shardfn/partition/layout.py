@@ -112,6 +112,15 @@ def canonical(
     return tuple(out)
 
 
+def fitted(
+    shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
+) -> Marks:
+    """`canonical` of placements that always fit: in plain chunks, without halos."""
+    plain = canonical(shape, marks, sizes)
+    assert plain is not None, f"{marks} on {tuple(shape)}"
+    return plain
+
+
 def local_shape(
     shape: Sequence[int],
     marks: Sequence[Mark],

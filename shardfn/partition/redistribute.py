@@ -188,7 +188,7 @@ def _moves(
 def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
     cut = layout.split(mark)
     return cut is None or all(
-        layout.split(m) is None or layout.split(m)[0] != cut[0]
+        layout.split(m) is None or layout.cut_of(m)[0] != cut[0]
         for m in marks[k + 1 :]
     )
 

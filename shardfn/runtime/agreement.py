@@ -185,4 +185,4 @@ def _is_plain(x: Any) -> bool:
 
 def _digest(x: torch.Tensor) -> str:
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy()).hexdigest()
+    return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).hexdigest()

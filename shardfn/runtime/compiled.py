@@ -30,6 +30,20 @@ from .simulator import simulate
 from .store import Compared
 
 
+def _donation(compiled: Compiled) -> Donation | None:
+    placed, taken = compiled.placed, compiled.placed.donated
+    if not taken:
+        return None
+    others = tuple(i for i in placed.tensors if i not in taken)
+    return Donation(
+        compiled.request.name,
+        taken,
+        others,
+        placed.paths,
+        compiled.captured.closed_over,
+    )
+
+
 @attrs.frozen(eq=False, repr=False)
 class Compiled:
     """A program ready to run. Call it with arguments of its signature.
@@ -50,7 +64,9 @@ class Compiled:
     runner: (
         Runner | None
     )  # None in simulated and fake worlds, where nothing is compiled
-    donation: Donation | None = attrs.field(init=False)  # donates arguments
+    donation: Donation | None = attrs.field(  # donates arguments
+        init=False, default=attrs.Factory(_donation, takes_self=True)
+    )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
     )  # all leaves -> local results
@@ -66,10 +82,6 @@ class Compiled:
     @wrap.default
     def _wrap(self) -> Callable[[list[Any]], Any]:
         return _wrapper(self)
-
-    @donation.default
-    def _donation(self) -> Donation | None:
-        return _donation(self)
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
@@ -221,9 +233,8 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         return _unread(compiled)
     run = compiled.runner
     assert run is not None
-    coords = [
-        torch.tensor(c, device=placed.mesh.device_type) for c in placed.coordinate
-    ]
+    device = placed.mesh.device_type if placed.mesh is not None else None
+    coords = [torch.tensor(c, device=device) for c in placed.coordinate]
     rows = readers(
         compiled.request.name, placed, compiled.captured, [compiled.program]
     )
@@ -326,17 +337,3 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
 def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
     feed = iter(outs)
     return [next(feed) if c is TENSOR else c for c in constants]
-
-
-def _donation(compiled: Compiled) -> Donation | None:
-    placed, taken = compiled.placed, compiled.placed.donated
-    if not taken:
-        return None
-    others = tuple(i for i in placed.tensors if i not in taken)
-    return Donation(
-        compiled.request.name,
-        taken,
-        others,
-        placed.paths,
-        compiled.captured.closed_over,
-    )

@@ -163,7 +163,9 @@ def combine(group: list[Request]) -> list[torch.Tensor]:
 
 
 def _reduced(group: list[Request]) -> torch.Tensor:
-    return ring_reduce([r.value for r in group], REDUCE[group[0].record.op])
+    op = group[0].record.op
+    assert op is not None, f"{group[0].record.kind} reduces nothing"
+    return ring_reduce([r.value for r in group], REDUCE[op])
 
 
 def _all_reduce(group: list[Request]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 @functools.cache
-def sends(target: torch.library.OpOverload) -> bool:
+def sends(target: _compat.OpOverload) -> bool:
     """Whether a call of this op starts a collective."""
     if target.namespace == "_c10d_functional":
         return target is not WAIT  # also ops that we never emit

@@ -1,4 +1,7 @@
-"""cond and while_loop: a branch or a loop as one op, differentiable, with sharded carries."""
+"""cond and while_loop: a branch or a loop as one op, differentiable, with sharded carries.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

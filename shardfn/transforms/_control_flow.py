@@ -1,4 +1,7 @@
-"""Loops and branches as transforms, and the code that their carries share."""
+"""Loops and branches as transforms, and the code that their carries share.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -230,14 +230,17 @@ def branch_dtypes(
 def _joins(yes: Any, no: Any, a: Any, b: Any) -> bool:
     if isinstance(yes, str) and isinstance(no, str):
         return yes == no and (yes in CONSTANTS["numbers"] or a == b)
-    if isinstance(yes, str) or isinstance(no, str):
-        tensor, number = (no, yes) if isinstance(yes, str) else (yes, no)
-        return (
-            tensor[0] == ()
-            and number in CONSTANTS["numbers"]
-            and _holds(tensor[1], number)
-        )
+    if isinstance(yes, str):
+        return _joins_tensor(yes, no)
+    if isinstance(no, str):
+        return _joins_tensor(no, yes)
     return yes == no
+
+
+def _joins_tensor(number: str, tensor: Any) -> bool:
+    """Whether a number of one branch can be the tensor of the other."""
+    shape, dtype = tensor[0], tensor[1]
+    return shape == () and number in CONSTANTS["numbers"] and _holds(dtype, number)
 
 
 def _shown(leaf: Any, constant: Any) -> str:

@@ -60,6 +60,7 @@ class Functional(Transformed):
 
     __signature__: ClassVar[Any] = Shown()
 
+    @_compat.read_by_dynamo
     def inline(
         self, params: Any, buffers: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
@@ -82,11 +83,12 @@ class Functional(Transformed):
         return ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Functional:
-        shadow = copy.deepcopy(self.fn, memo)
+        (shadow,) = copy.deepcopy(self.held, memo)
         pure = PureModule(self.pure.name, shadow, self.pure.hooks)
         return Functional((shadow,), pure, self.names)
 
 
+@_compat.read_by_dynamo
 def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
     """The tree that `PureModule` recorded, with these tensors."""
     kind, what, children = shape

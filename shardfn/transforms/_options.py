@@ -24,6 +24,7 @@ def check_flag(where: str, option: str, x: Any) -> None:
         )
 
 
+@_compat.read_by_dynamo
 def check_function(verb: str, fn: Any, more: str = "") -> None:
     """Check that the function of a transform is callable. `more` names the transform's other
     arguments in the error.

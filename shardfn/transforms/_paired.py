@@ -137,7 +137,9 @@ def zero_like(x: Any) -> Any:
     return type(x)(0) if isinstance(x, NUMBERS) else None
 
 
-def scalar(x: Any, device: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+def scalar(
+    x: Any, device: torch.device | str, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """A number as a tensor without dims."""
     return torch.full((), x, device=device, dtype=dtype)
 

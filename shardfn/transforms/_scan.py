@@ -1,4 +1,7 @@
-"""scan and map: a loop as one op, differentiable, with sharded carries."""
+"""scan and map: a loop as one op, differentiable, with sharded carries.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

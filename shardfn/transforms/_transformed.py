@@ -26,11 +26,13 @@ class Transformed:
         Callable[..., Any]
     ]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
 
+    @_compat.read_by_dynamo
     def __attrs_post_init__(self) -> None:
         if not _compat.is_tracing():  # Dynamo does not read names
             self.__dict__.update(_named_as(self.fn))
 
     @property
+    @_compat.read_by_dynamo
     def fn(self) -> Callable[..., Any]:
         """The function that is transformed."""
         return self.held[0]
@@ -58,6 +60,7 @@ class Transformed:
         """The call that Dynamo traces when this function is called inside another transform."""
         raise NotImplementedError
 
+    @_compat.read_by_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing() or _compat.inside_transform():
             return self.inline(*args, **kwargs)
@@ -80,6 +83,7 @@ class Transformed:
         return self.fn
 
     @property
+    @_compat.read_by_dynamo
     def __name__(self) -> str:
         return f"{self.verb}({name_of(self.fn)})"
 
@@ -149,6 +153,7 @@ def _named_as(fn: Any) -> dict[str, Any]:
     }
 
 
+@_compat.read_by_dynamo
 def name_of(fn: Any) -> str:
     """The name of a function in errors and printed programs."""
     if isinstance(fn, functools.partial):
@@ -156,6 +161,7 @@ def name_of(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
+@_compat.read_by_dynamo
 def innermost(fn: Any) -> Callable[..., Any]:
     """The user's function, whose parameter names errors use."""
     while isinstance(fn, Transformed) and not hasattr(fn, "__signature__"):
@@ -163,6 +169,7 @@ def innermost(fn: Any) -> Callable[..., Any]:
     return fn
 
 
+@_compat.read_by_dynamo
 def parameter_names(fn: Any, count: int) -> tuple[str, ...]:
     """The names of a function's first parameters, as far as Dynamo can read them."""
     inner, skip = innermost(fn), 0

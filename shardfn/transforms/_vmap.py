@@ -1,4 +1,7 @@
-"""vmap: a function of one sample applied to a batch of samples."""
+"""vmap: a function of one sample applied to a batch of samples.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 
@@ -72,18 +75,22 @@ class Vmap(Transformed):
         size: int,
     ) -> Any:
         """(results of all samples, stacked along dim 0; results that all samples share)."""
+        out_dims: Any = (
+            0,
+            None,
+        )  # torch's annotation has no None for a shared result
         if self.axis_name is not None:
             numbers = torch.arange(size, device=axis_names.device())  # (size,)
             named_fn = _Naming(mapped, self.axis_name, size)
             over_samples = torch.func.vmap(
-                named_fn, in_dims=(0, *dims), out_dims=(0, None)
+                named_fn, in_dims=(0, *dims), out_dims=out_dims
             )
             return over_samples(numbers, *tensors)
         if all(d is None for d in dims):
             out, shared = mapped(*tensors)
             stacked = [x.unsqueeze(0).expand(size, *x.shape) for x in out]
             return tuple(stacked), shared
-        over_samples = torch.func.vmap(mapped, in_dims=dims, out_dims=(0, None))
+        over_samples = torch.func.vmap(mapped, in_dims=dims, out_dims=out_dims)
         return over_samples(*tensors)
 
     def asked(self) -> Request:

@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from ...ops import placement
+from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..copying import copied
 from ..drawing import draws
@@ -293,7 +294,7 @@ class _Region:
             return False
         names = frozenset(names_of(node))
         if _is_item(node):
-            return self.is_lost(node.args[0]) and not (
+            return self.is_lost(args_of(node)[0]) and not (
                 names and self.keeps(node, names)
             )
         return not draws(node) and not self.keeps(node, names)

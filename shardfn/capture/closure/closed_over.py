@@ -290,7 +290,7 @@ def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object. A transform's name is left out of the paths of its
     attributes.
     """
-    ours = type(x).__module__.startswith(__package__.partition(".")[0])
+    ours = type(x).__module__.startswith(__name__.partition(".")[0])
     slots = [
         s
         for kind in type(x).__mro__

@@ -29,7 +29,8 @@ WORLD = (
 
 def value_at(path: Path) -> Any:
     """The value at a place. If it does not exist, a list, which is not a constant."""
-    x = root_of(*path[0], None)
+    kind, to = path[0]
+    x = root_of(kind, to, None)
     try:
         for step in path[1:]:
             x = step_to(x, *step)

@@ -96,6 +96,7 @@ def leave(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [x.clone() for x in xs]
 
 
+@_compat.read_by_dynamo
 def region(fn: Callable[..., Any], xs: list[torch.Tensor]) -> Any:
     """One run of a body. The function takes tensors, and returns the results of `leave` in any
     tree. Only inside a traced function.

@@ -249,7 +249,7 @@ class _WithTangents:
         return [*outs[:count], *dots[:floating], *outs[count:], *dots[floating:]]
 
     def pushed(
-        self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+        self, primals: Sequence[torch.Tensor], tangents: tuple[torch.Tensor, ...]
     ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
         """The results of the scan's body, with the tangents of the floating ones."""
         floating = list[bool]()

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from ...ops.loops import Scan, results
+from ...ops.nodes import args_of
 from .trim_loops import copy_node, reached, trim
 
 
@@ -46,7 +47,8 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
     """The scan that a transposed scan belongs to, if it runs on the same values."""
     assert scan.transposes is not None
     consts, carries, _ = scan.transposes
-    rows = node.args[scan.consts + scan.carries :]
+    args = args_of(node)
+    rows = args[scan.consts + scan.carries :]
     if carries:
         candidates = {
             x.all_input_nodes[0]
@@ -54,7 +56,7 @@ def _primal_of(node: torch.fx.Node, scan: Scan) -> torch.fx.Node | None:
             if x.target is operator.getitem
         }
     else:
-        inputs = (*node.args[:consts], *rows)
+        inputs = (*args[:consts], *rows)
         candidates = {user for x in inputs for user in x.users}
     return next((c for c in candidates if _is_primal(c, node, scan)), None)
 
@@ -78,7 +80,7 @@ def _is_primal(candidate: torch.fx.Node, node: torch.fx.Node, scan: Scan) -> boo
         return False
     if candidate.args[:consts] != node.args[:consts]:
         return False
-    rows = node.args[scan.consts + scan.carries :]
+    rows = args_of(node)[scan.consts + scan.carries :]
     own_rows = candidate.args[consts + carries :]
     return (
         _are_stacked_carries(rows[:carries], primal)

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from ...ops.loops import Branch, Scan
+from ...ops.nodes import args_of
 
 
 def trim(graph: torch.fx.Graph) -> None:
@@ -45,7 +46,8 @@ def _trim_scan(
         consts=count(0, scan.consts),
         carries=count(scan.consts, scan.consts + scan.carries),
     )
-    _swap(graph, node, trimmed, [node.args[i] for i in ins], sorted(live))
+    args = args_of(node)
+    _swap(graph, node, trimmed, [args[i] for i in ins], sorted(live))
 
 
 def _live_results(
@@ -88,8 +90,8 @@ def _trim_branch(
         graphs=tuple(_cut(g, ins, outs) for g in branch.graphs),
         consts=len(ins),
     )
-    args = [*(node.args[i] for i in ins), node.args[-1]]
-    _swap(graph, node, trimmed, args, outs)
+    args = args_of(node)
+    _swap(graph, node, trimmed, [*(args[i] for i in ins), args[-1]], outs)
 
 
 def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
@@ -152,4 +154,4 @@ def _swap(
     at = {old: new for new, old in enumerate(outs)}
     for user in list(node.users):
         if user.target is operator.getitem:
-            user.args = (node, at[user.args[1]])
+            user.args = (node, at[args_of(user)[1]])

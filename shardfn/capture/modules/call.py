@@ -341,6 +341,7 @@ class Traced(TorchFunctionMode):
         if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
             return x
         if id(x) not in self.fakes:
+            assert self.mode is not None
             made = self.mode.from_tensor(x)
             self.fakes[id(x)] = (x, made, _compat.version_of(made))
         return self.fakes[id(x)][1]

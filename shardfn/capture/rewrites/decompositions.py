@@ -116,7 +116,9 @@ def _var(
     keepdim: bool = False,
 ) -> torch.Tensor:
     out = _var_mean(x, dim, correction=correction, keepdim=keepdim)
-    return out if out is NotImplemented else out[0]
+    if out is NotImplemented:
+        return NotImplemented
+    return out[0]
 
 
 def _count(x: torch.Tensor, dim: list[int] | None) -> int:

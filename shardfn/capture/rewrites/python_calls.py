@@ -3,6 +3,8 @@
 torch raises an error for a negative variance, for weights that are negative or sum to zero, and
 for gaps between windows. Here too this is an error if it is known during the capture. A graph
 cannot raise for a value, so then the result and its gradient are NaN.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

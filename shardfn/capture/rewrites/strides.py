@@ -10,6 +10,7 @@ import torch
 
 from ...errors import CaptureError, call_site
 from ...ops import placement
+from ...ops.nodes import args_of
 from ..views import viewed
 
 
@@ -58,7 +59,7 @@ def refuse_unstrided(
 
 aten = torch.ops.aten
 # the position of the size among the arguments; strides and storage offset follow
-AS_STRIDED = {
+AS_STRIDED: dict[object, int] = {
     aten.as_strided.default: 1,
     aten.as_strided_copy.default: 1,
     aten.as_strided_scatter.default: 2,
@@ -154,17 +155,17 @@ class Place:
         """
         node = self.owner
         while node.target in PLACING:
-            node = node.args[0]
+            (node, *_) = args_of(node)
         return node
 
     @staticmethod
     def of(node: torch.fx.Node) -> Place:
         """The place of one as_strided."""
-        first = AS_STRIDED[node.target]
-        asked, (size, stride) = node.args[0], node.args[first : first + 2]
-        given = (
-            node.args[first + 2]
-            if len(node.args) > first + 2
+        first, args = AS_STRIDED[node.target], args_of(node)
+        asked, (size, stride) = args[0], args[first : first + 2]
+        given: Any = (
+            args[first + 2]
+            if len(args) > first + 2
             else node.kwargs.get("storage_offset")
         )
         start = asked.meta["val"].storage_offset() if given is None else given

@@ -16,6 +16,7 @@ import torch
 
 from ...errors import CaptureError
 from ...ops import placement, shard_map
+from ...ops.nodes import args_of
 from ...ops.text_formats import print_axes
 from .. import annotations as sources
 from . import varying_control_flow
@@ -24,7 +25,6 @@ from .varying_nodes import (
     PLUMBING,
     REQUIRES_GRAD,
     VIEWS,
-    args_of,
     children_of,
     graphs_of,
     is_checkpoint,
@@ -198,7 +198,7 @@ class Kinds:
             or node.target in RESULT
             or (
                 node.target is operator.getitem
-                and isinstance(self.of.get(node.args[0]), list)
+                and isinstance(self.of.get(args_of(node)[0]), list)
             )
         ):
             return NONE
@@ -244,7 +244,7 @@ class Kinds:
                 made = self.after(
                     x,
                     x.target,
-                    (self.vary(x.args[0], missing), *x.args[1:]),
+                    (self.vary(args_of(x)[0], missing), *x.args[1:]),
                     dict(x.kwargs),
                     x.op,
                 )

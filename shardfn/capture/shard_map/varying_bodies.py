@@ -16,12 +16,12 @@ import torch
 
 from ...errors import CaptureError
 from ...ops import shard_map
+from ...ops.nodes import args_of
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
-from .varying_nodes import args_of
+from .protocols import Axes, Settled, Varying
 
-Axes = frozenset[str]
 NONE: Axes = frozenset()
 
 
@@ -53,20 +53,6 @@ class Body:
         return [x for k, x in enumerate(self.given) if self.entered(k) is None]
 
 
-@attrs.define(eq=False)
-class Settled:
-    """The varying axes on which a control-flow op and its bodies agree."""
-
-    # body -> the varying axes of the values that enter it
-    entering: dict[torch.fx.Node, list[Axes]]
-    leaving: list[Axes]  # the varying axes of the results of a body
-    # (body, argument) -> the varying axes of the closed-over value
-    free: dict[tuple[torch.fx.Node, int], Axes]
-    result: list[Axes]
-    # the varying axes to which the op's lists of arguments are raised
-    brought: dict[int, list[Axes]]
-
-
 def is_wrap(node: torch.fx.Node) -> bool:
     """Whether a node runs a body."""
     return getattr(node.target, "_name", None) == "wrap"
@@ -87,13 +73,13 @@ def ending_of(node: torch.fx.Node) -> torch.fx.Node | None:
     return None
 
 
-def _body(kinds: Any, left: list[torch.fx.Node]) -> Body:
+def _body(kinds: Varying, left: list[torch.fx.Node]) -> Body:
     node = args_of(left[0])[0]
     return Body(node, getattr(kinds.module, args_of(node)[0].target))
 
 
 def _run(
-    kinds: Any, body: Body, entering: list[Axes], free: dict[int, Axes]
+    kinds: Varying, body: Body, entering: list[Axes], free: dict[int, Axes]
 ) -> tuple[list[Axes], dict[int, Axes]]:
     """The varying axes of a body's results, in the order of `leave`, and those that it needs of
     closed-over values.
@@ -119,7 +105,7 @@ def _run(
 
 
 def _fixed(
-    kinds: Any, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
+    kinds: Varying, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
 ) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
     """The fixed point of the varying axes of carries, results and closed-over values."""
     free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
@@ -134,14 +120,14 @@ def _fixed(
 
 
 def _free(
-    body: Body, kinds: Any, free: dict[int, Axes]
+    body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
     return {
         (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
     }
 
 
-def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
+def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = args_of(node)
     body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
     entering = [kinds.flat(x) for x in init]
@@ -156,7 +142,7 @@ def _scan(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
+def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     truth, yes, no = args_of(node)
     floor, bodies = kinds.flat(truth), [_body(kinds, yes), _body(kinds, no)]
     found = [_fixed(kinds, body, [], [], floor) for body in bodies]
@@ -170,7 +156,7 @@ def _cond(kinds: Any, node: torch.fx.Node) -> Settled:
     return Settled(entering={}, leaving=left, free=free, result=left, brought={})
 
 
-def _while(kinds: Any, node: torch.fx.Node) -> Settled:
+def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     go_on, outs, init = args_of(node)
     test, body = _body(kinds, go_on), _body(kinds, outs)
     floor, carry = NONE, [kinds.flat(x) for x in init]
@@ -191,7 +177,7 @@ def _while(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
+def _custom(kinds: Varying, node: torch.fx.Node) -> Settled:
     """The varying axes of a function with a rule of the user's. If any of its values varies
     over an axis, all do.
     """
@@ -220,7 +206,7 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
     )
 
 
-def _run_all(kinds: Any, body: Body) -> Axes:
+def _run_all(kinds: Varying, body: Body) -> Axes:
     """All axes over which any value of a body varies."""
     names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
     if names:
@@ -274,7 +260,7 @@ def _sends(node: torch.fx.Node) -> bool:
     )
 
 
-ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {
+ENDINGS: dict[Any, Callable[[Varying, torch.fx.Node], Settled]] = {
     endings.scan: _scan,
     endings.cond: _cond,
     endings.while_loop: _while,

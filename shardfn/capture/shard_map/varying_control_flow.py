@@ -5,13 +5,13 @@ varying axes on which they agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from ...ops.nodes import args_of
 from ..control_flow import bodies as regions
-from .varying_bodies import ENDINGS, NONE, Axes, Body, Settled, ending_of, is_wrap
-from .varying_nodes import args_of
+from .protocols import Axes, Settled, Varying
+from .varying_bodies import ENDINGS, NONE, Body, ending_of, is_wrap
 
 
 def is_part(node: torch.fx.Node) -> bool:
@@ -23,7 +23,7 @@ def is_part(node: torch.fx.Node) -> bool:
     )
 
 
-def kind(kinds: Any, node: torch.fx.Node) -> list[Axes] | None:
+def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:
     """The varying axes of the results of a node of control flow (see `is_part`). None for any
     other node.
     """
@@ -55,7 +55,7 @@ def _regions_of(enter: torch.fx.Node) -> list[torch.fx.Node]:
     return [w for item in enter.users for w in item.users if is_wrap(w)]
 
 
-def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
+def rewrite(kinds: Varying, node: torch.fx.Node) -> bool:
     """Raise the inputs of a body or a control-flow op to the agreed varying axes. Returns
     whether the node is one of these.
     """
@@ -81,13 +81,13 @@ def rewrite(kinds: Any, node: torch.fx.Node) -> bool:
 
 
 def _varied(
-    kinds: Any, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
+    kinds: Varying, values: Sequence[torch.fx.Node], wanted: Sequence[Axes]
 ) -> list[torch.fx.Node]:
     """The values, made to vary over these axes too."""
     return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
 
 
-def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
+def _vary_arguments(kinds: Varying, ending: torch.fx.Node, agreed: Settled) -> None:
     """Raise the arguments of a control-flow op to the varying axes on which it and its bodies
     agree.
     """
@@ -97,7 +97,7 @@ def _vary_arguments(kinds: Any, ending: torch.fx.Node, agreed: Settled) -> None:
     ending.args = tuple(args)
 
 
-def _vary_region(kinds: Any, node: torch.fx.Node, agreed: Settled) -> None:
+def _vary_region(kinds: Varying, node: torch.fx.Node, agreed: Settled) -> None:
     """Raise the closed-over and the inner values of a body to those varying axes."""
     body = Body(node, getattr(kinds.module, args_of(node)[0].target))
     entered = [body.entered(k) for k in range(len(body.given))]

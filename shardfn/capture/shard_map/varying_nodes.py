@@ -84,15 +84,11 @@ def children_of(
     if node.op != "call_function":
         return []
     found = [
-        getattr(module, x.target, None)
+        getattr(module, str(x.target), None)
         for x in node.all_input_nodes
         if x.op == "get_attr" and "." not in str(x.target)
     ]
     return [x for x in found if isinstance(x, torch.fx.GraphModule)]
-
-
-def args_of(node: torch.fx.Node) -> Any:
-    return node.args
 
 
 def nodes_in(x: Any) -> list[torch.fx.Node]:

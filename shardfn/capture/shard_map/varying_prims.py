@@ -11,9 +11,9 @@ import torch
 
 from ...errors import PlacementError
 from ...ops import shard_map
+from ...ops.nodes import args_of
 from ...ops.text_formats import parse_axes, parse_shards
 from .. import annotations as sources
-from .varying_nodes import args_of
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...ops.loops import loop_of
 from ...types import Marks
 from .. import layout, rules
 from .. import plan as steps
@@ -190,7 +191,7 @@ def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
     graphs = [
         emit(plan, b.coordinates, b.group_names, device) for plan in step.plans
     ]
-    loop = nested.evolved(step.node.target, graphs, len(b.coords))
+    loop = nested.evolved(loop_of(step.node), graphs, len(b.coords))
     node = b.graph.call_function(
         loop,
         (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins)),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import torch
 
 from ...errors import PlacementError
+from ...ops.nodes import args_of
 from ...placements import describe
-from ...types import PENDING, Mark, Marks
+from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout
 from .. import plan as steps
+from ..protocols import Walk
 from . import deferred
 from .values import Value, is_partial
 
@@ -33,7 +35,7 @@ class Inside:
 
     def __init__(
         self,
-        around: Any,
+        around: Walk,
         graph: torch.fx.Graph,
         ins: Sequence[Marks],
         values: Sequence[Value],
@@ -105,7 +107,7 @@ class LoopBody:
     outputs.
     """
 
-    walk: Any  # the walk over the graph that has the loop
+    walk: Walk  # the walk over the graph that has the loop
     node: torch.fx.Node  # the loop
     graph: torch.fx.Graph
     init: Sequence[Value]  # of the carries
@@ -227,7 +229,7 @@ def _is_zeros(value: Value) -> bool:
     return value.fill is not None and value.fill[1] == 0
 
 
-def _first_try(init: Value, walk: Any) -> Marks:
+def _first_try(init: Value, walk: Walk) -> Marks:
     """The first guess for a carry. Zeros are a Partial sum; a step that does more than add to
     it reduces it.
     """
@@ -258,7 +260,7 @@ def _refuse_changed(
     one.
     """
     (output,) = body.graph.find_nodes(op="output")
-    starts = body.node.args[first : first + len(carries)]
+    starts = args_of(body.node)[first : first + len(carries)]
     rows = zip(output.args[0], starts, body.init, carries, left, strict=False)
     for k, (result, start, value, before, after) in enumerate(rows):
         asked = _is_constrained(result) and value.fill is None
@@ -295,7 +297,7 @@ def _changed(
     )
 
 
-def natural(value: Any, axes: Any) -> Marks:
+def natural(value: Value, axes: MeshAxes) -> Marks:
     """A value's placements from propagation, including Partial sums."""
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
@@ -307,7 +309,7 @@ def natural(value: Any, axes: Any) -> Marks:
 
 def plain(marks: Marks) -> Marks:
     """The placements in plain chunks, without units, for a value that re-enters a loop."""
-    return tuple(layout.split(m)[0] if isinstance(m, tuple) else m for m in marks)
+    return tuple(layout.cut_of(m)[0] if isinstance(m, tuple) else m for m in marks)
 
 
 def shifted(mark: Mark, by: int) -> Mark:

@@ -4,6 +4,7 @@ between placements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,19 +95,9 @@ class Chooser:
     def fit(self, call: OpCall, strategy: Choice, placed: Placed) -> Placed | None:
         """Extend the placements of the axes so far by one axis. None if a unit does not fit."""
         sizes = self.axes.sizes
-        ins = [
-            extended(x.shape, marks, mark, sizes)
-            for x, marks, mark in zip(
-                call.ins, placed.ins, strategy[0], strict=True
-            )
-        ]
-        outs = [
-            extended(x.shape, marks, mark, sizes)
-            for x, marks, mark in zip(
-                call.outs, placed.outs, strategy[1], strict=True
-            )
-        ]
-        return None if None in ins or None in outs else Placed(ins, outs)
+        ins = _all_extended(call.ins, placed.ins, strategy[0], sizes)
+        outs = _all_extended(call.outs, placed.outs, strategy[1], sizes)
+        return None if ins is None or outs is None else Placed(ins, outs)
 
     def best(self, node: torch.fx.Node, priced: list[Priced], axis: int) -> Placed:
         """The cheapest of some strategies. Among equals, the one whose result is cheapest for
@@ -228,6 +219,22 @@ class Chooser:
         """The cheapest moves from a slot to a placement, with their cost."""
         shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
         return route(shape, itemsize, slot.marks, marks, self.axes)
+
+
+def _all_extended(
+    tensors: Sequence[torch.Tensor],
+    placed: Sequence[Marks],
+    row: Sequence[Mark],
+    sizes: tuple[int, ...],
+) -> list[Marks] | None:
+    """The placements of some tensors with one more axis; None where one does not fit."""
+    longer: list[Marks] = []
+    for x, marks, mark in zip(tensors, placed, row, strict=True):
+        fitting = extended(x.shape, marks, mark, sizes)
+        if fitting is None:
+            return None
+        longer.append(fitting)
+    return longer
 
 
 def _nbytes(x: torch.Tensor) -> float:

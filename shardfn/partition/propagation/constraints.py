@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import torch
 
 from ...buckets import Wish
 from ...errors import PlacementError
+from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
 from ...placements import P, check_axes
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
-from .values import Value, is_partial, settled
+from ..protocols import Walk
+from .values import Unaligned, Value, is_partial, settled
 
 ADD = torch.ops.aten.add.Tensor
 
 
-@attrs.frozen(eq=False)
-class Unaligned:
-    """A gradient before it is redistributed to the placement of its parameter."""
-
-    value: Value
-    like: torch.fx.Node  # the parameter
-    wish: str
-
-
-def constrain(walk: Any, node: torch.fx.Node) -> None:
+def constrain(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a value to the placements of the user's constraint."""
-    value = walk.values[node.args[0]]
+    constrained_node, text_of_spec = args_of(node)
+    value = walk.values[constrained_node]
     current = settled(value, walk.axes)
     try:
-        marks = constrained(node.args[1], walk.axes, value.fake.shape, current)
+        marks = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         raise PlacementError.of(
-            "constrain", str(error), fix=fix, source=source, placements=node.args[1]
+            "constrain", str(error), fix=fix, source=source, placements=text_of_spec
         ) from None
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)
 
 
-def align(walk: Any, node: torch.fx.Node) -> None:
+def align(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a gradient to the placements of its parameter, unless it stays Partial until
     the end of its loop.
     """
-    gradient, parameter, wish = node.args
+    gradient, parameter, wish = args_of(node)
     value = walk.values[gradient]
     slots = value.readable(node.meta["phase"])
     if node in walk.later and slots and is_partial(slots[0].marks):
@@ -58,7 +51,7 @@ def align(walk: Any, node: torch.fx.Node) -> None:
 
 
 def align_to(
-    walk: Any,
+    walk: Walk,
     node: torch.fx.Node,
     value: Value,
     parameter: torch.fx.Node,
@@ -92,16 +85,18 @@ def align_to(
         )
 
 
-def add_unaligned(walk: Any, node: torch.fx.Node) -> bool:
+def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:
     """Add two gradients of one parameter before they are reduced, if nothing else reads them.
     Returns whether the op is such a sum.
     """
     terms = node.all_input_nodes
-    parts = [walk.unaligned.get(term) for term in terms]
     is_sum = node.target is ADD and len(terms) == 2 and not node.kwargs
     if not is_sum or any(len(term.users) > 1 for term in terms):
         return False
-    if None in parts or parts[0].like is not parts[1].like:
+    if any(term not in walk.unaligned for term in terms):
+        return False
+    parts = [walk.unaligned[term] for term in terms]
+    if parts[0].like is not parts[1].like:
         return False
     for term, part in zip(terms, parts, strict=True):
         walk.values[term] = part.value
@@ -140,18 +135,18 @@ def constrained(
             )
             if name in entry or kept:
                 marks[k] = dim
-    return layout.canonical(shape, marks, axes.sizes)
+    return layout.fitted(shape, marks, axes.sizes)
 
 
 def aligned(
     shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
 ) -> Marks:
     """The placements of `like` where its dims have the same size; replicated elsewhere."""
-    plain = [m if isinstance(m, str) else layout.split(m)[0] for m in wanted]
+    plain = [m if isinstance(m, str) else layout.cut_of(m)[0] for m in wanted]
     marks = [
         "R"
         if m in PENDING or (not isinstance(m, str) and shape[m] != like[m])
         else m
         for m in plain
     ]
-    return layout.canonical(shape, marks, axes.sizes)
+    return layout.fitted(shape, marks, axes.sizes)

@@ -5,11 +5,12 @@ once, after the loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from ...ops.nodes import args_of
 from ...types import PENDING, Marks
+from ..protocols import Walk
 from .constraints import aligned
 
 ALIGN = "prim_align"
@@ -87,7 +88,7 @@ def _only_added(carry: torch.fx.Node, result: torch.fx.Node) -> bool:
 
 
 def placements(
-    walk: Any, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
+    walk: Walk, nodes: dict[torch.fx.Node, int], around: dict[torch.fx.Node, Marks]
 ) -> dict[int, Marks]:
     """The placements of each result after the loop: those of the parameters whose gradients it
     holds.
@@ -99,9 +100,10 @@ def placements(
     """
     found: dict[int, Marks] = {}
     for node, k in nodes.items():
-        like = walk.values[node.args[1]]
+        parameter = args_of(node)[1]
+        like = walk.values[parameter]
         wanted = (
-            around.get(node.args[1])
+            around.get(parameter)
             or next(iter(like.slots), None)
             or ("R",) * len(walk.axes.sizes)
         )

@@ -11,6 +11,7 @@ import torch
 from ... import _compat
 from ...types import PENDING, Marks
 from .. import rules
+from ..protocols import Prices
 from ..redistribute import local_bytes, mark_price
 from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall
@@ -22,7 +23,7 @@ FEW = 4  # the number of readers considered
 class Ahead:
     """The costs of the readers of a Program's values."""
 
-    def __init__(self, walk: Any) -> None:
+    def __init__(self, walk: Prices) -> None:
         self.walk = walk
         self.known: dict[
             torch.fx.Node, list[tuple[Choice, list[torch.fx.Node]]]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from ...types import MEAN, Marks
 from .. import plan
 from ..emission.builder import Builder, Piece
+from ..protocols import Walk
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def as_sums(marks: Marks) -> Marks:
 
 
 def rescaled(
-    walk: Any, node: torch.fx.Node, slot: plan.Slot, marks: Marks
+    walk: Walk, node: torch.fx.Node, slot: plan.Slot, marks: Marks
 ) -> plan.Slot:
     """A slot with its means rescaled to sums, or the other way round. The slot itself if it has
     none.

@@ -20,7 +20,9 @@ def in_units(
     units = {1}
     for mark, slots in zip(choice[0], held, strict=True):
         wanted = layout.split(mark)
-        for slot in slots if wanted else ():
+        if wanted is None:
+            continue
+        for slot in slots:
             cut = layout.split(slot.marks[axis])
             if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
                 units.add(cut[1] // wanted[1])

@@ -57,6 +57,15 @@ class Value:
         ]
 
 
+@attrs.frozen(eq=False)
+class Unaligned:
+    """A gradient before it is redistributed to the placement of its parameter."""
+
+    value: Value
+    like: torch.fx.Node  # the parameter
+    wish: str
+
+
 def is_partial(marks: Marks) -> bool:
     """Whether the placements are Partial on some axis."""
     return any(m in PENDING for m in marks)
@@ -68,7 +77,7 @@ def settled(value: Value, axes: MeshAxes) -> Marks:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))
     plain = tuple(
-        "R" if m in PENDING else layout.split(m)[0] if isinstance(m, tuple) else m
+        "R" if m in PENDING else layout.cut_of(m)[0] if isinstance(m, tuple) else m
         for m in marks
     )
-    return layout.canonical(value.fake.shape, plain, axes.sizes)
+    return layout.fitted(value.fake.shape, plain, axes.sizes)

@@ -14,15 +14,16 @@ import torch
 
 from ...capture import annotations as sources
 from ...ops.loops import Loop
+from ...ops.nodes import args_of
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import made_anywhere, means, refusals, walk_shard_map
 from .choose import Chooser
-from .constraints import Unaligned, add_unaligned, align, constrain
+from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
-from .values import Value, is_partial, settled
+from .values import Unaligned, Value, is_partial, settled
 from .walk_loops import nest
 
 CONSTRAIN = "prim_redistribute"
@@ -168,7 +169,8 @@ class Walk(Chooser):
         if isinstance(node.target, Loop):
             nest(self, node)
         elif op == "getitem":
-            self.values[node] = self.values[node.args[0]][node.args[1]]
+            source, number = args_of(node)
+            self.values[node] = self.values[source][number]
             self.values[node].users = len(node.users)
         elif op == CONSTRAIN:
             constrain(self, node)
@@ -191,7 +193,7 @@ class Walk(Chooser):
             early=False,
             fill=(node, value),
             users=len(node.users),
-            like=self.values.get(node.args[0]) if is_like else None,
+            like=self.values.get(args_of(node)[0]) if is_like else None,
         )
 
     def unmade(self, node: torch.fx.Node, values: list[Value]) -> Value:
@@ -231,7 +233,7 @@ class Walk(Chooser):
         """`after`: a value at each of its placements, but not before another value is
         available.
         """
-        value, token = (self.values[x] for x in node.args)
+        value, token = (self.values[x] for x in args_of(node))
         tokens = token.readable("backward")
         if value.fill is not None or not tokens:
             self.values[node] = value
@@ -347,9 +349,9 @@ class Walk(Chooser):
         for slot, only in list(value.slots.values()):
             if only not in (None, node.meta["phase"]):
                 continue
-            out_marks = [out_mark.get(mark) for mark in slot.marks]
-            if None in out_marks:
+            if any(mark not in out_mark for mark in slot.marks):
                 continue
+            out_marks = [out_mark[mark] for mark in slot.marks]
             shape = call.outs[0].shape
             marks = layout.canonical(shape, out_marks, self.axes.sizes)
             if marks is not None and marks not in result.slots:

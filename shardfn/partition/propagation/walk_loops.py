@@ -5,15 +5,17 @@ point of the carry placements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 import torch
 
-from ...ops.loops import Branch, Loop, Scan, While
-from ...types import PENDING, Marks
+from ...ops.loops import Branch, Loop, Scan, While, loop_of
+from ...ops.nodes import args_of
+from ...types import PENDING, Marks, MeshAxes
 from .. import layout, rules
 from .. import plan as steps
+from ..protocols import Walk
 from .carries import Inside, LoopBody, natural, plain, settle, shifted, stacked
 from .values import Value, is_partial
 
@@ -28,7 +30,7 @@ class Placed(NamedTuple):
     after: dict[int, Marks]  # the placements of some results right after the loop
 
 
-def nest(walk: Any, node: torch.fx.Node) -> None:
+def nest(walk: Walk, node: torch.fx.Node) -> None:
     """Place a loop and its graphs.
 
     Args:
@@ -38,7 +40,7 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
     Raises:
         PlacementError: a carry is constrained to a placement that differs from its initial one.
     """
-    loop, values = node.target, [walk.values[x] for x in node.args]
+    loop, values = loop_of(node), [walk.values[x] for x in args_of(node)]
     placed = PLACE[type(loop)](walk, node, loop, values)
     ins = tuple(
         walk.redistribute(value, marks, node, implicit=True)
@@ -60,7 +62,7 @@ def nest(walk: Any, node: torch.fx.Node) -> None:
 
 
 def _scan(
-    walk: Any, node: torch.fx.Node, scan: Scan, values: list[Value]
+    walk: Walk, node: torch.fx.Node, scan: Scan, values: list[Value]
 ) -> Placed:
     end = scan.consts + scan.carries
     consts = [natural(v, walk.axes) for v in values[: scan.consts]]
@@ -85,7 +87,7 @@ def _scan(
 
 
 def _while(
-    walk: Any, node: torch.fx.Node, loop: While, values: list[Value]
+    walk: Walk, node: torch.fx.Node, loop: While, values: list[Value]
 ) -> Placed:
     test_graph, body_graph = loop.graphs
     consts = [natural(v, walk.axes) for v in values[: loop.consts]]
@@ -103,7 +105,7 @@ def _while(
 
 
 def _branch(
-    walk: Any, node: torch.fx.Node, branch: Branch, values: list[Value]
+    walk: Walk, node: torch.fx.Node, branch: Branch, values: list[Value]
 ) -> Placed:
     *inputs, condition = values
     ins = [natural(v, walk.axes) for v in inputs]
@@ -127,7 +129,7 @@ PLACE: dict[type[Loop], Callable[..., Placed]] = {
 }
 
 
-def _replicated(walk: Any) -> Marks:
+def _replicated(walk: Walk) -> Marks:
     return ("R",) * len(walk.axes.sizes)
 
 
@@ -164,7 +166,7 @@ def _reduced_to(marks: Marks, result: Value, inner: Inside, first: int) -> Marks
     return marks
 
 
-def _agreed(walk: Any, yes: Value, no: Value) -> Marks:
+def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:
     """One placement for a result of two branches. If it is Partial in both, it stays Partial
     and is reduced once, after the cond.
     """
@@ -185,12 +187,13 @@ def _like_other(constant: Value, other: Value, marks: Marks) -> Marks:
     """The placements of a result that is constant in one branch: those of the other branch, if
     the constant can have them.
     """
+    assert constant.fill is not None
     number = constant.fill[1]
     fits = other.fill is None and all(rules.fill_fits(number, m) for m in marks)
     return plain(marks) if fits else _without_partial(marks)
 
 
-def _leaving(value: Value, axes: Any) -> Marks:
+def _leaving(value: Value, axes: MeshAxes) -> Marks:
     """A result of a branch at its placements from propagation, or reduced if the branch also
     has it reduced.
     """

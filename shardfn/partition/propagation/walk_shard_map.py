@@ -15,9 +15,11 @@ from typing import Any
 import attrs
 import torch
 
+from ...ops.nodes import args_of
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import PENDING, Mark, Marks
 from .. import layout, plan
+from ..protocols import Walk
 from ..redistribute import Move
 from .values import Value
 
@@ -26,14 +28,16 @@ def _constants(node: torch.fx.Node) -> tuple[Any, ...]:
     return node.args[1:]
 
 
-def visit(walk: Any, node: torch.fx.Node, name: str) -> None:
+def visit(walk: Walk, node: torch.fx.Node, name: str) -> None:
     """Place one prim."""
     PRIMS[name](walk, node)
 
 
-def to_local(walk: Any, node: torch.fx.Node) -> None:
+def to_local(walk: Walk, node: torch.fx.Node) -> None:
     cuts = parse_shards(_constants(node)[0])
-    wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
+    wanted: dict[str, Mark] = {
+        name: "R" if dim is None else dim for name, _, dim in cuts
+    }
     value, slot = _brought(
         walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
     )
@@ -52,7 +56,7 @@ def to_local(walk: Any, node: torch.fx.Node) -> None:
     )
 
 
-def from_local(walk: Any, node: torch.fx.Node) -> None:
+def from_local(walk: Walk, node: torch.fx.Node) -> None:
     cuts = [
         (name, dim)
         for name, _, dim in parse_shards(_constants(node)[0])
@@ -71,9 +75,9 @@ def from_local(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, made, value.varies - {name for name, _ in cuts})
 
 
-def vary(walk: Any, node: torch.fx.Node) -> None:
+def vary(walk: Walk, node: torch.fx.Node) -> None:
     axes = parse_axes(_constants(node)[0])
-    value = walk.values[node.args[0]]
+    value = walk.values[args_of(node)[0]]
     if value.fill is not None and not value.slots:
         varies, equal = value.varies.union(axes), value.equal.union(axes)
         walk.values[node] = attrs.evolve(
@@ -95,18 +99,18 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
     )
 
 
-def psum(walk: Any, node: torch.fx.Node) -> None:
+def psum(walk: Walk, node: torch.fx.Node) -> None:
     axes, pending = _constants(node)
     _reduced(walk, node, parse_axes(axes), "sum", pending)
 
 
-def extremum(walk: Any, node: torch.fx.Node) -> None:
+def extremum(walk: Walk, node: torch.fx.Node) -> None:
     axes, kind = _constants(node)
     _reduced(walk, node, parse_axes(axes), kind, False)
 
 
 def _reduced(
-    walk: Any, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
+    walk: Walk, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
 ) -> None:
     value, slot = _brought(
         walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ()
@@ -138,7 +142,7 @@ def _reduced(
         _make(walk, node, whole, varies)
 
 
-def all_gather(walk: Any, node: torch.fx.Node) -> None:
+def all_gather(walk: Walk, node: torch.fx.Node) -> None:
     axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {dim}, ())
     whole = _relabelled(
@@ -151,7 +155,7 @@ def all_gather(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, gathered, value.varies - {axis})
 
 
-def own_piece(walk: Any, node: torch.fx.Node) -> None:
+def own_piece(walk: Walk, node: torch.fx.Node) -> None:
     axis, _, dim = _constants(node)
     value, slot = _brought(walk, node, {axis: dim}, {dim}, ())
     mine = _relabelled(
@@ -160,7 +164,7 @@ def own_piece(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, mine, value.varies | {axis})
 
 
-def all_to_all(walk: Any, node: torch.fx.Node) -> None:
+def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
     axis, n, split, concat = _constants(node)
     value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
     local = value.fake
@@ -191,7 +195,7 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, mine, value.varies | {axis})
 
 
-def ppermute(walk: Any, node: torch.fx.Node) -> None:
+def ppermute(walk: Walk, node: torch.fx.Node) -> None:
     axis, perm = _constants(node)
     pairs = parse_pairs(perm)
     value, slot = _brought(walk, node, {axis: "R"}, (), ())
@@ -206,25 +210,24 @@ def ppermute(walk: Any, node: torch.fx.Node) -> None:
     _make(walk, node, moved, value.varies | {axis})
 
 
-def axis_index(walk: Any, node: torch.fx.Node) -> None:
+def axis_index(walk: Walk, node: torch.fx.Node) -> None:
     slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
     walk.steps.append(plan.Apply(node, (), (slot,)))
-    _make(walk, node, slot, frozenset((node.args[0],)))
+    _make(walk, node, slot, frozenset((args_of(node)[0],)))
 
 
 def _make(
-    walk: Any,
+    walk: Walk,
     node: torch.fx.Node,
     slot: plan.Slot,
     varies: frozenset[str],
     equal: frozenset[str] = frozenset(),
 ) -> None:
     """The result of a prim, at one placement."""
-    slots = {slot.marks: (slot, None)}
     walk.values[node] = Value(
         slot.value,
         early=False,
-        slots=slots,
+        slots={slot.marks: (slot, None)},
         users=len(node.users),
         varies=varies,
         equal=equal,
@@ -232,7 +235,7 @@ def _make(
 
 
 def _relabelled(
-    walk: Any,
+    walk: Walk,
     node: torch.fx.Node,
     slot: plan.Slot,
     fake: torch.Tensor,
@@ -247,7 +250,7 @@ def _relabelled(
 
 
 def _moved(
-    walk: Any, node: torch.fx.Node, slot: plan.Slot, move: Move
+    walk: Walk, node: torch.fx.Node, slot: plan.Slot, move: Move
 ) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
@@ -255,11 +258,11 @@ def _moved(
     return made
 
 
-def _at(walk: Any, marks: Marks, axis: str) -> Mark:
+def _at(walk: Walk, marks: Marks, axis: str) -> Mark:
     return marks[walk.axes.names.index(axis)]
 
 
-def _with(walk: Any, marks: Marks, wanted: dict[str, Mark]) -> Marks:
+def _with(walk: Walk, marks: Marks, wanted: dict[str, Mark]) -> Marks:
     """The placements with others on some axes."""
     return tuple(
         wanted.get(name, mark)
@@ -268,7 +271,7 @@ def _with(walk: Any, marks: Marks, wanted: dict[str, Mark]) -> Marks:
 
 
 def _brought(
-    walk: Any,
+    walk: Walk,
     node: torch.fx.Node,
     wanted: dict[str, Mark],
     dims: Collection[int],
@@ -288,7 +291,7 @@ def _brought(
         pending: the reductions that may stay Partial on other axes.
         alone: whether no other axis may shard those dims.
     """
-    value = walk.values[node.args[0]]
+    value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])
     now: Sequence[Mark] = held[0].marks if held else ["R"] * len(walk.axes.names)
     last = max((walk.axes.names.index(name) for name in wanted), default=-1)
@@ -306,7 +309,7 @@ def _brought(
     return value, walk.redistribute(value, plain, node, implicit=False)
 
 
-PRIMS: dict[str, Callable[[Any, torch.fx.Node], None]] = {
+PRIMS: dict[str, Callable[[Walk, torch.fx.Node], None]] = {
     "prim_to_local": to_local,
     "prim_from_local": from_local,
     "vary": vary,

@@ -90,7 +90,7 @@ class Factors:
         )
         return RuleError.of(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
 
-    def strangers(self, op: torch.library.OpOverload) -> list[str]:
+    def strangers(self, op: _compat.OpOverload) -> list[str]:
         """The mismatches between the mapping and the schema of an op."""
         tensors, returns = (
             len(tensor_arguments(op)),
@@ -152,7 +152,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     return Factors(text, ins, outs, frozenset(whole))
 
 
-def tensor_arguments(op: torch.library.OpOverload) -> list[str]:
+def tensor_arguments(op: _compat.OpOverload) -> list[str]:
     """The names of an op's tensor arguments, including optional ones and lists."""
     return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
 

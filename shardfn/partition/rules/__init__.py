@@ -62,7 +62,7 @@ REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
 
 # an internal op of torch -> the public op of the same arguments, whose registered rule it takes
-PUBLIC = {
+PUBLIC: dict[object, object] = {
     torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default,
     torch.ops.aten._unsafe_index.Tensor: torch.ops.aten.index.Tensor,
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,

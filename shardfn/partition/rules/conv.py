@@ -15,6 +15,7 @@ import torch
 
 from ...types import Mark
 from .. import layout
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -152,7 +153,7 @@ LOCAL_ARGS = {aten.convolution_backward.default: _bias_sizes}
 DECIDED_BY_FIRST = {aten.convolution_backward.default}
 
 
-def _halo(piece: Any, dim: int) -> tuple[int, int]:
+def _halo(piece: Piece, dim: int) -> tuple[int, int]:
     """The halo of a shard along a dim."""
     return next(
         (
@@ -164,11 +165,11 @@ def _halo(piece: Any, dim: int) -> tuple[int, int]:
     )
 
 
-def _has_halo(piece: Any) -> bool:
+def _has_halo(piece: Piece) -> bool:
     return any(any(layout.halo(m)) for m in piece.marks)
 
 
-def _local_padding(padding: Any, x: Any) -> list[int]:
+def _local_padding(padding: Any, x: Piece) -> list[int]:
     """The padding of a local convolution: 0 for a sharded dim, whose halo has the padding."""
     space = range(2, len(x.shape))
     return [
@@ -181,12 +182,12 @@ def _local_padding(padding: Any, x: Any) -> list[int]:
     ]
 
 
-def _local_groups(groups: int, x: Any) -> int:
+def _local_groups(groups: int, x: Piece) -> int:
     return groups * x.local_shape[1] // x.shape[1] if groups > 1 else 1
 
 
 def lower_convolution(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Add the bias to a Partial sum once: on the rank with the first input channels."""
     x, groups = pieces[0], args[8]
@@ -203,7 +204,7 @@ def lower_convolution(
 
 
 def lower_convolution_backward(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """One call computes all gradients, unless there are halos, which differ for each gradient."""
     g, x, weight = pieces
@@ -234,12 +235,12 @@ def lower_convolution_backward(
     ]
 
 
-def _own_shape(piece: Any) -> list[int]:
+def _own_shape(piece: Piece) -> list[int]:
     """The shape without the halo."""
     return [n - sum(_halo(piece, d)) for d, n in enumerate(piece.local_shape)]
 
 
-def _without_halo(b: Any, piece: Any) -> Any:
+def _without_halo(b: Builder, piece: Piece) -> Any:
     """The rows that are this rank's own."""
     node = piece.node
     for d in range(2, len(piece.shape)):
@@ -251,7 +252,7 @@ def _without_halo(b: Any, piece: Any) -> Any:
     return b.restride(node, piece.shape, piece.stride)
 
 
-def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
+def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
     """A transposed convolution over the chunk of g and its halo, sliced to this rank's part."""
     padding, more, sizes = [], [], _own_shape(x)[2:]
     for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
@@ -283,7 +284,7 @@ def _input_gradient(b: Any, args: list[Any], g: Any, x: Any) -> Any:
     return b.restride(node, x.shape, x.stride)
 
 
-def _weight_gradient(b: Any, args: list[Any], own: Any, x: Any) -> Any:
+def _weight_gradient(b: Builder, args: list[Any], own: Any, x: Piece) -> Any:
     """The weight gradient from this rank's rows of g and the input with its halo."""
     padding, mask = _local_padding(args[5], x), [False, True, False]
     out = b.call(

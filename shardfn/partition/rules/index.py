@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
@@ -240,7 +241,7 @@ TABLE: dict[object, Rule] = {
 }
 
 
-def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
+def _hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     """(a mask of the indices inside this rank's shard of the table, the indices relative to its
     start).
     """
@@ -251,7 +252,7 @@ def _hits(b: Any, table: Any, dim: int, index: Any) -> tuple[Any, Any]:
 
 
 def lower_embedding(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Looks up in the local shard, with zeros for rows of other ranks."""
     if not pieces[0].cuts(0):
@@ -269,7 +270,7 @@ def lower_embedding(
 
 
 def lower_gather(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Gathers from the local shard, with zeros for elements of other ranks."""
     dim = args[1] % max(len(pieces[0].shape), 1)
@@ -284,7 +285,7 @@ def lower_gather(
     )
 
 
-def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
+def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
     """The arguments with a contiguous copy of the index if the index is smaller than the table
     in a dim other than `dim`.
 
@@ -301,7 +302,7 @@ def _with_own_index(b: Any, args: list[Any]) -> list[Any]:
 
 
 def lower_scatter_reduce(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """The op itself."""
     return b.call(aten.scatter_reduce.two, *_with_own_index(b, args), **kwargs)
@@ -311,7 +312,7 @@ def lower_scatter(target: Any) -> Any:
     """Indices outside of the shard go to one extra slot, which is sliced off again."""
 
     def lower(
-        b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
     ) -> Any:
         table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
         args = _with_own_index(b, args)

@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from .. import layout
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def _adaptive_windows(x: torch.Tensor, y: torch.Tensor, first: int) -> list[int]
 TABLE: dict[object, Rule] = dict.fromkeys((*POOLS, *ADAPTIVE), pool)
 
 
-def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
+def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any:
     """Convert flat indices into a rank's local image to indices into the global image, or back."""
     dims = range(len(x.shape) - space, len(x.shape))
     if not any(x.cuts(d) for d in dims):
@@ -118,7 +119,11 @@ def _moved(b: Any, index: Any, x: Any, space: int, to_global: bool) -> Any:
 
 
 def lower_max(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+    b: Builder,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    pieces: list[Piece],
+    target: Any,
 ) -> Any:
     """Max pooling returns indices into the global image."""
     out = b.call(target, *args, **kwargs)
@@ -129,7 +134,11 @@ def lower_max(
 
 
 def lower_max_backward(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+    b: Builder,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    pieces: list[Piece],
+    target: Any,
 ) -> Any:
     """The backward of max pooling takes indices into the local image."""
     args[-1] = _moved(b, args[-1], pieces[1], MAX[target].space, False)
@@ -137,7 +146,11 @@ def lower_max_backward(
 
 
 def lower_adaptive(
-    b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any], target: Any
+    b: Builder,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    pieces: list[Piece],
+    target: Any,
 ) -> Any:
     """The sizes of the result are an argument: a rank passes its local ones."""
     (x,), space = pieces, ADAPTIVE[target].space

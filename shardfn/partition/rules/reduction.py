@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
@@ -142,7 +143,7 @@ def lower_median(target: Any) -> Any:
     """
 
     def lower(
-        b: Any, args: list[Any], kwargs: dict[str, Any], pieces: list[Any]
+        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
     ) -> Any:
         value = args[0].meta["val"]
         repeats = value.dim() > 0 and value.stride(args[1]) == 0

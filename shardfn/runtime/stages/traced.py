@@ -138,23 +138,22 @@ class Traced:
         )
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in coordinates_here(self.placed)}
-        programs, agreed = (
-            dict.fromkeys(kinds.values()),
-            passes.agenda(chosen, self.request.name),
-        )
+        programs: dict[tuple[Any, ...], LocalProgram] = {}
+        agreed = passes.agenda(chosen, self.request.name)
         if agreed.plan.leaves:
             log.info("%s", agreed.plan)
             _compat.trace_artifact("shardfn_bucket_plan", str(agreed.plan))
         for coordinate, size in kinds.items():
-            programs[size] = programs[size] or local_program(
-                self.request.name,
-                self.program,
-                self.placed,
-                chosen,
-                agreed,
-                coordinate,
-                names,
-            )
+            if size not in programs:
+                programs[size] = local_program(
+                    self.request.name,
+                    self.program,
+                    self.placed,
+                    chosen,
+                    agreed,
+                    coordinate,
+                    names,
+                )
         return Lowered(
             self, chosen, agreed, {c: programs[size] for c, size in kinds.items()}
         )

@@ -38,6 +38,12 @@ class Batch:
         return [t for t in self.members if t.wish is not None]
 
     @property
+    def planned(self) -> int:
+        """Which bucket it is of the given plan that it follows."""
+        assert self.wanted is not None, f"batch {self.index} follows no given plan"
+        return self.wanted
+
+    @property
     def reduces(self) -> bool:
         return self.members[0].reduces
 
@@ -83,7 +89,7 @@ def follow(
     """
     listed = list(batches)
     for slots in _slots(batches):
-        wanted = sorted((batches[i] for i in slots), key=lambda b: b.wanted)
+        wanted = sorted((batches[i] for i in slots), key=lambda b: b.planned)
         for i, batch in zip(slots, wanted, strict=True):
             listed[i] = batch
             sort_leaves(batch, lambda t: places[t.key])

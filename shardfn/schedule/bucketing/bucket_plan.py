@@ -44,7 +44,7 @@ def numbered(levels: Sequence[Level]) -> Numbers:
     planned = [i for i, (_, b) in enumerate(pairs) if b.wanted is not None]
     if len({pairs[i][1].wanted for i in planned}) == len(planned):
         wanted = sorted(
-            (pairs[i] for i in planned), key=lambda pair: pair[1].wanted
+            (pairs[i] for i in planned), key=lambda pair: pair[1].planned
         )
         for i, pair in zip(planned, wanted, strict=True):
             pairs[i] = pair

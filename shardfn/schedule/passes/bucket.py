@@ -14,6 +14,7 @@ import torch
 
 from ...capture.copying import copied
 from ...collectives import COLLECTIVES, implement
+from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401
 from ..agenda import Agenda
 from ..order import ordered
@@ -81,7 +82,7 @@ def join(
             node.meta["collective"], bucket=number
         )
     first = starts[0]
-    own_dtype = first.args[0].meta["val"].dtype
+    own_dtype: torch.dtype = args_of(first)[0].meta["val"].dtype
     dtype = agenda.dtypes.get(index, own_dtype)
     if len(starts) == 1 and dtype == own_dtype:
         return {}
@@ -146,7 +147,7 @@ def _unpacked(
         size = packing.received(part, n)
         result = packing.unpack(pack, wait, offset, size, n)
         result = pack.viewed(result, list(old.meta["val"].shape))
-        result = pack.cast(result, start.args[0].meta["val"].dtype)
+        result = pack.cast(result, args_of(start)[0].meta["val"].dtype)
         result.meta.update(
             {key: old.meta[key] for key in ("type", "moved") if key in old.meta}
         )
@@ -260,10 +261,10 @@ class _Packing:
 
     def ranks(self, start: torch.fx.Node) -> int:
         """The number of ranks of the group, if packing depends on it."""
-        return 1 if self.ranks_at is None else start.args[self.ranks_at]
+        return 1 if self.ranks_at is None else args_of(start)[self.ranks_at]
 
     def payload(self, start: torch.fx.Node) -> torch.fx.Node:
-        x = start.args[0]
+        x = args_of(start)[0]
         return _unviewed(x) if self.any_shape else x
 
     def received(self, part: torch.fx.Node, n: int) -> int:

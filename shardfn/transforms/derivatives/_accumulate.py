@@ -1,4 +1,7 @@
-"""accumulate: apply a function to several microbatches in turn, and reduce the gradients once."""
+"""accumulate: apply a function to several microbatches in turn, and reduce the gradients once.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """bucketed_grad: value_and_grad whose gradient reductions are sent in buckets, overlapped with
 the backward.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

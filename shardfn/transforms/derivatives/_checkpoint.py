@@ -1,4 +1,7 @@
-"""checkpoint: a function whose backward recomputes intermediate values instead of saving them."""
+"""checkpoint: a function whose backward recomputes intermediate values instead of saving them.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The common base of custom_vjp and custom_jvp: functions with derivatives of their own."""
+"""The common base of custom_vjp and custom_jvp: functions with derivatives of their own.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""custom_jvp: functions whose forward-mode derivative the user writes."""
+"""custom_jvp: functions whose forward-mode derivative the user writes.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

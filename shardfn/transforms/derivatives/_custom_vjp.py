@@ -1,4 +1,7 @@
-"""custom_vjp: functions whose reverse-mode derivative the user writes."""
+"""custom_vjp: functions whose reverse-mode derivative the user writes.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

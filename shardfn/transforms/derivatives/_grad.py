@@ -1,4 +1,7 @@
-"""grad and value_and_grad: reverse-mode derivatives of scalar functions of trees."""
+"""grad and value_and_grad: reverse-mode derivatives of scalar functions of trees.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

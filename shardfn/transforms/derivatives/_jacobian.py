@@ -1,4 +1,7 @@
-"""jacrev, jacfwd and hessian: the derivatives of every result with respect to every argument."""
+"""jacrev, jacfwd and hessian: the derivatives of every result with respect to every argument.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from ...capture import annotations as sources
 from ...capture.checkpoint.recompute import names_of, owner_of, residuals
 from ...capture.printing import tensor_type
 from ...errors import CaptureError
+from ...ops.nodes import args_of
 from ...runtime import Request
 from ...types import Program
 from .._transformed import Transformed, innermost, name_of
@@ -102,6 +103,7 @@ class _Backward(Transformed):
     verb: ClassVar[str] = "saved_residuals"
     held: tuple[Callable[..., Any]]
 
+    @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         leaves = _tree.quick_leaves(args)
         numbers = [
@@ -225,7 +227,7 @@ def _named(names: tuple[str, ...]) -> str:
 
 def _output(node: torch.fx.Node) -> str:
     if getattr(node.target, "__name__", None) == "getitem":
-        made, number = node.args
+        made, number = args_of(node)
         return f"output {number} of {_op(made)}"
     return f"output of {_op(node)}"
 

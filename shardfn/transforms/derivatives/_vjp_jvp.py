@@ -1,4 +1,7 @@
-"""jvp, vjp and linearize: a function's value at a point, and its linear map there."""
+"""jvp, vjp and linearize: a function's value at a point, and its linear map there.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

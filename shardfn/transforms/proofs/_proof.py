@@ -149,11 +149,12 @@ def _sum_of_squares(
 
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         args, kwargs = filled(empty, iter(tensors))
-        return sum(
+        squares = [
             (x * x).sum()
             for x in tensors_of(target(*args, **kwargs))
             if x.is_floating_point()
-        )
+        ]
+        return sum(squares[1:], start=squares[0])
 
     return loss
 

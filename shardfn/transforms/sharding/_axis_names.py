@@ -1,4 +1,7 @@
-"""The axis names of a collective: each stands for a mesh axis or for the mapped dim of a vmap."""
+"""The axis names of a collective: each stands for a mesh axis or for the mapped dim of a vmap.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

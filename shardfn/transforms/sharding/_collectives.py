@@ -1,5 +1,7 @@
 """Collectives by axis name, for per-rank code in shard_map and for samples in
 vmap(axis_name=...).
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""constrain: a sharding constraint on a value inside a function."""
+"""constrain: a sharding constraint on a value inside a function.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

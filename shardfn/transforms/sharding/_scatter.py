@@ -1,5 +1,7 @@
 """Collectives with a different result on each rank or sample: psum_scatter, all_to_all,
 ppermute.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""shard: the partitioning transform."""
+"""shard: the partitioning transform.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """shard_map: per-rank code with explicit collectives, inside a program of global tensors or on
 its own.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""What the readers of one graph of per-rank code tell each other: which values vary over which
+mesh axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+Axes = frozenset[str]
+
+
+@attrs.define(eq=False)
+class Settled:
+    """What an ending and its regions agree on."""
+
+    # region -> the kinds of what enters it
+    entering: dict[torch.fx.Node, list[Axes]]
+    leaving: list[Axes]  # the kinds of what a region returns
+    # (region, argument) -> the kind of what is closed over
+    free: dict[tuple[torch.fx.Node, int], Axes]
+    result: list[Axes]
+    # which lists of the ending's arguments are brought to which kinds
+    brought: dict[int, list[Axes]]
+
+
+class Varying(Protocol):
+    """Over which mesh axes each value of one graph varies."""
+
+    module: torch.fx.GraphModule
+    asked: set[torch.fx.Node]  # values that some op needs as varying
+    known: dict[torch.fx.Node, Settled]  # of the endings
+    leaving: list[Axes]  # in a region: of what it returns
+
+    def __init__(self, module: torch.fx.GraphModule) -> None: ...
+
+    def settle(self, inputs: Sequence[Axes]) -> None:
+        """Find the axes of all values, then change the graph."""
+        ...
+
+    def ask(self) -> list[torch.fx.Node]:
+        """Note which values some op needs as varying; returns the ops."""
+        ...
+
+    def result(self, inputs: Sequence[Axes]) -> Any:
+        """Find the axes of all values; returns those of the result."""
+        ...
+
+    def flat(self, x: Any) -> Axes:
+        """All axes over which something in an argument varies."""
+        ...
+
+    def needs(self, node: torch.fx.Node) -> Axes:
+        """The axes over which all that a node reads has to vary."""
+        ...
+
+    def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
+        """The value as one that varies over these axes too."""
+        ...

@@ -1,0 +1,14 @@
+"""Nodes of a graph as those read them who know the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def args_of(node: torch.fx.Node) -> tuple[Any, ...]:
+    """The arguments of a node, each of the type that its op gives it: torch's annotation only
+    says that a node may have any argument that fx can hold.
+    """
+    return node.args

@@ -1,0 +1,80 @@
+"""What the parts of sharding propagation see of the walk that they are a part of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import torch
+
+from ..types import Mark, Marks, MeshAxes
+from . import plan
+from .propagation.values import Unaligned, Value
+
+
+class Prices(Protocol):
+    """What the redistribution of a value costs."""
+
+    axes: MeshAxes
+    name: str  # of the program, for errors
+    # a Value for each node; for an op with several results a list of them
+    values: dict[torch.fx.Node, Any]
+
+    def weight(self, value: Value, slots: list[plan.Slot], axis: int) -> float:
+        """What a byte of a value counts."""
+        ...
+
+    def input_price(
+        self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
+    ) -> float:
+        """What it costs to have one input at a placement on one axis."""
+        ...
+
+
+class Walk(Prices, Protocol):
+    """One walk over a graph: the values so far, and the steps that made them."""
+
+    unaligned: dict[torch.fx.Node, Unaligned]
+    gradients: dict[torch.fx.Node, plan.Gradient]
+    later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
+    steps: list[plan.Step]
+
+    def fresh(self) -> Walk:
+        """A walk over another graph of the same program."""
+        ...
+
+    def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
+        """A new slot."""
+        ...
+
+    def enter(
+        self, node: torch.fx.Node, marks: Marks, unreduced: str | None
+    ) -> plan.Slot:
+        """The slot of an input."""
+        ...
+
+    def visit(self, node: torch.fx.Node) -> None:
+        """Place the result of one node."""
+        ...
+
+    def apply(self, node: torch.fx.Node) -> None:
+        """Place an op by the cheapest strategy of its sharding rule."""
+        ...
+
+    def place_as(self, node: torch.fx.Node, value: Value, slot: plan.Slot) -> None:
+        """A prim's result is its argument, at one placement."""
+        ...
+
+    def valued(self, slot: plan.Slot, varies: frozenset[str]) -> Value:
+        """A new value, at one placement."""
+        ...
+
+    def redistribute(
+        self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool
+    ) -> plan.Slot:
+        """The value at a placement."""
+        ...
+
+    def reaches(self, value: Value, marks: Marks) -> bool:
+        """Whether a value can have a placement."""
+        ...
