@@ -59,6 +59,8 @@ REGISTRIES = (
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
+    State("ops.prims", "PRIMS", "the prims of per-rank code, by op"),
+    State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
     State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
     State("collectives", "MOVES", "the same, by step of a redistribution"),
     State(

@@ -14,7 +14,7 @@ import torch
 
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError, problem
-from ..ops import higher_order, placement, shard_map
+from ..ops import higher_order, placement
 from ..types import CONSTANTS, TENSOR, Program
 from . import annotations as sources
 from .closure import closed_over
@@ -87,7 +87,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph; says where and what to do.
     """
-    for part in (placement, endings, shard_map):
+    for part in (placement, endings):
         part.install()
     mode = _compat.fake_mode()
     handled = sys.exception()  # the user may be calling from an `except`

@@ -13,6 +13,7 @@ from .. import _compat
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
 from ..collectives import MOVES
+from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
 from ..partition.payload import nbytes
@@ -25,10 +26,6 @@ ON_BEHALF = {  # who asks, where it is no op
     "prim_redistribute": "constrain",
     "prim_align": "gradient",
     "output": "result",
-    "prim_to_local": "shard_map",
-    "prim_from_local": "shard_map",
-    "extremum": "pmax or pmin",
-    "own_piece": "psum_scatter",
 }
 NO_RULE, NO_CHOICE, CHEAPEST = (
     "it has no rule",
@@ -211,6 +208,8 @@ def _weighed_for(
 
 def _op_of(node: torch.fx.Node) -> str:
     """The op that asks for a transfer, by its name or by what it stands for."""
+    if node.target in PRIMS and PRIMS[node.target].public:
+        return PRIMS[node.target].public
     name = getattr(node.target, "_opname", node.op)
     return ON_BEHALF.get(name, str(node.target))
 

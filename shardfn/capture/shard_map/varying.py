@@ -17,9 +17,10 @@ import torch
 
 from ...errors import CaptureError, problem
 from ...ops import placement, shard_map
+from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import print_axes
 from .. import annotations as sources
-from . import varying_control_flow
+from . import varying_control_flow, varying_prims
 from .varying_nodes import (
     BACKWARD,
     PLUMBING,
@@ -34,9 +35,7 @@ from .varying_nodes import (
     root_of,
     written_by,
 )
-from .varying_prims import NEEDED, RESULT
 
-Axes = frozenset[str]
 NONE: Axes = frozenset()
 
 
@@ -52,9 +51,7 @@ def settle(python: torch.fx.GraphModule, name: str) -> None:
         CaptureError: a collective inside a branch or a loop.
     """
     if any(
-        node.target in shard_map.PRIMS
-        for graph in graphs_of(python)
-        for node in graph.nodes
+        node.target in CALLS for graph in graphs_of(python) for node in graph.nodes
     ):
         _refuse_inside(python, name)
         Kinds(python).settle([])
@@ -71,7 +68,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
                 n
                 for graph in graphs_of(child)
                 for n in graph.nodes
-                if n.target in shard_map.PRIMS
+                if n.target in CALLS
             ]
             if inside:
                 source = sources.line_of(inside[0].meta.get("stack_trace"))
@@ -168,8 +165,8 @@ class Kinds:
         target, args = node.target, args_of(node)
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
-        if target in RESULT:
-            return RESULT[target](self, node)
+        if target in CALLS:
+            return varying_prims.result(self, node)
         if target is placement.align:
             return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
         if getattr(target, "__name__", "") in BACKWARD:
@@ -188,8 +185,8 @@ class Kinds:
 
     def needs(self, node: torch.fx.Node) -> Axes:
         """The axes over which all that a node reads has to vary."""
-        if node.target in NEEDED:
-            return NEEDED[node.target](node)
+        if node.target in CALLS:
+            return varying_prims.needed(node)
         if varying_control_flow.is_part(node):
             return NONE
         apart = (
@@ -197,13 +194,9 @@ class Kinds:
             or is_checkpoint(node)
             or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
         )
-        if (
-            apart
-            or node.target in RESULT
-            or (
-                node.target is operator.getitem
-                and isinstance(self.of.get(node.args[0]), list)
-            )
+        if apart or (
+            node.target is operator.getitem
+            and isinstance(self.of.get(node.args[0]), list)
         ):
             return NONE
         return self.flat((node.args, node.kwargs))
@@ -313,8 +306,8 @@ class Kinds:
         born = (
             NONE
             if node.op == "placeholder"
-            else RESULT[node.target](self, node)
-            if node.target in RESULT
+            else varying_prims.result(self, node)
+            if node.target in CALLS
             else self.flat(node.args)
         )
         if missing := axes - born:

@@ -15,13 +15,12 @@ import attrs
 import torch
 
 from ...errors import CaptureError, problem
-from ...ops import shard_map
+from ...ops.prims import CALLS, Axes
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
 from .varying_nodes import args_of
 
-Axes = frozenset[str]
 NONE: Axes = frozenset()
 
 
@@ -224,7 +223,7 @@ def _custom(kinds: Any, node: torch.fx.Node) -> Settled:
 
 def _run_all(kinds: Any, body: Body) -> Axes:
     """All axes over which something in a region varies, whatever enters it."""
-    names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
+    names = [n for n in body.graph.graph.nodes if n.target in CALLS]
     if names:
         source = sources.line_of(names[0].meta.get("stack_trace"))
         fix = "the collective before or after it"
@@ -273,10 +272,7 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
 
 
 def _sends(node: torch.fx.Node) -> bool:
-    return node.target in shard_map.PRIMS and node.target not in (
-        shard_map.vary,
-        shard_map.axis_index,
-    )
+    return node.target in CALLS and CALLS[node.target].communicates
 
 
 ENDINGS: dict[Any, Callable[[Any, torch.fx.Node], Settled]] = {

@@ -243,8 +243,8 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         )
     if target in rules.LOCAL_ARGS:
         args = rules.LOCAL_ARGS[target](args, [p.local_shape for p in mine])
-    if target in rules.LOWER:
-        result = rules.LOWER[target](b, args, dict(kwargs), mine)
+    if (lower := rules.lowering(target)) is not None:
+        result = lower(b, args, dict(kwargs), mine)
     elif target in rules.AS_VIEW:
         result = _view(
             b,

@@ -13,6 +13,7 @@ import torch
 
 from ...capture import annotations as sources
 from ...ops.loops import Loop
+from ...ops.prims import PRIMS
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..rule_api.checked import answered
@@ -159,7 +160,6 @@ class Walk(Chooser):
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
-        is_prim = getattr(node.target, "namespace", "") == "shardfn"
         if isinstance(node.target, Loop):
             nest(self, node)
         elif op == "getitem":
@@ -171,8 +171,8 @@ class Walk(Chooser):
             align(self, node)
         elif op == AFTER:
             self.after(node)
-        elif is_prim and op in walk_shard_map.PRIMS:
-            walk_shard_map.visit(self, node, op)
+        elif node.target in PRIMS:
+            walk_shard_map.visit(self, node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             self.values[node] = self.constant(node, value)
         elif not add_unaligned(self, node):

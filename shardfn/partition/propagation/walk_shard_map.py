@@ -8,32 +8,34 @@ after, which is a step that emits nothing (`steps.Relabel`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from ...ops import shard_map
+from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import PENDING, Mark, Marks
 from .. import layout, plan
 from ..redistribute import Move
 from .values import Value
 
-
-def _constants(node: torch.fx.Node) -> tuple[Any, ...]:
-    return node.args[1:]
+NONE: Axes = frozenset()
 
 
-def visit(walk: Any, node: torch.fx.Node, name: str) -> None:
+def visit(walk: Any, node: torch.fx.Node) -> None:
     """Place one prim."""
-    PRIMS[name](walk, node)
+    place = PRIMS[node.target].place
+    assert place is not None, f"{node.target} cannot be placed"
+    place(walk, node)
 
 
 def to_local(walk: Any, node: torch.fx.Node) -> None:
-    cuts = parse_shards(_constants(node)[0])
+    cuts = parse_shards(constants_of(node)[0])
     wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
-    value, slot = _brought(
+    slot = _brought(
         walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
     )
     made = _relabelled(
@@ -43,21 +45,16 @@ def to_local(walk: Any, node: torch.fx.Node) -> None:
         node.meta["val"],
         _with(walk, slot.marks, dict.fromkeys(wanted, "R")),
     )
-    _make(
-        walk,
-        node,
-        made,
-        value.varies | {name for name, _, dim in cuts if dim is not None},
-    )
+    _make(walk, node, made)
 
 
 def from_local(walk: Any, node: torch.fx.Node) -> None:
     cuts = [
         (name, dim)
-        for name, _, dim in parse_shards(_constants(node)[0])
+        for name, _, dim in parse_shards(constants_of(node)[0])
         if dim is not None
     ]
-    value, slot = _brought(
+    slot = _brought(
         walk,
         node,
         dict.fromkeys((name for name, _ in cuts), "R"),
@@ -67,16 +64,19 @@ def from_local(walk: Any, node: torch.fx.Node) -> None:
     made = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts))
     )
-    _make(walk, node, made, value.varies - {name for name, _ in cuts})
+    _make(walk, node, made)
 
 
 def vary(walk: Any, node: torch.fx.Node) -> None:
-    axes = parse_axes(_constants(node)[0])
+    axes = parse_axes(constants_of(node)[0])
     value = walk.values[node.args[0]]
     if value.fill is not None and not value.slots:
-        varies, equal = value.varies.union(axes), value.equal.union(axes)
         walk.values[node] = attrs.evolve(
-            value, users=len(node.users), slots={}, varies=varies, equal=equal
+            value,
+            users=len(node.users),
+            slots={},
+            varies=_varies(walk, node),
+            equal=value.equal.union(axes),
         )
         return
     held = value.readable(node.meta["phase"])
@@ -85,38 +85,33 @@ def vary(walk: Any, node: torch.fx.Node) -> None:
         None,
     )
     marks = marks or _with(walk, held[0].marks, dict.fromkeys(axes, "R"))
-    _make(
-        walk,
-        node,
-        walk.redistribute(value, marks, node, implicit=False),
-        value.varies.union(axes),
-        value.equal.union(axes),
-    )
+    slot = walk.redistribute(value, marks, node, implicit=False)
+    _make(walk, node, slot, value.equal.union(axes))
 
 
 def psum(walk: Any, node: torch.fx.Node) -> None:
-    axes, pending = _constants(node)
+    axes, pending = constants_of(node)
     _reduced(walk, node, parse_axes(axes), "sum", pending)
 
 
 def extremum(walk: Any, node: torch.fx.Node) -> None:
-    axes, kind = _constants(node)
+    axes, kind = constants_of(node)
     _reduced(walk, node, parse_axes(axes), kind, False)
 
 
 def _reduced(
     walk: Any, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
 ) -> None:
-    value, slot = _brought(
+    value = walk.values[node.args[0]]
+    slot = _brought(
         walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ()
     )
-    varies = value.varies.difference(axes)
     if value.equal.issuperset(
         axes
     ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
         made = walk.slot(node.meta["val"], slot.marks)
         walk.steps.append(plan.Apply(node, (slot,), (made,)))
-        _make(walk, node, made, varies, value.equal.difference(axes))
+        _make(walk, node, made, value.equal.difference(axes))
         return
     named = _relabelled(
         walk,
@@ -125,7 +120,7 @@ def _reduced(
         node.meta["val"],
         _with(walk, slot.marks, dict.fromkeys(axes, kind)),
     )
-    _make(walk, node, named, varies)
+    _make(walk, node, named)
     walk.values[node].asked = True
     if not pending:
         whole = walk.redistribute(
@@ -134,35 +129,35 @@ def _reduced(
             node,
             implicit=False,
         )
-        _make(walk, node, whole, varies)
+        _make(walk, node, whole)
 
 
 def all_gather(walk: Any, node: torch.fx.Node) -> None:
-    axis, _, dim = _constants(node)
-    value, slot = _brought(walk, node, {axis: "R"}, {dim}, ())
+    axis, _, dim = constants_of(node)
+    slot = _brought(walk, node, {axis: "R"}, {dim}, ())
     whole = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim})
     )
-    _make(walk, node, whole, value.varies - {axis})
+    _make(walk, node, whole)
     gathered = walk.redistribute(
         walk.values[node], slot.marks, node, implicit=False
     )
-    _make(walk, node, gathered, value.varies - {axis})
+    _make(walk, node, gathered)
 
 
 def own_piece(walk: Any, node: torch.fx.Node) -> None:
-    axis, _, dim = _constants(node)
-    value, slot = _brought(walk, node, {axis: dim}, {dim}, ())
+    axis, _, dim = constants_of(node)
+    slot = _brought(walk, node, {axis: dim}, {dim}, ())
     mine = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"})
     )
-    _make(walk, node, mine, value.varies | {axis})
+    _make(walk, node, mine)
 
 
 def all_to_all(walk: Any, node: torch.fx.Node) -> None:
-    axis, n, split, concat = _constants(node)
-    value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
-    local = value.fake
+    axis, n, split, concat = constants_of(node)
+    slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
+    local = walk.values[node.args[0]].fake
     shape = [
         size * n if d == concat else size for d, size in enumerate(local.shape)
     ]
@@ -187,47 +182,52 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
     mine = _relabelled(
         walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"})
     )
-    _make(walk, node, mine, value.varies | {axis})
+    _make(walk, node, mine)
 
 
 def ppermute(walk: Any, node: torch.fx.Node) -> None:
-    axis, perm = _constants(node)
-    pairs = parse_pairs(perm)
-    value, slot = _brought(walk, node, {axis: "R"}, (), ())
-    moved = _moved(
-        walk,
-        node,
-        slot,
-        Move(
-            "ppermute", walk.axes.names.index(axis), slot.marks, slot.marks, pairs
-        ),
-    )
-    _make(walk, node, moved, value.varies | {axis})
+    axis, perm = constants_of(node)
+    permute(walk, node, axis, parse_pairs(perm))
+
+
+def permute(
+    walk: Any, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, int], ...]
+) -> None:
+    """Place a prim by which the first rank of each pair sends all it has to the second."""
+    k = walk.axes.names.index(axis)
+    slot = _brought(walk, node, {axis: "R"}, (), ())
+    move = Move("ppermute", k, slot.marks, slot.marks, pairs)
+    _make(walk, node, _moved(walk, node, slot, move))
 
 
 def axis_index(walk: Any, node: torch.fx.Node) -> None:
     slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
     walk.steps.append(plan.Apply(node, (), (slot,)))
-    _make(walk, node, slot, frozenset((node.args[0],)))
+    _make(walk, node, slot)
 
 
 def _make(
     walk: Any,
     node: torch.fx.Node,
     slot: plan.Slot,
-    varies: frozenset[str],
-    equal: frozenset[str] = frozenset(),
+    equal: Axes = NONE,
 ) -> None:
-    """The result of a prim, at one placement."""
+    """The result of a prim, at one placement; over the axes `equal` it varies in name only."""
     slots = {slot.marks: (slot, None)}
     walk.values[node] = Value(
         slot.value,
         early=False,
         slots=slots,
         users=len(node.users),
-        varies=varies,
+        varies=_varies(walk, node),
         equal=equal,
     )
+
+
+def _varies(walk: Any, node: torch.fx.Node) -> Axes:
+    """The axes over which the result of a prim varies."""
+    tensors = [walk.values[x].varies for x in node.all_input_nodes]
+    return PRIMS[node.target].varies(node, NONE.union(*tensors))
 
 
 def _relabelled(
@@ -274,7 +274,7 @@ def _brought(
     pending: Collection[str],
     *,
     alone: bool = False,
-) -> tuple[Value, plan.Slot]:
+) -> plan.Slot:
     """The argument of a prim, with the placements wanted on its axes; on other axes as it is,
     as far as that can be.
 
@@ -302,18 +302,16 @@ def _brought(
             marks.append(mark if mark == "R" or mark in pending else "R")
     plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {value.fake.shape}"
-    return value, walk.redistribute(value, plain, node, implicit=False)
+    return walk.redistribute(value, plain, node, implicit=False)
 
 
-PRIMS: dict[str, Callable[[Any, torch.fx.Node], None]] = {
-    "prim_to_local": to_local,
-    "prim_from_local": from_local,
-    "vary": vary,
-    "psum": psum,
-    "extremum": extremum,
-    "all_gather": all_gather,
-    "own_piece": own_piece,
-    "all_to_all": all_to_all,
-    "ppermute": ppermute,
-    "axis_index": axis_index,
-}
+implement(shard_map.to_local, place=to_local)
+implement(shard_map.from_local, place=from_local)
+implement(shard_map.vary, place=vary)
+implement(shard_map.psum, place=psum)
+implement(shard_map.extremum, place=extremum)
+implement(shard_map.all_gather, place=all_gather)
+implement(shard_map.own_piece, place=own_piece)
+implement(shard_map.all_to_all, place=all_to_all)
+implement(shard_map.ppermute, place=ppermute)
+implement(shard_map.axis_index, place=axis_index)

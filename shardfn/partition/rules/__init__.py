@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ...ops.placement import AFTER
+from ...ops.prims import PRIMS
 from ..rule_api import registry
 from ..rule_api.strategy import Rule
 from . import (
@@ -18,7 +22,7 @@ from . import (
     pointwise,
     pool,
     reduction,
-    shard_map,
+    shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
 
@@ -52,7 +56,6 @@ LOWER = {
     **conv.LOWER,
     **pool.LOWER,
     **reduction.LOWER,
-    **shard_map.LOWER,
 }
 REARRANGES = {*view.REARRANGES, AFTER}
 AS_VIEW = view.AS_VIEW
@@ -76,3 +79,8 @@ def find(target: object) -> Rule | None:
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
     )
+
+
+def lowering(target: object) -> Callable[..., Any] | None:
+    """How a rank computes an op; None where that is the op itself."""
+    return PRIMS[target].lower if target in PRIMS else LOWER.get(target)

@@ -75,7 +75,7 @@ def index(name: str, n: int, level: int) -> torch.Tensor:
     """This rank's or sample's number on one axis."""
     device = axis_names.device()
     return (
-        shard_map.axis_index(name, device)
+        shard_map.axis_index(name, torch.device(device))
         if level == axis_names.MESH
         else shard_map.mapped_index(n, level, device)
     )
