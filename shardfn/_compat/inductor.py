@@ -70,43 +70,26 @@ def _lower_pack(xs: Any) -> Any:
     return ir.TensorBox(storage)
 
 
-def _lower_halo(x: Any, before: int, group: str) -> Any:
-    """Inductor's code for `shardfn::halo`: a collective as its own are, so that what is sent
+@functools.cache
+def _lower_collective(op: Any) -> None:
+    """Have Inductor's code start a collective of ours as it starts its own, so that what is sent
     stays as it is until the wait.
     """
     from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
 
-    return ir.TensorBox.create(
-        ir._CollectiveKernel.create_out_of_place(
-            torch.ops.shardfn.halo.default, x, before, group
-        )
-    )
+    def lowered(x: Any, *constants: Any) -> Any:
+        plain = [list(c) if isinstance(c, (list, tuple)) else c for c in constants]
+        kernel = ir._CollectiveKernel.create_out_of_place(op, x, *plain)
+        return ir.TensorBox.create(kernel)
 
-
-def _lower_permute(
-    x: Any, sources: Sequence[int], targets: Sequence[int], group: str
-) -> Any:
-    """Inductor's code for `shardfn::permute`, as that for `halo`."""
-    from torch._inductor import ir
-
-    op = torch.ops.shardfn.permute.default
-    return ir.TensorBox.create(
-        ir._CollectiveKernel.create_out_of_place(
-            op, x, list(sources), list(targets), group
-        )
-    )
+    register_lowering(op, type_promotion_kind=None)(lowered)
 
 
 @functools.cache
-def _register_lowerings() -> None:
+def _register_pack() -> None:
     from torch._inductor.lowering import register_lowering
 
-    register_lowering(torch.ops.shardfn.halo.default, type_promotion_kind=None)(
-        _lower_halo
-    )
-    register_lowering(torch.ops.shardfn.permute.default, type_promotion_kind=None)(
-        _lower_permute
-    )
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
         _lower_pack
     )
@@ -116,6 +99,7 @@ def inductor(
     graph: torch.fx.GraphModule,
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
+    collectives: Sequence[Any],
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
     returns a list.
@@ -124,6 +108,7 @@ def inductor(
         graph: functional ATen, the inputs as placeholders.
         inputs: fake tensors like the inputs.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
+        collectives: the ops of ours that start one.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (
@@ -135,7 +120,9 @@ def inductor(
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    _register_lowerings()
+    _register_pack()
+    for op in collectives:
+        _lower_collective(op)
     mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
     with (
         mode,

@@ -12,7 +12,7 @@ import torch
 from .. import _compat
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
-from ..collectives import MOVES
+from ..collectives import ALL_GATHER
 from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
@@ -125,11 +125,7 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
                 move.perm,
                 step.node.meta.get("phase"),
             )
-            if (
-                move.kind != "slice"
-                and plan.axes.sizes[move.axis] > 1
-                and key not in seen
-            ):
+            if move.sends and plan.axes.sizes[move.axis] > 1 and key not in seen:
                 seen.add(key)
                 yield step, move
 
@@ -180,7 +176,7 @@ def _transfer(
     node = reader.node if reader else step.node
     alternatives = _weighed_for(reader, move, weighed)
     return Transfer(
-        kind=MOVES[move.kind].name,
+        kind=move.kind,
         axis=axes.names[move.axis],
         nbytes=nbytes(source.value.shape, source.value.element_size(), move, axes),
         implicit=step.implicit,
@@ -258,7 +254,7 @@ def _why_whole(
     reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]
 ) -> str | None:
     axis, before = move.axis, move.before[move.axis]
-    if move.kind != "gather" or any(
+    if move.kind != ALL_GATHER or any(
         slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)
     ):
         return None

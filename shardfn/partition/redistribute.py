@@ -14,20 +14,31 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from ..collectives import MOVES
+from ..collectives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    HALO,
+    PARTIAL,
+    REPLICATED,
+    SHARDED,
+    SHARDED_WITH_HALO,
+    STEPS,
+    CollectiveKind,
+)
 from ..types import PENDING, Cost, Mark, Marks, MeshAxes
 from . import layout
 
 EVEN = Cost()
-SLICE_FACTOR = 0.01  # a slice sends nothing, but copies
+SLICE = "slice"  # the step that sends nothing
+SLICE_FACTOR = 0.01  # but copies
 
 
 @attrs.frozen
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo; or ppermute, which is
-    no redistribution.
+    `kind` is the name of a collective, or a slice; a ppermute is no redistribution.
     """
 
     kind: str
@@ -36,6 +47,16 @@ class Move:
     after: Marks
     perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
 
+    @property
+    def sends(self) -> bool:
+        """Whether it communicates."""
+        return self.kind in COLLECTIVES
+
+    @property
+    def collective(self) -> CollectiveKind:
+        """The kind of collective that carries it out; a slice has none."""
+        return COLLECTIVES[self.kind]
+
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
     """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a
@@ -43,30 +64,26 @@ def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
     """
     if n == 1:
         return 0.0
-    if kind == "slice":
+    if kind == SLICE:
         return SLICE_FACTOR / n * nbytes
-    return MOVES[kind].share(n) * nbytes * cost.byte + cost.start
+    return COLLECTIVES[kind].share(n) * nbytes * cost.byte + cost.start
+
+
+def _lies(mark: Mark) -> str:
+    """How a value lies on an axis."""
+    if isinstance(mark, str):
+        return PARTIAL if mark in PENDING else REPLICATED
+    return SHARDED_WITH_HALO if any(layout.halo(mark)) else SHARDED
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
     """The step from one mark to another on one axis, None where there is none."""
-    if src == dst or any(
-        layout.halo(src)
-    ):  # nothing is made of a halo: the value is there without it
+    step = _lies(src), _lies(dst)
+    if src == dst or (
+        step == (SHARDED, SHARDED_WITH_HALO) and src != layout.without_halo(dst)
+    ):
         return None
-    if any(layout.halo(dst)):
-        return "halo" if src == layout.without_halo(dst) else None
-    if src in PENDING:
-        return (
-            "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
-        )
-    if dst in PENDING:
-        return None
-    if src == "R":
-        return "slice"
-    if dst == "R":
-        return "gather"
-    return "all_to_all"
+    return SLICE if step == (REPLICATED, SHARDED) else STEPS.get(step)
 
 
 def mark_price(
@@ -84,23 +101,20 @@ def mark_price(
         return float("inf")
     if any(layout.halo(dst)):
         plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
-        return plain + price(
-            "halo", nbytes * layout.halo_share(shape, dst), n, cost
-        )
+        return plain + price(HALO, nbytes * layout.halo_share(shape, dst), n, cost)
     if (
         not isinstance(src, str)
         and not isinstance(dst, str)
         and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
     ):
-        return price("gather", nbytes, n, cost) + price("slice", nbytes, n, cost)
+        return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
-    # what these two save is spent again where the next op wants the value as it was
-    spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
-    return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (
-        kind in spent
-    )
+    priced_as = COLLECTIVES[kind].priced_as if kind in COLLECTIVES else None
+    if priced_as is None:
+        return price(kind, nbytes, n, cost)
+    return price(priced_as, nbytes, n, cost) + cost.start
 
 
 def local_bytes(
@@ -147,7 +161,7 @@ def _route(
         for move in _moves(shape, marks, dst, axes):
             share = (
                 layout.halo_share(shape, move.after[move.axis])
-                if move.kind == "halo"
+                if move.kind == HALO
                 else 1.0
             )
             step = price(
@@ -175,7 +189,7 @@ def _moves(
         ):
             kind = kind_of(mark, wanted)
             if kind is None or (
-                kind == "all_to_all"
+                kind == ALL_TO_ALL
                 and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
             ):
                 continue

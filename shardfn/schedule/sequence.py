@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from ..collectives import ALL_GATHER
 from ..partition import plan
 from .bucketing.assign import Assignment
 from .bucketing.batches import Batch, reaches
@@ -195,7 +196,7 @@ class _Timing:
     def is_prefetched(self, batch: Batch) -> bool:
         """A gather of what is there from the start."""
         return (
-            batch.members[0].kind == "all_gather"
+            batch.members[0].kind == ALL_GATHER
             and self.ready[batch.index] == 0
             and not batch.depends
         )

@@ -12,10 +12,12 @@ import attrs
 import torch
 
 from ...capture import annotations as sources
+from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.prims import PRIMS
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
+from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import means, refusals, walk_shard_map
@@ -28,9 +30,6 @@ from .walk_loops import nest
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 AFTER = "after"
-# moves whose result takes memory beside the value that it is made of: a checkpointed call makes
-# them again in the backward
-KEPT_TWICE = ("gather", "all_to_all", "halo")
 
 
 def propagate(
@@ -360,7 +359,7 @@ class Walk(Chooser):
         if value.fill is not None:
             return self.fill(value, marks)
         source, moves = self.cheapest(value, marks, phase)
-        reduces = any(move.kind.startswith("reduce") for move in moves)
+        reduces = any(move.sends and move.collective.reduces for move in moves)
         if implicit and value.unreduced and reduces:
             raise refusals.not_reduced(
                 self.name, value.unreduced, node, source.marks, self.axes
@@ -368,8 +367,8 @@ class Walk(Chooser):
         slot = self.slot(value.fake, marks)
         unasked = implicit and not value.asked
         self.steps.append(plan.Redistribute(source, slot, moves, node, unasked))
-        again = _made_again(value, node)
-        only = phase if any(move.kind in again for move in moves) else None
+        again = any(_made_again(move, value, node) for move in moves)
+        only = phase if again else None
         value.slots[marks] = slot, only
         return slot
 
@@ -383,10 +382,10 @@ class Walk(Chooser):
         return slot
 
 
-def _made_again(value: Value, node: torch.fx.Node) -> tuple[str, ...]:
-    """The moves that are made once in the forward and again in the backward, so that their
-    result is not kept in between: of a parameter, and in a checkpointed call.
+def _made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:
+    """Whether a move is made once in the forward and again in the backward, so that its result
+    is not kept in between: of a parameter, and in a checkpointed call.
     """
     if sources.is_checkpointed(node.meta.get("custom") or {}):
-        return KEPT_TWICE
-    return ("gather",) if value.early else ()
+        return move.sends and move.collective.grows
+    return value.early and move.kind == ALL_GATHER

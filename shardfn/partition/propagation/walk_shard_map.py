@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import torch
 
+from ...collectives import ALL_TO_ALL, PPERMUTE
 from ...ops import shard_map
 from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
@@ -173,7 +174,7 @@ def all_to_all(walk: Any, node: torch.fx.Node) -> None:
         node,
         cut,
         Move(
-            "all_to_all",
+            ALL_TO_ALL,
             walk.axes.names.index(axis),
             cut.marks,
             _with(walk, cut.marks, {axis: split}),
@@ -196,7 +197,7 @@ def permute(
     """Place a prim by which the first rank of each pair sends all it has to the second."""
     k = walk.axes.names.index(axis)
     slot = _brought(walk, node, {axis: "R"}, (), ())
-    move = Move("ppermute", k, slot.marks, slot.marks, pairs)
+    move = Move(PPERMUTE, k, slot.marks, slot.marks, pairs)
     _make(walk, node, _moved(walk, node, slot, move))
 
 
