@@ -22,14 +22,12 @@ class Slot:
 
 
 @attrs.frozen(eq=False)
-class Redistribute:
-    """Bring a slot to another placement."""
+class _Change:
+    """One slot made of another, of one global node or on its behalf."""
 
+    node: torch.fx.Node
     source: Slot
     target: Slot
-    moves: tuple[Move, ...]
-    node: torch.fx.Node  # the global node on whose behalf
-    implicit: bool
 
     @property
     def read(self) -> tuple[Slot, ...]:
@@ -41,8 +39,28 @@ class Redistribute:
 
 
 @attrs.frozen(eq=False)
-class Apply:
-    """Run a global node's op on local pieces."""
+class Redistribute(_Change):
+    """Bring a slot to another placement."""
+
+    moves: tuple[Move, ...]
+    implicit: bool
+
+
+@attrs.frozen(eq=False)
+class Relabel(_Change):
+    """Call what a rank holds something else: the whole of which it is a piece, or its own
+    piece, or a term of a sum.
+    """
+
+
+@attrs.frozen(eq=False)
+class Rescale(_Change):
+    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
+
+
+@attrs.frozen(eq=False)
+class _Call:
+    """A global node's op, with the slots that it takes and makes."""
 
     node: torch.fx.Node
     ins: tuple[Slot, ...]
@@ -58,21 +76,15 @@ class Apply:
 
 
 @attrs.frozen(eq=False)
-class Nested:
+class Apply(_Call):
+    """Run a global node's op on local pieces."""
+
+
+@attrs.frozen(eq=False)
+class Nested(_Call):
     """Run a loop or a branch, whose graphs have plans of their own."""
 
-    node: torch.fx.Node
-    ins: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
     plans: tuple[Plan, ...]
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return self.ins
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return self.outs
 
 
 @attrs.frozen(eq=False)
@@ -90,42 +102,6 @@ class Fill:
     @property
     def made(self) -> tuple[Slot, ...]:
         return (self.out,)
-
-
-@attrs.frozen(eq=False)
-class Relabel:
-    """Call what a rank holds something else: the whole of which it is a piece, or its own
-    piece, or a term of a sum.
-    """
-
-    node: torch.fx.Node
-    source: Slot
-    target: Slot
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return (self.source,)
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return (self.target,)
-
-
-@attrs.frozen(eq=False)
-class Rescale:
-    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
-
-    node: torch.fx.Node
-    source: Slot
-    target: Slot
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return (self.source,)
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return (self.target,)
 
 
 Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale

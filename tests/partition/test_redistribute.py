@@ -51,7 +51,7 @@ def moved(
     source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
     node = torch.fx.Graph().placeholder("x")
     step = steps.Redistribute(
-        source, target, moves(x.shape, src, dst, sizes), node, False
+        node, source, target, moves(x.shape, src, dst, sizes), False
     )
     plan = Plan(
         axes=pieces.mesh_axes(sizes), steps=(step,), ins=(source,), outs=(target,)

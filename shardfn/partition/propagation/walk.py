@@ -366,7 +366,7 @@ class Walk(Chooser):
             )
         slot = self.slot(value.fake, marks)
         unasked = implicit and not value.asked
-        self.steps.append(plan.Redistribute(source, slot, moves, node, unasked))
+        self.steps.append(plan.Redistribute(node, source, slot, moves, unasked))
         again = any(_made_again(move, value, node) for move in moves)
         only = phase if again else None
         value.slots[marks] = slot, only

@@ -251,7 +251,7 @@ def _moved(
 ) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
-    walk.steps.append(plan.Redistribute(slot, made, (move,), node, False))
+    walk.steps.append(plan.Redistribute(node, slot, made, (move,), False))
     return made
 
 
