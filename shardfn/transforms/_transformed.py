@@ -37,7 +37,7 @@ class Transformed:
 
     def asked(self) -> Request:
         """What is asked of the stages when this is the outermost call."""
-        raise NotImplementedError
+        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         """The transform's arguments but the function: equal options of one function share what
