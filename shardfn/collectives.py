@@ -12,6 +12,24 @@ from typing import Any
 import attrs
 import torch
 
+C10D = "_c10d_functional"
+
+# The kinds, by the names that programs, plans and messages use.
+ALL_REDUCE = "all_reduce"
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+ALL_TO_ALL = "all_to_all"
+HALO = "halo"
+PPERMUTE = "ppermute"
+
+# How a value lies on one mesh axis, as far as a redistribution goes.
+REPLICATED, SHARDED, SHARDED_WITH_HALO, PARTIAL = (
+    "replicated",
+    "sharded",
+    "sharded with halo",
+    "Partial",
+)
+
 
 @attrs.frozen(eq=False)
 class CollectiveKind:
@@ -19,12 +37,18 @@ class CollectiveKind:
 
     Args:
         name: its name in programs, plans and messages.
-        move: the kind of redistribution step that it carries out.
-        op: torch's op that starts it.
-        code: the function that generated code calls instead.
+        op: the op that starts it.
+        code: what generated code calls instead.
+        carries: the redistribution step that it carries out: how the value is placed before it
+            and after it; None for one that no redistribution uses.
         rounds: how often the payload crosses a ring: a rank sends rounds * (n - 1) / n of it.
         sends_shard: whether the payload is one shard of the value, not all of it.
         reduces: whether it reduces a Partial value.
+        grows: whether its result takes memory beside the value that it is made of: a
+            checkpointed call makes it again in the backward.
+        counts_elements: whether its constants count elements of the payload.
+        priced_as: the kind whose price sharding propagation takes for it. What reduce-scatter
+            and all-to-all save is spent again where the next op wants the value as it was.
         payload: the local shape of what is sent, padding included (partition/payload.py).
         emit: adds it to a local graph (partition/emission/moves.py).
         packing: how it carries a bucket; None if it is never bucketed
@@ -33,12 +57,15 @@ class CollectiveKind:
     """
 
     name: str
-    move: str
     op: str
     code: tuple[str, ...] = ()
+    carries: tuple[str, str] | None = None
     rounds: float = 1.0
     sends_shard: bool = False
     reduces: bool = False
+    grows: bool = False
+    counts_elements: bool = False
+    priced_as: str | None = None
     payload: Callable[..., list[int]] | None = None
     emit: Callable[..., Any] | None = None
     packing: Any = None
@@ -64,12 +91,14 @@ class CollectiveKind:
 
 
 COLLECTIVES: dict[str, CollectiveKind] = {}  # by name
-MOVES: dict[str, CollectiveKind] = {}  # by the step of a redistribution
+STEPS: dict[tuple[str, str], str] = {}  # the name, by the step that it carries out
 
 
 def add(row: CollectiveKind) -> None:
     """Put a row into the table, in place of one of the same name."""
-    COLLECTIVES[row.name] = MOVES[row.move] = row
+    COLLECTIVES[row.name] = row
+    if row.carries is not None:
+        STEPS[row.carries] = row.name
 
 
 def implement(name: str, **parts: Any) -> None:
@@ -82,42 +111,58 @@ def started_by(op: str) -> CollectiveKind | None:
     return next((row for row in COLLECTIVES.values() if op in row.starts), None)
 
 
-C10D = "_c10d_functional"
+def our_ops() -> list[Any]:
+    """The ops that start a collective and are not torch's: compilers do not know them."""
+    rows = COLLECTIVES.values()
+    return [row.overload for row in rows if not row.op.startswith(f"{C10D}.")]
+
 
 add(
     CollectiveKind(
-        name="all_reduce",
-        move="reduce",
+        name=ALL_REDUCE,
         op=f"{C10D}.all_reduce",
         code=(f"{C10D}.all_reduce_",),
+        carries=(PARTIAL, REPLICATED),
         rounds=2.0,
         reduces=True,
     )
 )
 add(
     CollectiveKind(
-        name="all_gather",
-        move="gather",
+        name=ALL_GATHER,
         op=f"{C10D}.all_gather_into_tensor",
         code=(f"{C10D}.all_gather_into_tensor_out",),
+        carries=(SHARDED, REPLICATED),
+        grows=True,
     )
 )
 add(
     CollectiveKind(
-        name="reduce_scatter",
-        move="reduce_scatter",
+        name=REDUCE_SCATTER,
         op=f"{C10D}.reduce_scatter_tensor",
         code=(f"{C10D}.reduce_scatter_tensor_out",),
+        carries=(PARTIAL, SHARDED),
         reduces=True,
+        priced_as=ALL_REDUCE,
     )
 )
 add(
     CollectiveKind(
-        name="all_to_all",
-        move="all_to_all",
+        name=ALL_TO_ALL,
         op=f"{C10D}.all_to_all_single",
+        carries=(SHARDED, SHARDED),
         sends_shard=True,
+        grows=True,
+        priced_as=ALL_GATHER,
     )
 )
-add(CollectiveKind(name="halo", move="halo", op="shardfn.halo"))
-add(CollectiveKind(name="ppermute", move="ppermute", op="shardfn.permute"))
+add(
+    CollectiveKind(
+        name=HALO,
+        op="shardfn.halo",
+        carries=(SHARDED, SHARDED_WITH_HALO),
+        grows=True,
+        counts_elements=True,
+    )
+)
+add(CollectiveKind(name=PPERMUTE, op="shardfn.permute"))

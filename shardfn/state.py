@@ -59,8 +59,10 @@ REGISTRIES = (
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
+    State("ops.prims", "PRIMS", "the prims of per-rank code, by op"),
+    State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
     State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
-    State("collectives", "MOVES", "the same, by step of a redistribution"),
+    State("collectives", "STEPS", "their names, by step of a redistribution"),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),
@@ -86,7 +88,10 @@ ONCE = (
     State("_compat.distributed", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed", "_gone_class", "a class over torch's"),
     State("_compat.dynamo", "_handler", "what Dynamo reads instead"),
-    State("_compat.inductor", "_register_lowerings", "lowerings of our ops"),
+    State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
+    State(
+        "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"
+    ),
     State("_compat.zeros", "_warn_of_overrides", "torch's warning of them"),
 )
 

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
+import attrs
 import pieces
 import pytest
 import torch
 
 from shardfn import _compat
-from shardfn.collectives import COLLECTIVES, MOVES, CollectiveKind, add, started_by
+from shardfn.collectives import (
+    COLLECTIVES,
+    PARTIAL,
+    REPLICATED,
+    STEPS,
+    CollectiveKind,
+    add,
+    our_ops,
+    started_by,
+)
 from shardfn.compile.collective_order import events
 from shardfn.hardware import H100
 from shardfn.partition import payload
 from shardfn.partition.emission import moves
 from shardfn.partition.emission.builder import Builder
 from shardfn.partition.printing import local_text
-from shardfn.partition.redistribute import Move, price
+from shardfn.partition.redistribute import Move, kind_of, mark_price, price
 from shardfn.runtime.simulator import Request, simulate
 from shardfn.schedule.check import check, sends
 from shardfn.types import LocalProgram
+from tests.support.source import modules
 
 SIZES = (3,)
-MOVE = Move("reduce_twice", 0, ("sum",), ("R",))
+MOVE = Move("all_reduce_twice", 0, ("sum",), ("R",))
 
 
 @torch.library.custom_op("test_collectives::all_reduce_twice", mutates_args=())
@@ -44,7 +56,6 @@ def row() -> Iterator[CollectiveKind]:
     """The row of a kind that only this file knows."""
     row = CollectiveKind(
         name="all_reduce_twice",
-        move="reduce_twice",
         op="test_collectives.all_reduce_twice",
         rounds=4.0,
         reduces=True,
@@ -54,7 +65,7 @@ def row() -> Iterator[CollectiveKind]:
     )
     add(row)
     yield row
-    del COLLECTIVES[row.name], MOVES[row.move]
+    del COLLECTIVES[row.name]
 
 
 def program() -> LocalProgram:
@@ -82,7 +93,9 @@ def program() -> LocalProgram:
 
 
 def test_a_new_kind_is_priced(row: CollectiveKind) -> None:
-    assert price("reduce_twice", 90.0, 3) == 2 * price("reduce", 90.0, 3) - 1
+    assert (
+        price("all_reduce_twice", 90.0, 3) == 2 * price("all_reduce", 90.0, 3) - 1
+    )
     once, twice = (H100.send(k, 900, 3) for k in ("all_reduce", "all_reduce_twice"))
     assert twice - H100.latency == pytest.approx(2 * (once - H100.latency))
 
@@ -129,10 +142,56 @@ def test_a_new_kind_is_seen_in_generated_code(row: CollectiveKind) -> None:
     assert started_by("test_collectives.all_reduce_twice") is row
 
 
+def test_a_new_kind_of_ours_gets_a_lowering(row: CollectiveKind) -> None:
+    assert {o.name() for o in our_ops()} == {
+        "shardfn::halo",
+        "shardfn::permute",
+        "test_collectives::all_reduce_twice",
+    }
+
+
+def test_a_new_kind_may_carry_a_step_of_a_redistribution(
+    row: CollectiveKind,
+) -> None:
+    before = dict(STEPS)
+    try:
+        add(
+            attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce")
+        )
+        assert kind_of("sum", "R") == kind_of("max", "R") == row.name
+        assert kind_of("sum", 0) == "reduce_scatter"
+        a, b = (mark_price("sum", x, 90.0, 3, (9,)) for x in ("R", 0))
+        assert a == b
+    finally:
+        STEPS.update(before)
+    assert kind_of("sum", "R") == "all_reduce"
+
+
+def named_elsewhere() -> list[str]:
+    """Where the package compares with the name of a kind, or makes a move of one, by its text."""
+    found = []
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Compare):
+                texts = [node.left, *node.comparators]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Move":
+                texts = node.args
+            else:
+                continue
+            inside = [c for text in texts for c in ast.walk(text)]
+            values = [c.value for c in inside if isinstance(c, ast.Constant)]
+            found += [module.at(node) for value in values if value in COLLECTIVES]
+    return found
+
+
+def test_kinds_are_named_by_the_constants_of_the_table() -> None:
+    assert named_elsewhere() == []
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_kind_can_be_counted_emitted_and_simulated(name: str) -> None:
     kind = COLLECTIVES[name]
-    assert MOVES[kind.move] is kind
+    assert kind.carries is None or STEPS[kind.carries] == name
     assert None not in (kind.payload, kind.emit, kind.combine)
     assert started_by(kind.op) is kind
     assert sends(kind.overload)

@@ -75,31 +75,20 @@ def _lower_pack(xs: Any) -> Any:
     return ir.TensorBox(storage)
 
 
-def _lower_halo(x: Any, before: int, group: str) -> Any:
-    """Inductor's lowering of `shardfn::halo` as a collective, so that the payload is not reused
-    before the wait.
+@functools.cache
+def _lower_collective(op: Any) -> None:
+    """Have Inductor's code start a collective of ours as it starts its own, so that what is sent
+    stays as it is until the wait.
     """
     from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
 
-    return ir.TensorBox.create(
-        ir._CollectiveKernel.create_out_of_place(
-            torch.ops.shardfn.halo.default, x, before, group
-        )
-    )
+    def lowered(x: Any, *constants: Any) -> Any:
+        plain = [list(c) if isinstance(c, (list, tuple)) else c for c in constants]
+        kernel = ir._CollectiveKernel.create_out_of_place(op, x, *plain)
+        return ir.TensorBox.create(kernel)
 
-
-def _lower_permute(
-    x: Any, sources: Sequence[int], targets: Sequence[int], group: str
-) -> Any:
-    """Inductor's lowering of `shardfn::permute`, like that of `halo`."""
-    from torch._inductor import ir
-
-    op = torch.ops.shardfn.permute.default
-    return ir.TensorBox.create(
-        ir._CollectiveKernel.create_out_of_place(
-            op, x, list(sources), list(targets), group
-        )
-    )
+    register_lowering(op, type_promotion_kind=None)(lowered)
 
 
 class Loader:
@@ -107,13 +96,6 @@ class Loader:
 
     def __init__(self, x: Any) -> None:
         self.sizes, self.at = [int(n) for n in x.get_size()], x.make_loader()
-
-
-class Integer:
-    """An int64 in code that Inductor is writing, with the operators of a tensor."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def _operator(name: str) -> Callable[[Integer, Integer | int], Integer]:
@@ -129,19 +111,20 @@ def _operator(name: str) -> Callable[[Integer, Integer | int], Integer]:
     return apply
 
 
-for _sign, _name in {
-    "add": "add",
-    "sub": "sub",
-    "mul": "mul",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-    "lshift": "bitwise_left_shift",
-    "rshift": "bitwise_right_shift",
-}.items():
-    setattr(Integer, f"__{_sign}__", _operator(_name))
-for _sign in ("add", "mul", "and", "or", "xor"):
-    setattr(Integer, f"__r{_sign}__", getattr(Integer, f"__{_sign}__"))
+class Integer:
+    """An int64 in code that Inductor is writing, with the operators of a tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    __add__ = __radd__ = _operator("add")
+    __sub__ = _operator("sub")
+    __mul__ = __rmul__ = _operator("mul")
+    __and__ = _operator("bitwise_and")
+    __or__ = _operator("bitwise_or")
+    __xor__ = __rxor__ = _operator("bitwise_xor")
+    __lshift__ = _operator("bitwise_left_shift")
+    __rshift__ = _operator("bitwise_right_shift")
 
 
 _formulas: dict[Any, Callable[..., Any]] = {}
@@ -177,12 +160,6 @@ def _lower_formula(op: OpOverload, *args: Any) -> Any:
 def _register_lowerings() -> None:
     from torch._inductor.lowering import register_lowering
 
-    register_lowering(torch.ops.shardfn.halo.default, type_promotion_kind=None)(
-        _lower_halo
-    )
-    register_lowering(torch.ops.shardfn.permute.default, type_promotion_kind=None)(
-        _lower_permute
-    )
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(
         _lower_pack
     )
@@ -195,14 +172,16 @@ def inductor(
     graph: torch.fx.GraphModule,
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
+    collectives: Sequence[Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile an ATen graph with Inductor. The result takes a list of inputs, empties it, and
+    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
     returns a list.
 
     Args:
         graph: functional ATen, the inputs as placeholders.
         inputs: fake tensors like the inputs.
-        finish: changes the graph after Inductor's simplifications and before code generation.
+        finish: changes the graph when Inductor has simplified it, before it makes code of it.
+        collectives: the ops of ours that start one.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (
@@ -215,6 +194,8 @@ def inductor(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     _register_lowerings()
+    for op in collectives:
+        _lower_collective(op)
     mode = next(x.fake_mode for x in inputs if hasattr(x, "fake_mode"))
     with (
         mode,

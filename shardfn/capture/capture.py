@@ -14,7 +14,7 @@ import torch
 
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError
-from ..ops import higher_order, placement, shard_map
+from ..ops import higher_order, placement
 from ..random import ambient
 from ..types import CONSTANTS, TENSOR, Program
 from . import annotations as sources
@@ -88,7 +88,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph.
     """
-    for part in (placement, endings, shard_map):
+    for part in (placement, endings):
         part.install()
     mode = _compat.fake_mode()
     handled = sys.exception()  # the user may be calling from an `except`
@@ -276,9 +276,8 @@ def _flatten(
     ends: set[int] = set()
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
-        *values, state = values
-        calls.append(ambient.Traced(state))
-        pairs = zip((*tensors, *outside.tensors), values, strict=True)
+        calls.append(ambient.Traced(values[-1]))
+        pairs = zip((*tensors, *outside.tensors), values[:-1], strict=True)
         with ambient.drawing_from(calls[-1]):
             out = _replayed(python, positional, {id(x): v for x, v in pairs})
         tensor_classes.refuse_results(out, name)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from ..collectives import our_ops
 from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
@@ -47,6 +48,7 @@ def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner
         higher_order.unfold(graph),
         fakes,
         lambda lowered: separate(lowered, donated),
+        our_ops(),
     )
     if numbers:
         weakref.finalize(runner, forget, numbers)

@@ -12,7 +12,8 @@ import torch
 from .. import _compat
 from ..capture.annotations import ASKS
 from ..capture.printing import tensor_type
-from ..collectives import MOVES
+from ..collectives import ALL_GATHER
+from ..ops.prims import PRIMS
 from ..partition import layout, rules
 from ..partition import plan as steps
 from ..partition.payload import nbytes
@@ -25,10 +26,6 @@ ON_BEHALF = {  # the source of a transfer that is not an op
     "prim_redistribute": "constrain",
     "prim_align": "gradient",
     "output": "result",
-    "prim_to_local": "shard_map",
-    "prim_from_local": "shard_map",
-    "extremum": "pmax or pmin",
-    "own_piece": "psum_scatter",
 }
 NO_RULE, NO_CHOICE, CHEAPEST = (
     "it has no rule",
@@ -131,11 +128,7 @@ def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
                 move.perm,
                 step.node.meta.get("phase"),
             )
-            if (
-                move.kind != "slice"
-                and plan.axes.sizes[move.axis] > 1
-                and key not in seen
-            ):
+            if move.sends and plan.axes.sizes[move.axis] > 1 and key not in seen:
                 seen.add(key)
                 yield step, move
 
@@ -188,7 +181,7 @@ def _transfer(
     node = reader.node if reader else step.node
     alternatives = _weighed_for(reader, move, weighed)
     return Transfer(
-        kind=MOVES[move.kind].name,
+        kind=move.kind,
         axis=axes.names[move.axis],
         nbytes=nbytes(source.value.shape, source.value.element_size(), move, axes),
         implicit=step.implicit,
@@ -216,6 +209,8 @@ def _weighed_for(
 
 def _op_of(node: torch.fx.Node) -> str:
     """The op that needs a transfer, by its name, or the placement that asks for it."""
+    if node.target in PRIMS and PRIMS[node.target].public:
+        return PRIMS[node.target].public
     name = getattr(node.target, "_opname", node.op)
     return ON_BEHALF.get(name, str(node.target))
 
@@ -264,7 +259,7 @@ def _why_whole(
     reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]
 ) -> str | None:
     axis, before = move.axis, move.before[move.axis]
-    if move.kind != "gather" or any(
+    if move.kind != ALL_GATHER or any(
         slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)
     ):
         return None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from ..buckets import human_bytes
 from ..capture.printing import graph_titles, legend, tensor_type
-from ..collectives import MOVES
 from ..ops.loops import loop_of
 from ..partition import layout
 from ..partition import plan as steps
@@ -98,14 +97,11 @@ def _moved(
             _placed(steps.Slot(0, step.source.value, marks), axes, coordinates)
             for marks in (move.before, move.after)
         )
-        free = move.kind == "slice" or axes.sizes[move.axis] == 1
+        free = not move.sends or axes.sizes[move.axis] == 1
         itemsize = step.source.value.element_size()
         price = 0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
-        kind = "slice" if move.kind == "slice" else MOVES[move.kind].name
         origin = "implicit" if step.implicit else "explicit"
-        where = (
-            f"{kind} over {axes.names[move.axis]}, {human_bytes(price)}, {origin}"
-        )
+        where = f"{move.kind} over {axes.names[move.axis]}, {human_bytes(price)}, {origin}"
         lines.append(_line(f"{where}: {before} -> {after}", step))
     return lines
 

@@ -1,39 +1,25 @@
-"""The prims of per-rank code, for use under any transform: entering and leaving a shard_map,
-and the collectives inside.
+"""The prims of per-rank code, one row each: into a shard_map and out of it, and the collectives
+inside, right under every transform.
 
-A value inside is invariant over an axis (equal on all its ranks) or varying. `varying.py`
-infers which. All of these ops except `extremum` are linear, and the table below has an explicit
-transpose for each. Local use of an invariant value goes through `vary` (JAX's `pvary`), whose
-transpose is `psum`. The transpose of `psum` sends nothing.
+A value inside is the same on all ranks of an axis (invariant) or each rank's own (varying);
+`capture/shard_map/varying.py` finds out which. All of these but `extremum` are linear, so each
+has a transpose (below the rows), and none is its own guess: an invariant value that a rank uses
+passes `vary`, whose transpose is the sum; the transpose of a sum sends nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import attrs
 import torch
 
 from .. import _compat
-from .shard_map_ops import (
-    prim_all_gather,
-    prim_all_to_all,
-    prim_axis_index,
-    prim_extremum,
-    prim_from_local,
-    prim_own_piece,
-    prim_ppermute,
-    prim_psum,
-    prim_to_local,
-    prim_vary,
-    uncaptured,
-)
+from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptured
 from .text_formats import parse_pairs, parse_shards, print_pairs, print_shards
 
 
-def _deeper(text: str) -> str:
-    """The same shards of a value with one more leading dim."""
+def _one_dim_deeper(text: str) -> str:
+    """How mesh axes shard a tensor that has one more dim in front."""
     return print_shards(
         [
             (name, n, None if dim is None else dim + 1)
@@ -42,134 +28,158 @@ def _deeper(text: str) -> str:
     )
 
 
-@attrs.frozen
-class Linear:
-    """A linear prim of one tensor and some constants.
-
-    `transpose` takes the cotangent and the constants. `deeper` returns the constants for a
-    value with one more leading dim.
-    """
-
-    op: Callable[..., torch.Tensor]
-    transpose: Callable[..., torch.Tensor]
-    deeper: Callable[..., tuple[Any, ...]]
-
-
-def _back(perm: str) -> str:
-    """The transpose of a linear prim."""
+def _reversed(perm: str) -> str:
+    """The pairs of ranks that send everything back."""
     return print_pairs([(b, a) for a, b in parse_pairs(perm)])
 
 
-TABLE: dict[str, Linear] = {
-    "to_local": Linear(
-        prim_to_local,
-        lambda x, text: run("from_local", x, text),
-        lambda text: (_deeper(text),),
-    ),
-    "from_local": Linear(
-        prim_from_local,
-        lambda x, text: run("to_local", x, text),
-        lambda text: (_deeper(text),),
-    ),
-    "vary": Linear(
-        prim_vary, lambda x, axes: run("psum", x, axes, True), lambda axes: (axes,)
-    ),
-    "psum": Linear(
-        prim_psum,
-        lambda x, axes, _: run("vary", x, axes),
-        lambda axes, pending: (axes, pending),
-    ),
-    "all_gather": Linear(
-        prim_all_gather,
-        lambda x, axis, n, dim: run("own_piece", x, axis, n, dim),
-        lambda axis, n, dim: (axis, n, dim + 1),
-    ),
-    "own_piece": Linear(
-        prim_own_piece,
-        lambda x, axis, n, dim: run("all_gather", x, axis, n, dim),
-        lambda axis, n, dim: (axis, n, dim + 1),
-    ),
-    "all_to_all": Linear(
-        prim_all_to_all,
-        lambda x, axis, n, s, c: run("all_to_all", x, axis, n, c, s),
-        lambda axis, n, s, c: (axis, n, s + 1, c + 1),
-    ),
-    "ppermute": Linear(
-        prim_ppermute,
-        lambda x, axis, perm: run("ppermute", x, axis, _back(perm)),
-        lambda axis, perm: (axis, perm),
-    ),
-}
+def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """An empty tensor like x with other sizes, in the same order of dims in memory."""
+    shape = [sizes.get(d, n) for d, n in enumerate(x.shape)]
+    stride, step = [1] * len(shape), 1
+    for d in sorted(range(len(shape)), key=lambda d: (x.stride(d), -d)):
+        stride[d] = step
+        step *= max(shape[d], 1)
+    return torch.empty_strided(shape, stride, dtype=x.dtype, device=x.device)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(x: torch.Tensor, name: str, *constants: Any) -> torch.Tensor:
-        return TABLE[name].op(x, *constants)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        name, *constants = ctx.call
-        return (
-            TABLE[name].transpose(cotangent, *constants),
-            None,
-            *[None] * len(constants),
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
-        return _Linear.apply(tangent, *ctx.call)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, x: torch.Tensor, name: str, *constants: Any
-    ) -> Any:
-        return _Linear.apply(
-            x.movedim(in_dims[0], 0), name, *TABLE[name].deeper(*constants)
-        ), 0
+@prim(
+    name="prim_to_local",
+    axes=sharding_axes,
+    takes_varying=False,
+    gives_varying=True,
+    batched=lambda text: (_one_dim_deeper(text),),
+    public="shard_map",
+)
+def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
+    """A rank's local tensor of a global one."""
+    sizes = dict(enumerate(x.shape))
+    for _, n, dim in parse_shards(shards):
+        if dim is not None:
+            sizes[dim] //= n
+    return _sized(x, sizes)
 
 
-class _Extremum(torch.autograd.Function):
-    """Max or min over ranks. Its derivative is split equally among the ranks that hold the
-    extremum, as in torch.amax.
+@prim(
+    name="prim_from_local",
+    axes=sharding_axes,
+    takes_varying=True,
+    gives_varying=False,
+    batched=lambda text: (_one_dim_deeper(text),),
+    public="shard_map",
+)
+def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor:
+    """The global tensor of the ranks' local ones; `where` names the result in errors."""
+    sizes = dict(enumerate(x.shape))
+    for _, n, dim in parse_shards(shards):
+        if dim is not None:
+            sizes[dim] *= n
+    return _sized(x, sizes)
+
+
+@prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
+def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """What all ranks have, as each rank's own."""
+    return torch.empty_like(x)
+
+
+@prim(axes=named_axes, takes_varying=True, gives_varying=False)
+def psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
+    """The sum over the ranks of some axes; it may stay Partial."""
+    return torch.empty_like(x)
+
+
+def _shares(x: torch.Tensor, largest: torch.Tensor, axes: str) -> torch.Tensor:
+    """Of each rank that holds the extremum: an equal share of its derivative, as torch.amax
+    does it.
     """
+    holds = (x == vary(largest, axes)).to(x.dtype)
+    return holds / vary(psum(holds, axes, False), axes)
 
-    @staticmethod
-    def forward(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
-        return prim_extremum(x, axes, kind)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.axes = inputs[1]
-        ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
+@prim(
+    axes=named_axes,
+    takes_varying=True,
+    gives_varying=False,
+    jvp=lambda t, x, y, axes, _: psum(t * _shares(x, y, axes), axes, False),
+    vjp=lambda g, x, y, axes, _: vary(g, axes) * _shares(x, y, axes),
+    public="pmax or pmin",
+)
+def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
+    """The max or min over the ranks of some axes."""
+    return torch.empty_like(x)
 
-    @staticmethod
-    def shares(ctx: Any) -> torch.Tensor:
-        x, extremum = ctx.saved_tensors
-        holds = (x == vary(extremum, ctx.axes)).to(x.dtype)
-        return holds / vary(psum(holds, ctx.axes, False), ctx.axes)
 
-    @staticmethod
-    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        return vary(cotangent, ctx.axes) * _Extremum.shares(ctx), None, None
+@prim(
+    axes=one_axis,
+    takes_varying=True,
+    gives_varying=False,
+    batched=lambda axis, n, dim: (axis, n, dim + 1),
+)
+def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
+    """What all ranks have, one after the other along a dim."""
+    return _sized(x, {dim: x.shape[dim] * n})
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
-        return psum(tangent * _Extremum.shares(ctx), ctx.axes, False)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, axes: str, kind: str) -> Any:
-        return _Extremum.apply(x.movedim(in_dims[0], 0), axes, kind), 0
+@prim(
+    axes=one_axis,
+    takes_varying=False,
+    gives_varying=True,
+    batched=lambda axis, n, dim: (axis, n, dim + 1),
+    public="psum_scatter",
+)
+def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
+    """A rank's own chunk along a dim of what all ranks have."""
+    return _sized(x, {dim: x.shape[dim] // n})
+
+
+@prim(
+    axes=one_axis,
+    takes_varying=True,
+    gives_varying=True,
+    batched=lambda axis, n, split, concat: (axis, n, split + 1, concat + 1),
+)
+def all_to_all(
+    x: torch.Tensor, axis: str, n: int, split: int, concat: int
+) -> torch.Tensor:
+    """Each rank's chunk along `split` of what all ranks have, one after the other along
+    `concat`.
+    """
+    return _sized(x, {split: x.shape[split] // n, concat: x.shape[concat] * n})
+
+
+@prim(axes=one_axis, takes_varying=True, gives_varying=True)
+def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
+    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1,
+    and 1 to 0.
+    """
+    return torch.empty_like(x)
+
+
+@prim(axes=one_axis, takes_varying=False, gives_varying=True, communicates=False)
+def axis_index(axis: str, device: torch.device) -> torch.Tensor:
+    """A rank's number on an axis."""
+    return torch.empty((), dtype=torch.int64, device=device)
+
+
+# Linear prims: from the cotangent of the result and the constants to the cotangent of the tensor.
+implement(to_local, transpose=from_local)
+implement(from_local, transpose=to_local)
+implement(vary, transpose=lambda g, axes: psum(g, axes, True))
+implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
+implement(all_gather, transpose=own_piece)
+implement(own_piece, transpose=all_gather)
+implement(
+    all_to_all, transpose=lambda g, axis, n, s, c: all_to_all(g, axis, n, c, s)
+)
+implement(
+    ppermute, transpose=lambda g, axis, perm: ppermute(g, axis, _reversed(perm))
+)
 
 
 class _MappedGather(torch.autograd.Function):
-    """The values of all samples of one vmap, stacked along a new first dim. `index`, which only
-    that vmap maps, is the index of the sample.
+    """What all samples of one vmap have, stacked in front; `index`, which only that vmap maps,
+    says which one.
     """
 
     @staticmethod
@@ -195,98 +205,23 @@ class _MappedGather(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, index: torch.Tensor) -> Any:
         x_dim, index_dim = in_dims
-        if index_dim is None:  # a different vmap than the one that binds the name
+        if index_dim is None:  # another vmap than the one that the name is bound to
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
         every = (
             x.expand(info.batch_size, *x.shape)
             if x_dim is None
             else x.movedim(x_dim, 0)
         )
-        return every.clone(), None  # a copy, since it may be written to in place
+        return every.clone(), None  # it may be written to, and x is not meant then
 
 
-def run(name: str, x: torch.Tensor, *constants: Any) -> torch.Tensor:
-    """A linear prim by name."""
-    return _Linear.apply(x, name, *constants)
-
-
-def to_local(x: torch.Tensor, cuts: str) -> torch.Tensor:
-    """The rank's shard."""
-    return run("to_local", x, cuts)
-
-
-def from_local(x: torch.Tensor, cuts: str, where: str) -> torch.Tensor:
-    """The global tensor from shards. `where` names the result in errors."""
-    return run("from_local", x, cuts)
-
-
-def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """An invariant value as a varying one."""
-    return run("vary", x, axes)
-
-
-def psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
-    """The sum over ranks."""
-    return run("psum", x, axes, pending)
-
-
-def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
-    """The max or min over ranks."""
-    return _Extremum.apply(x, axes, kind)
-
-
-def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """The values of all ranks, concatenated along a dim."""
-    return run("all_gather", x, axis, n, dim)
-
-
-def own_piece(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """The rank's chunk of an invariant value."""
-    return run("own_piece", x, axis, n, dim)
-
-
-def all_to_all(
-    x: torch.Tensor, axis: str, n: int, split: int, concat: int
-) -> torch.Tensor:
-    """Exchange shards along one dim for shards along another."""
-    return run("all_to_all", x, axis, n, split, concat)
-
-
-def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """The value of another rank."""
-    return run("ppermute", x, axis, perm)
-
-
-def axis_index(axis: str, device: str) -> torch.Tensor:
-    """The rank's index."""
-    return prim_axis_index(axis, torch.device(device))
-
-
+@_compat.keep_in_graph
 def mapped_index(n: int, level: int, device: str) -> torch.Tensor:
-    """The sample's index in the vmap at a level."""
+    """A sample's number in the vmap at a level."""
     return _compat.mapped_index(n, level, device)
 
 
+@_compat.keep_in_graph
 def mapped_gather(x: torch.Tensor, n: int, level: int) -> torch.Tensor:
-    """The values of all samples of the vmap at a level, stacked along a new first dim."""
+    """What all samples of the vmap at a level have, stacked in front."""
     return _MappedGather.apply(x, _compat.mapped_index(n, level, str(x.device)))
-
-
-PRIMS = (
-    to_local,
-    from_local,
-    vary,
-    psum,
-    extremum,
-    all_gather,
-    own_piece,
-    all_to_all,
-    ppermute,
-    axis_index,
-)
-
-
-def install() -> None:
-    """Have Dynamo keep the prims as graph nodes. Capture calls this before it traces."""
-    for prim in (*PRIMS, mapped_index, mapped_gather):
-        _compat.keep_in_graph(prim)

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..collectives import MOVES, implement
+from ..collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    HALO,
+    PPERMUTE,
+    REDUCE_SCATTER,
+    implement,
+)
 from ..types import MeshAxes
 from . import layout
 from .redistribute import Move
@@ -62,7 +70,7 @@ def nbytes(
         coordinates: of the rank. By default, a rank with full shards.
     """
     at = (0,) * len(axes.sizes) if coordinates is None else tuple(coordinates)
-    payload = MOVES[move.kind].payload
+    payload = move.collective.payload
     assert payload is not None, f"{move.kind} has no payload"
     return math.prod(payload(Sender(tuple(shape), move, axes, at))) * itemsize
 
@@ -97,9 +105,9 @@ def _edges(sender: Sender) -> list[int]:
     return local
 
 
-implement("all_reduce", payload=Sender.local)
-implement("ppermute", payload=Sender.local)
-implement("all_gather", payload=_gathered)
-implement("reduce_scatter", payload=_scattered)
-implement("all_to_all", payload=_exchanged)
-implement("halo", payload=_edges)
+implement(ALL_REDUCE, payload=Sender.local)
+implement(PPERMUTE, payload=Sender.local)
+implement(ALL_GATHER, payload=_gathered)
+implement(REDUCE_SCATTER, payload=_scattered)
+implement(ALL_TO_ALL, payload=_exchanged)
+implement(HALO, payload=_edges)

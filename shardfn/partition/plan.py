@@ -1,4 +1,4 @@
-"""The plan of a partition: the steps of every rank, independent of local sizes."""
+"""The plan of a partition: what happens on every rank, before any local size is known."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ class Slot:
 
 
 @attrs.frozen(eq=False)
-class Redistribute:
-    """Redistribute a slot to another placement."""
+class _Change:
+    """One slot made of another, of one global node or on its behalf."""
 
+    node: torch.fx.Node
     source: Slot
     target: Slot
-    moves: tuple[Move, ...]
-    node: torch.fx.Node  # the global node on whose behalf
-    implicit: bool
 
     @property
     def read(self) -> tuple[Slot, ...]:
@@ -41,8 +39,28 @@ class Redistribute:
 
 
 @attrs.frozen(eq=False)
-class Apply:
-    """Run a global node's op on local tensors."""
+class Redistribute(_Change):
+    """Bring a slot to another placement."""
+
+    moves: tuple[Move, ...]
+    implicit: bool
+
+
+@attrs.frozen(eq=False)
+class Relabel(_Change):
+    """Call what a rank holds something else: the whole of which it is a piece, or its own
+    piece, or a term of a sum.
+    """
+
+
+@attrs.frozen(eq=False)
+class Rescale(_Change):
+    """Make a mean over ranks a sum, or a sum a mean: a multiplication on each rank."""
+
+
+@attrs.frozen(eq=False)
+class _Call:
+    """A global node's op, with the slots that it takes and makes."""
 
     node: torch.fx.Node
     ins: tuple[Slot, ...]
@@ -58,26 +76,20 @@ class Apply:
 
 
 @attrs.frozen(eq=False)
-class Nested:
+class Apply(_Call):
+    """Run a global node's op on local pieces."""
+
+
+@attrs.frozen(eq=False)
+class Nested(_Call):
     """Run a loop or a branch, whose graphs have plans of their own."""
 
-    node: torch.fx.Node
-    ins: tuple[Slot, ...]
-    outs: tuple[Slot, ...]
     plans: tuple[Plan, ...]
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return self.ins
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return self.outs
 
 
 @attrs.frozen(eq=False)
 class Fill:
-    """Make a constant tensor's shard locally."""
+    """Make a constant tensor's piece in place."""
 
     node: torch.fx.Node
     out: Slot
@@ -92,55 +104,19 @@ class Fill:
         return (self.out,)
 
 
-@attrs.frozen(eq=False)
-class Relabel:
-    """Reinterpret a local tensor: as a shard of a global tensor, as a varying value, or as a
-    term of a Partial sum.
-    """
-
-    node: torch.fx.Node
-    source: Slot
-    target: Slot
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return (self.source,)
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return (self.target,)
-
-
-@attrs.frozen(eq=False)
-class Rescale:
-    """Convert a Partial mean to a Partial sum or back, by a multiplication on each rank."""
-
-    node: torch.fx.Node
-    source: Slot
-    target: Slot
-
-    @property
-    def read(self) -> tuple[Slot, ...]:
-        return (self.source,)
-
-    @property
-    def made(self) -> tuple[Slot, ...]:
-        return (self.target,)
-
-
 Step = Redistribute | Apply | Nested | Fill | Relabel | Rescale
 
 
 @attrs.frozen(eq=False)
 class Gradient:
-    """A gradient that `bucketed_grad` redistributes to its parameter's placement."""
+    """A gradient that `bucketed_grad` brings to its parameter's placement."""
 
-    node: torch.fx.Node  # the global node that redistributes it
+    node: torch.fx.Node  # the global node that does
     wish: Wish
-    region: str  # the bucketed_grad call: equal for all its gradients
-    like: Slot | None  # the parameter, if it is an input
+    region: str  # the same for all gradients of one call
+    like: Slot | None  # the parameter, where it is an input
     slot: Slot  # the result
-    unused: bool  # whether the loss is independent of the parameter
+    unused: bool  # whether the loss does not depend on the parameter
 
 
 @attrs.frozen(eq=False)
@@ -154,12 +130,12 @@ class Plan:
     gradients: tuple[Gradient, ...] = ()
     unreduced: tuple[
         tuple[Slot, torch.fx.Node], ...
-    ] = ()  # outs that are unreduced gradients
+    ] = ()  # outs that are gradients which somebody else is to reduce
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
-    """The steps that some result depends on, and those that only check. Equal on every rank, so
-    that all drop the same collectives.
+    """The steps that some result depends on, and those that only check; the same on every rank,
+    so that all drop the same collectives.
     """
     live, kept = {slot.number for slot in outs}, []
     for step in reversed(planned):

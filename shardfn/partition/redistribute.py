@@ -1,8 +1,8 @@
-"""The cheapest redistribution between two placements, as steps on one mesh axis each.
+"""The cheapest way from one placement to another, as steps on one mesh axis each.
 
-Axes that shard the same dim form a stack: only the innermost one can be gathered, and a new one
-becomes innermost. Within that rule, Dijkstra's algorithm over placements finds the steps, so
-there are no special cases.
+Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut
+goes innermost. Within that rule the steps are found by Dijkstra's algorithm over placements, so
+no case is written by hand.
 """
 
 from __future__ import annotations
@@ -14,60 +14,76 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from ..collectives import MOVES
+from ..collectives import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    HALO,
+    PARTIAL,
+    REPLICATED,
+    SHARDED,
+    SHARDED_WITH_HALO,
+    STEPS,
+    CollectiveKind,
+)
 from ..types import PENDING, Cost, Mark, Marks, MeshAxes
 from . import layout
 
 EVEN = Cost()
-SLICE_FACTOR = 0.01  # a slice sends nothing, but makes a copy
+SLICE = "slice"  # the step that sends nothing
+SLICE_FACTOR = 0.01  # but copies
 
 
 @attrs.frozen
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is gather, slice, reduce, reduce_scatter, all_to_all or halo. It may also be
-    ppermute, which is not a redistribution.
+    `kind` is the name of a collective, or a slice; a ppermute is no redistribution.
     """
 
     kind: str
     axis: int
     before: Marks
     after: Marks
-    # of a ppermute: pairs (source, destination)
-    perm: tuple[tuple[int, int], ...] = ()
+    perm: tuple[tuple[int, int], ...] = ()  # of a ppermute: who sends to whom
+
+    @property
+    def sends(self) -> bool:
+        """Whether it communicates."""
+        return self.kind in COLLECTIVES
+
+    @property
+    def collective(self) -> CollectiveKind:
+        """The kind of collective that carries it out; a slice has none."""
+        return COLLECTIVES[self.kind]
 
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
-    """The cost of a step for a rank. `nbytes` counts the value unsharded on that axis, or the
+    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a
     halo.
     """
     if n == 1:
         return 0.0
-    if kind == "slice":
+    if kind == SLICE:
         return SLICE_FACTOR / n * nbytes
-    return MOVES[kind].share(n) * nbytes * cost.byte + cost.start
+    return COLLECTIVES[kind].share(n) * nbytes * cost.byte + cost.start
+
+
+def _lies(mark: Mark) -> str:
+    """How a value lies on an axis."""
+    if isinstance(mark, str):
+        return PARTIAL if mark in PENDING else REPLICATED
+    return SHARDED_WITH_HALO if any(layout.halo(mark)) else SHARDED
 
 
 def kind_of(src: Mark, dst: Mark) -> str | None:
-    """The step from one placement to another on one axis, or None."""
-    if src == dst or any(
-        layout.halo(src)
-    ):  # no step starts from a halo: the value without it is available
+    """The step from one mark to another on one axis, None where there is none."""
+    step = _lies(src), _lies(dst)
+    if src == dst or (
+        step == (SHARDED, SHARDED_WITH_HALO) and src != layout.without_halo(dst)
+    ):
         return None
-    if any(layout.halo(dst)):
-        return "halo" if src == layout.without_halo(dst) else None
-    if src in PENDING:
-        return (
-            "reduce" if dst == "R" else None if dst in PENDING else "reduce_scatter"
-        )
-    if dst in PENDING:
-        return None
-    if src == "R":
-        return "slice"
-    if dst == "R":
-        return "gather"
-    return "all_to_all"
+    return SLICE if step == (REPLICATED, SHARDED) else STEPS.get(step)
 
 
 def mark_price(
@@ -78,30 +94,27 @@ def mark_price(
     shape: Sequence[int],
     cost: Cost = EVEN,
 ) -> float:
-    """The cost on one axis alone: an estimate that ignores stacked axes."""
+    """The price of one axis alone: an estimate that ignores how axes stack."""
     if src == dst:
         return 0.0
     if any(layout.halo(src)):
         return float("inf")
     if any(layout.halo(dst)):
         plain = mark_price(src, layout.without_halo(dst), nbytes, n, shape, cost)
-        return plain + price(
-            "halo", nbytes * layout.halo_share(shape, dst), n, cost
-        )
+        return plain + price(HALO, nbytes * layout.halo_share(shape, dst), n, cost)
     if (
         not isinstance(src, str)
         and not isinstance(dst, str)
         and layout.cut_of(src)[0] == layout.cut_of(dst)[0]
     ):
-        return price("gather", nbytes, n, cost) + price("slice", nbytes, n, cost)
+        return price(ALL_GATHER, nbytes, n, cost) + price(SLICE, nbytes, n, cost)
     kind = kind_of(src, dst)
     if kind is None:
         return float("inf")
-    # the bytes that these two save are spent again if the next op needs the value unsharded
-    spent = {"reduce_scatter": "reduce", "all_to_all": "gather"}
-    return price(spent.get(kind, kind), nbytes, n, cost) + cost.start * (
-        kind in spent
-    )
+    priced_as = COLLECTIVES[kind].priced_as if kind in COLLECTIVES else None
+    if priced_as is None:
+        return price(kind, nbytes, n, cost)
+    return price(priced_as, nbytes, n, cost) + cost.start
 
 
 def local_bytes(
@@ -117,7 +130,7 @@ def local_bytes(
 def route(
     shape: tuple[int, ...], itemsize: int, src: Marks, dst: Marks, axes: MeshAxes
 ) -> tuple[float, tuple[Move, ...]] | None:
-    """The cheapest moves from `src` to `dst`, with their cost in bytes, or None if there are
+    """The cheapest moves from `src` to `dst`, with their price in bytes; None where there are
     none.
     """
     return _route(shape, itemsize, src, dst, axes, axes.costs)
@@ -148,7 +161,7 @@ def _route(
         for move in _moves(shape, marks, dst, axes):
             share = (
                 layout.halo_share(shape, move.after[move.axis])
-                if move.kind == "halo"
+                if move.kind == HALO
                 else 1.0
             )
             step = price(
@@ -176,7 +189,7 @@ def _moves(
         ):
             kind = kind_of(mark, wanted)
             if kind is None or (
-                kind == "all_to_all"
+                kind == ALL_TO_ALL
                 and layout.cut_of(mark)[0] == layout.cut_of(wanted)[0]
             ):
                 continue

@@ -249,7 +249,7 @@ def gamma(
     parameter = parameter.expand(dims)
     fixed = parameter.detach()
     value = _gamma(key, fixed, dims, wide)
-    slope = torch._standard_gamma_grad(fixed, value)
+    slope = torch.ops.aten._standard_gamma_grad.default(fixed, value)
     return (value + (parameter - fixed) * slope).to(dtype)
 
 

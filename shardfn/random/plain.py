@@ -16,9 +16,10 @@ class _Replacing(TorchDispatchMode):
     """Torch's random ops replaced by the rows of the table."""
 
     def __torch_dispatch__(
-        self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        return TABLE.get(op, op)(*args, **(kwargs or {}))
+        run: Any = TABLE.get(func, func)
+        return run(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,16 @@ from typing import Any
 import attrs
 import torch
 
-from ..collectives import COLLECTIVES, implement
+from ..collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    HALO,
+    PPERMUTE,
+    REDUCE_SCATTER,
+    implement,
+)
 from ..errors import DivergenceError
 from ..ops.loops import Loop
 from ..types import Collective, LocalProgram, MeshAxes
@@ -205,12 +214,12 @@ def _ppermute(group: list[Request]) -> list[torch.Tensor]:
     return out
 
 
-implement("all_reduce", combine=_all_reduce)
-implement("all_gather", combine=_all_gather)
-implement("reduce_scatter", combine=_reduce_scatter)
-implement("all_to_all", combine=_all_to_all)
-implement("halo", combine=_halo)
-implement("ppermute", combine=_ppermute)
+implement(ALL_REDUCE, combine=_all_reduce)
+implement(ALL_GATHER, combine=_all_gather)
+implement(REDUCE_SCATTER, combine=_reduce_scatter)
+implement(ALL_TO_ALL, combine=_all_to_all)
+implement(HALO, combine=_halo)
+implement(PPERMUTE, combine=_ppermute)
 
 
 def _rank(

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ..buckets import Wish
-from ..collectives import COLLECTIVES, MOVES
+from ..collectives import ALL_GATHER, COLLECTIVES
 from ..partition import plan as steps
 from ..partition.emission.emit import transfer_key
 from ..partition.payload import nbytes
@@ -116,7 +116,7 @@ def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
 
 
 def _is_sent(move: Move, axes: MeshAxes) -> bool:
-    return move.kind in MOVES and axes.sizes[move.axis] > 1
+    return move.sends and axes.sizes[move.axis] > 1
 
 
 def _reductions(
@@ -201,7 +201,7 @@ def _transfer(
     gradients: dict[int, steps.Gradient],
     parameters: dict[int, steps.Gradient],
 ) -> Transfer:
-    row = MOVES[move.kind]
+    row = move.collective
     kind, reduces = row.name, row.reduces
     # a reduction belongs to its gradient, a gather to its parameter; other transfers move
     # activations
@@ -209,7 +209,7 @@ def _transfer(
         gradients.get(i)
         if reduces
         else parameters.get(step.source.number)
-        if kind == "all_gather"
+        if kind == ALL_GATHER
         else None
     )
     dtype = step.source.value.dtype

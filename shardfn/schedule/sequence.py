@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from ..collectives import ALL_GATHER
 from ..partition import plan
 from .bucketing.assign import Assignment
 from .bucketing.batches import Batch, reaches
@@ -197,7 +198,7 @@ class _Timing:
     def is_prefetched(self, batch: Batch) -> bool:
         """Whether a batch gathers inputs, which are available from the start."""
         return (
-            batch.members[0].kind == "all_gather"
+            batch.members[0].kind == ALL_GATHER
             and self.ready[batch.index] == 0
             and not batch.depends
         )

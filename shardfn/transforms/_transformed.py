@@ -39,7 +39,7 @@ class Transformed:
 
     def asked(self) -> Request:
         """The request to the stages when this is the outermost call."""
-        raise NotImplementedError
+        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         """The transform's arguments except the function. Equal options of one function share

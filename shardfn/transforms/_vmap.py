@@ -17,11 +17,10 @@ from ..capture.shard_map import axis_names
 from ..errors import TreeError
 from ..ops import placement
 from ..ops.text_formats import KEEP, print_spec
-from ..runtime import Request
 from ._flattened import Flattened
 from ._options import check_function
 from ._paired import check_leaves, kinds
-from ._transformed import Transformed, innermost, name_of
+from ._transformed import Transformed, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -92,9 +91,6 @@ class Vmap(Transformed):
             return tuple(stacked), shared
         over_samples = torch.func.vmap(mapped, in_dims=dims, out_dims=out_dims)
         return over_samples(*tensors)
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return (

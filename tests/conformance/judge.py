@@ -34,7 +34,7 @@ UNSET = {
     "resize_",
     "resize_as_",
 }
-MAKE_WHOLE = ("gather", "all_to_all")
+MAKE_WHOLE = ("all_gather", "all_to_all")
 NATIVE, GATHERED, WHOLE, ABSENT, REFUSED, WRONG, CRASHED = VERDICTS = (
     "native", "gathered", "whole", "absent", "refused", "wrong", "crashed"
 )  # fmt: skip

@@ -293,7 +293,7 @@ def halves(
     _, moves = route(tuple(x.shape), FLOAT, src, dst, axes)
     source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
     step = steps.Redistribute(
-        source, target, moves, torch.fx.Graph().placeholder("x"), False
+        torch.fx.Graph().placeholder("x"), source, target, moves, False
     )
     return Plan(axes=axes, steps=(step,), ins=(source,), outs=(target,)), x
 

@@ -97,9 +97,9 @@ def test_more_bytes_go_over_the_fast_axis(slow: str, gathered: str) -> None:
         mesh = sf.make_mesh((2, 2), ("a", "b"), links=links)
         axes = sf.mesh.axes_of(mesh)
         _, moves = route((4096, 4096), 8, (0, 1), (1, 0), axes)
-        assert [("ab"[m.axis], m.kind) for m in moves if m.kind == "gather"] == [
-            (gathered, "gather")
-        ]
+        assert [
+            ("ab"[m.axis], m.kind) for m in moves if m.kind == "all_gather"
+        ] == [(gathered, "all_gather")]
         turned = sf.shard(
             lambda x: sf.constrain(x, P("b", "a")) * 2,
             mesh,
@@ -118,7 +118,7 @@ def test_a_collective_costs_its_bytes_and_its_start(latency: float) -> None:
             )
         )
         cost, moves = route((64,), 8, ("sum",), ("R",), axes)
-        assert [m.kind for m in moves] == ["reduce"]
+        assert [m.kind for m in moves] == ["all_reduce"]
         assert cost == 512 + max(1.0, latency * 1e9)
 
 

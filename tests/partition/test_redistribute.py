@@ -51,7 +51,7 @@ def moved(
     source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
     node = torch.fx.Graph().placeholder("x")
     step = steps.Redistribute(
-        source, target, moves(x.shape, src, dst, sizes), node, False
+        node, source, target, moves(x.shape, src, dst, sizes), False
     )
     plan = Plan(
         axes=pieces.mesh_axes(sizes), steps=(step,), ins=(source,), outs=(target,)
@@ -166,29 +166,40 @@ def test_the_price_of_a_route_is_that_of_its_moves_and_staying_is_free(
 
 def test_reduce_scatter_and_gather_cost_as_much_as_an_all_reduce() -> None:
     for n, nbytes in itertools.product((2, 3, 8), (0.0, 8.0, 1e6)):
-        both = price("reduce_scatter", nbytes, n) + price("gather", nbytes, n)
-        assert both == pytest.approx(price("reduce", nbytes, n) + Cost().start), (
-            "but for the latency of one more collective"
-        )
-        assert price("all_to_all", nbytes, n) <= price("gather", nbytes, n)
+        both = price("reduce_scatter", nbytes, n) + price("all_gather", nbytes, n)
+        assert both == pytest.approx(
+            price("all_reduce", nbytes, n) + Cost().start
+        ), "but for the latency of one more collective"
+        assert price("all_to_all", nbytes, n) <= price("all_gather", nbytes, n)
         assert (
-            price("slice", nbytes, n) <= price("gather", nbytes, n) or nbytes == 0
+            price("slice", nbytes, n) <= price("all_gather", nbytes, n)
+            or nbytes == 0
         )
-    for kind in ("gather", "slice", "reduce", "reduce_scatter", "all_to_all"):
+    for kind in (
+        "all_gather",
+        "slice",
+        "all_reduce",
+        "reduce_scatter",
+        "all_to_all",
+    ):
         assert price(kind, 1e6, 1) == 0.0, "one rank has nobody to send to"
 
 
 DIRECT = {
     "staying": ((0,), (0,), []),
     "whole to cut": (("R",), (0,), ["slice"]),
-    "cut to whole": ((0,), ("R",), ["gather"]),
+    "cut to whole": ((0,), ("R",), ["all_gather"]),
     "one dim to another": ((0,), (1,), ["all_to_all"]),
-    "pending to whole": (("sum",), ("R",), ["reduce"]),
+    "pending to whole": (("sum",), ("R",), ["all_reduce"]),
     "pending to cut": (("sum",), (1,), ["reduce_scatter"]),
-    "a maximum to whole": (("max",), ("R",), ["reduce"]),
-    "units to plain chunks": (((0, 3),), (0,), ["gather", "slice"]),
-    "both axes pending": (("sum", "sum"), ("R", "R"), ["reduce", "reduce"]),
-    "both axes on one dim, gathered": ((0, 0), ("R", "R"), ["gather", "gather"]),
+    "a maximum to whole": (("max",), ("R",), ["all_reduce"]),
+    "units to plain chunks": (((0, 3),), (0,), ["all_gather", "slice"]),
+    "both axes pending": (("sum", "sum"), ("R", "R"), ["all_reduce", "all_reduce"]),
+    "both axes on one dim, gathered": (
+        (0, 0),
+        ("R", "R"),
+        ["all_gather", "all_gather"],
+    ),
     "both axes on one dim, cut": (("R", "R"), (0, 0), ["slice", "slice"]),
     "the inner axis to another dim": ((0, 0), (0, 1), ["all_to_all"]),
     "reduced where it is smallest": (("sum", 1), (0, 1), ["reduce_scatter"]),

@@ -1,4 +1,4 @@
-"""Distributions: right at a million draws, equal on every mesh, differentiable as torch has them."""
+"""Distributions: right at a million draws, equal on every mesh, differentiable as in torch."""
 
 from __future__ import annotations
 

@@ -39,7 +39,10 @@ def program(
                 piece.node, piece.shape, piece.stride, before, piece.local_shape
             )
             piece = apply_move(
-                b, pending, Move("reduce", axis, before, ("R",) * len(sizes)), False
+                b,
+                pending,
+                Move("all_reduce", axis, before, ("R",) * len(sizes)),
+                False,
             )
     b.graph.output([piece.node])
     return LocalProgram(

@@ -69,7 +69,7 @@ def graph_of(
         assert found is not None
         made.append(
             steps.Redistribute(
-                source, steps.Slot(k + 1, fake, dst), found[1], node, False
+                node, source, steps.Slot(k + 1, fake, dst), found[1], False
             )
         )
     plan = Plan(

@@ -129,7 +129,6 @@ MESHES: list[Any] = []
 
 # Why Dynamo never comes to the others.
 ELSEWHERE = {
-    "_transformed.asked": "abstract",
     "_transformed.options": "abstract",
     "_transformed.inline": "abstract",
     "_custom.traced": "abstract",

@@ -17,9 +17,10 @@ import torch
 from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
+from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import print_axes
 from .. import annotations as sources
-from . import varying_control_flow
+from . import varying_control_flow, varying_prims
 from .varying_nodes import (
     BACKWARD,
     PLUMBING,
@@ -33,9 +34,7 @@ from .varying_nodes import (
     root_of,
     written_by,
 )
-from .varying_prims import NEEDED, RESULT
 
-Axes = frozenset[str]
 NONE: Axes = frozenset()
 
 
@@ -52,9 +51,7 @@ def settle(python: torch.fx.GraphModule, name: str) -> None:
         CaptureError: a collective inside a branch or a loop.
     """
     if any(
-        node.target in shard_map.PRIMS
-        for graph in graphs_of(python)
-        for node in graph.nodes
+        node.target in CALLS for graph in graphs_of(python) for node in graph.nodes
     ):
         _refuse_inside(python, name)
         Kinds(python).settle([])
@@ -71,7 +68,7 @@ def _refuse_inside(module: torch.fx.GraphModule, name: str) -> None:
                 n
                 for graph in graphs_of(child)
                 for n in graph.nodes
-                if n.target in shard_map.PRIMS
+                if n.target in CALLS
             ]
             if inside:
                 source = sources.line_of(inside[0].meta.get("stack_trace"))
@@ -164,8 +161,8 @@ class Kinds:
         target, args = node.target, args_of(node)
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
-        if target in RESULT:
-            return RESULT[target](self, node)
+        if target in CALLS:
+            return varying_prims.result(self, node)
         if target is placement.align:
             return [self.flat(pair) for pair in zip(args[0], args[1], strict=True)]
         if getattr(target, "__name__", "") in BACKWARD:
@@ -184,8 +181,8 @@ class Kinds:
 
     def needs(self, node: torch.fx.Node) -> Axes:
         """The axes over which all inputs of a node must vary."""
-        if node.target in NEEDED:
-            return NEEDED[node.target](node)
+        if node.target in CALLS:
+            return varying_prims.needed(node)
         if varying_control_flow.is_part(node):
             return NONE
         apart = (
@@ -193,13 +190,9 @@ class Kinds:
             or is_checkpoint(node)
             or getattr(node.target, "__name__", "") in (*BACKWARD, *PLUMBING)
         )
-        if (
-            apart
-            or node.target in RESULT
-            or (
-                node.target is operator.getitem
-                and isinstance(self.of.get(args_of(node)[0]), list)
-            )
+        if apart or (
+            node.target is operator.getitem
+            and isinstance(self.of.get(args_of(node)[0]), list)
         ):
             return NONE
         return self.flat((node.args, node.kwargs))
@@ -311,8 +304,8 @@ class Kinds:
         born = (
             NONE
             if node.op == "placeholder"
-            else RESULT[node.target](self, node)
-            if node.target in RESULT
+            else varying_prims.result(self, node)
+            if node.target in CALLS
             else self.flat(node.args)
         )
         if missing := axes - born:

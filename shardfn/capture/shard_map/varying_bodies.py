@@ -15,12 +15,12 @@ import attrs
 import torch
 
 from ...errors import CaptureError
-from ...ops import shard_map
 from ...ops.nodes import args_of
+from ...ops.prims import CALLS, Axes
 from .. import annotations as sources
 from ..control_flow import bodies as regions
 from ..control_flow import endings
-from .protocols import Axes, Settled, Varying
+from .protocols import Settled, Varying
 
 NONE: Axes = frozenset()
 
@@ -208,7 +208,7 @@ def _custom(kinds: Varying, node: torch.fx.Node) -> Settled:
 
 def _run_all(kinds: Varying, body: Body) -> Axes:
     """All axes over which any value of a body varies."""
-    names = [n for n in body.graph.graph.nodes if n.target in shard_map.PRIMS]
+    names = [n for n in body.graph.graph.nodes if n.target in CALLS]
     if names:
         source = sources.line_of(names[0].meta.get("stack_trace"))
         fix = "the collective before or after it"
@@ -254,10 +254,7 @@ def _refuse_apart(bodies: list[Body], floor: Axes, what: str) -> None:
 
 
 def _sends(node: torch.fx.Node) -> bool:
-    return node.target in shard_map.PRIMS and node.target not in (
-        shard_map.vary,
-        shard_map.axis_index,
-    )
+    return node.target in CALLS and CALLS[node.target].communicates
 
 
 ENDINGS: dict[Any, Callable[[Varying, torch.fx.Node], Settled]] = {

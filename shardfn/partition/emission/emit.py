@@ -249,8 +249,8 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
         result = rules.BY_PLACE[target](
             b, args, _place(b, step.outs[0], mine[0].node)
         )
-    elif target in rules.LOWER:
-        result = rules.LOWER[target](b, args, dict(kwargs), mine)
+    elif (lower := rules.lowering(target)) is not None:
+        result = lower(b, args, dict(kwargs), mine)
     elif target in rules.AS_VIEW:
         result = _view(
             b,

@@ -6,13 +6,21 @@ import math
 
 import torch
 
-from ...collectives import MOVES, implement
+from ...collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    HALO,
+    PPERMUTE,
+    REDUCE_SCATTER,
+    implement,
+)
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
 from ...types import Collective
 from .. import layout
 from ..payload import nbytes
-from ..redistribute import Move
+from ..redistribute import SLICE, Move
 from . import wire
 from .builder import Builder, Piece
 
@@ -22,7 +30,7 @@ c10d = torch.ops._c10d_functional
 
 def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     """Emit one move."""
-    emit = cut if move.kind == "slice" else MOVES[move.kind].emit
+    emit = cut if move.kind == SLICE else move.collective.emit
     assert emit is not None, f"{move.kind} cannot be emitted"
     node = emit(b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
@@ -54,9 +62,9 @@ def _communicate(
         x: the payload, contiguous.
         constants: the op's arguments between the payload and the group name.
     """
-    kind = MOVES[move.kind]
+    kind = move.collective
     sent, back = wire.packed(b, x, reduces=kind.reduces)
-    if kind.name == "halo":  # it counts elements, regardless of their shape
+    if kind.counts_elements:  # regardless of their shape
         (count,) = constants
         width = sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)
         sent, constants = _flat(b, sent), (count * width,)
@@ -66,7 +74,7 @@ def _communicate(
 
 
 def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
-    kind, dtype = MOVES[move.kind], piece.node.meta["val"].dtype
+    kind, dtype = move.collective, piece.node.meta["val"].dtype
     return Collective(
         kind=kind.name,
         axis=b.axes.names[move.axis],
@@ -266,9 +274,9 @@ def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.N
     return b.call(aten.view.default, received, list(x.meta["val"].shape))
 
 
-implement("all_gather", emit=gather)
-implement("all_reduce", emit=reduce)
-implement("reduce_scatter", emit=reduce_scatter)
-implement("all_to_all", emit=all_to_all)
-implement("halo", emit=halo)
-implement("ppermute", emit=ppermute)
+implement(ALL_GATHER, emit=gather)
+implement(ALL_REDUCE, emit=reduce)
+implement(REDUCE_SCATTER, emit=reduce_scatter)
+implement(ALL_TO_ALL, emit=all_to_all)
+implement(HALO, emit=halo)
+implement(PPERMUTE, emit=ppermute)

@@ -12,11 +12,15 @@ from typing import Any
 import attrs
 import torch
 
+from ... import _compat
 from ...capture import annotations as sources
+from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
+from ...ops.prims import PRIMS
 from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
+from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import made_anywhere, means, refusals, walk_shard_map
@@ -31,8 +35,6 @@ ALIGN = "prim_align"
 AFTER = "after"
 # prims that read a value at any placement
 READ_ANYWHERE = {CONSTRAIN, "random_bits"}
-# moves whose result needs memory of its own: the backward of a checkpointed call repeats them
-KEPT_TWICE = ("gather", "all_to_all", "halo")
 
 
 def propagate(
@@ -163,8 +165,10 @@ class Walk(Chooser):
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
-        is_prim = getattr(node.target, "namespace", "") == "shardfn"
-        if isinstance(node.target, Loop) or (is_prim and op not in READ_ANYWHERE):
+        is_plain = isinstance(node.target, _compat.OpOverload) and (
+            node.target.namespace != "shardfn" or op in READ_ANYWHERE
+        )
+        if not is_plain:
             self.make_inputs(node)
         if isinstance(node.target, Loop):
             nest(self, node)
@@ -178,8 +182,8 @@ class Walk(Chooser):
             align(self, node)
         elif op == AFTER:
             self.after(node)
-        elif is_prim and op in walk_shard_map.PRIMS:
-            walk_shard_map.visit(self, node, op)
+        elif node.target in PRIMS:
+            walk_shard_map.visit(self, node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             self.values[node] = self.constant(node, value)
         elif not add_unaligned(self, node):
@@ -382,16 +386,16 @@ class Walk(Chooser):
         if value.recipe is not None:
             return made_anywhere.make(self, value, marks)
         source, moves = self.cheapest(value, marks, phase)
-        reduces = any(move.kind.startswith("reduce") for move in moves)
+        reduces = any(move.sends and move.collective.reduces for move in moves)
         if implicit and value.unreduced and reduces:
             raise refusals.not_reduced(
                 self.name, value.unreduced, node, source.marks, self.axes
             )
         slot = self.slot(value.fake, marks)
         unasked = implicit and not value.asked
-        self.steps.append(plan.Redistribute(source, slot, moves, node, unasked))
-        again = _made_again(value, node)
-        only = phase if any(move.kind in again for move in moves) else None
+        self.steps.append(plan.Redistribute(node, source, slot, moves, unasked))
+        again = any(_made_again(move, value, node) for move in moves)
+        only = phase if again else None
         value.slots[marks] = slot, only
         return slot
 
@@ -405,10 +409,11 @@ class Walk(Chooser):
         return slot
 
 
-def _made_again(value: Value, node: torch.fx.Node) -> tuple[str, ...]:
-    """The moves that both the forward and the backward perform, so that their result is not
+def _made_again(move: Move, value: Value, node: torch.fx.Node) -> bool:
+    """Whether a move is made once in the forward and the backward perform, so that its result
+    is not
     saved: those of a parameter, and those in a checkpointed call.
     """
     if sources.is_checkpointed(node.meta.get("custom") or {}):
-        return KEPT_TWICE
-    return ("gather",) if value.early else ()
+        return move.sends and move.collective.grows
+    return value.early and move.kind == ALL_GATHER

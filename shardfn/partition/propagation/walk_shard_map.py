@@ -1,21 +1,22 @@
-"""Propagation of the prims of per-rank code: entering and leaving a shard_map, and its
-collectives.
+"""The prims of per-rank code in the walk: into a shard_map and out of it, and its collectives.
 
-A value that varies over an axis has the placement "R" there: each rank has its own. Most
-collectives are then moves between placements. A psum reduces a Partial sum, and an all-gather
-replicates a sharded value. Before and after the move, the value is relabelled, by a step that
-emits nothing (`plan.Relabel`).
+A value that varies over an axis is held whole there ("R"): each rank has its own. Most
+collectives are then known moves between placements: a sum over ranks is a Partial sum that is
+reduced, an all-gather a sharded value replicated. Only what the value is called changes before and
+after, which is a step that emits nothing (`steps.Relabel`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import torch
 
+from ...collectives import ALL_TO_ALL, PPERMUTE
+from ...ops import shard_map
 from ...ops.nodes import args_of
+from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
 from ...types import PENDING, Mark, Marks
 from .. import layout, plan
@@ -23,22 +24,20 @@ from ..protocols import Walk
 from ..redistribute import Move
 from .values import Value
 
-
-def _constants(node: torch.fx.Node) -> tuple[Any, ...]:
-    return node.args[1:]
+NONE: Axes = frozenset()
 
 
-def visit(walk: Walk, node: torch.fx.Node, name: str) -> None:
+def visit(walk: Walk, node: torch.fx.Node) -> None:
     """Place one prim."""
-    PRIMS[name](walk, node)
+    place = PRIMS[node.target].place
+    assert place is not None, f"{node.target} cannot be placed"
+    place(walk, node)
 
 
 def to_local(walk: Walk, node: torch.fx.Node) -> None:
-    cuts = parse_shards(_constants(node)[0])
-    wanted: dict[str, Mark] = {
-        name: "R" if dim is None else dim for name, _, dim in cuts
-    }
-    value, slot = _brought(
+    cuts = parse_shards(constants_of(node)[0])
+    wanted = {name: "R" if dim is None else dim for name, _, dim in cuts}
+    slot = _brought(
         walk, node, wanted, {d for _, _, d in cuts if d is not None}, ("sum",)
     )
     made = _relabelled(
@@ -48,21 +47,16 @@ def to_local(walk: Walk, node: torch.fx.Node) -> None:
         node.meta["val"],
         _with(walk, slot.marks, dict.fromkeys(wanted, "R")),
     )
-    _make(
-        walk,
-        node,
-        made,
-        value.varies | {name for name, _, dim in cuts if dim is not None},
-    )
+    _make(walk, node, made)
 
 
 def from_local(walk: Walk, node: torch.fx.Node) -> None:
     cuts = [
         (name, dim)
-        for name, _, dim in parse_shards(_constants(node)[0])
+        for name, _, dim in parse_shards(constants_of(node)[0])
         if dim is not None
     ]
-    value, slot = _brought(
+    slot = _brought(
         walk,
         node,
         dict.fromkeys((name for name, _ in cuts), "R"),
@@ -72,16 +66,19 @@ def from_local(walk: Walk, node: torch.fx.Node) -> None:
     made = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, dict(cuts))
     )
-    _make(walk, node, made, value.varies - {name for name, _ in cuts})
+    _make(walk, node, made)
 
 
 def vary(walk: Walk, node: torch.fx.Node) -> None:
-    axes = parse_axes(_constants(node)[0])
+    axes = parse_axes(constants_of(node)[0])
     value = walk.values[args_of(node)[0]]
     if value.fill is not None and not value.slots:
-        varies, equal = value.varies.union(axes), value.equal.union(axes)
         walk.values[node] = attrs.evolve(
-            value, users=len(node.users), slots={}, varies=varies, equal=equal
+            value,
+            users=len(node.users),
+            slots={},
+            varies=_varies(walk, node),
+            equal=value.equal.union(axes),
         )
         return
     held = value.readable(node.meta["phase"])
@@ -90,38 +87,33 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
         None,
     )
     marks = marks or _with(walk, held[0].marks, dict.fromkeys(axes, "R"))
-    _make(
-        walk,
-        node,
-        walk.redistribute(value, marks, node, implicit=False),
-        value.varies.union(axes),
-        value.equal.union(axes),
-    )
+    slot = walk.redistribute(value, marks, node, implicit=False)
+    _make(walk, node, slot, value.equal.union(axes))
 
 
 def psum(walk: Walk, node: torch.fx.Node) -> None:
-    axes, pending = _constants(node)
+    axes, pending = constants_of(node)
     _reduced(walk, node, parse_axes(axes), "sum", pending)
 
 
 def extremum(walk: Walk, node: torch.fx.Node) -> None:
-    axes, kind = _constants(node)
+    axes, kind = constants_of(node)
     _reduced(walk, node, parse_axes(axes), kind, False)
 
 
 def _reduced(
     walk: Walk, node: torch.fx.Node, axes: Sequence[str], kind: str, pending: bool
 ) -> None:
-    value, slot = _brought(
+    value = walk.values[args_of(node)[0]]
+    slot = _brought(
         walk, node, dict.fromkeys(axes, "R"), (), ("sum",) if kind == "sum" else ()
     )
-    varies = value.varies.difference(axes)
     if value.equal.issuperset(
         axes
-    ):  # nothing is sent: a sum of n equal terms is a product, and their max is each of them
+    ):  # nothing is sent: a sum of equal terms is a product, their max is each of them
         made = walk.slot(node.meta["val"], slot.marks)
         walk.steps.append(plan.Apply(node, (slot,), (made,)))
-        _make(walk, node, made, varies, value.equal.difference(axes))
+        _make(walk, node, made, value.equal.difference(axes))
         return
     named = _relabelled(
         walk,
@@ -130,7 +122,7 @@ def _reduced(
         node.meta["val"],
         _with(walk, slot.marks, dict.fromkeys(axes, kind)),
     )
-    _make(walk, node, named, varies)
+    _make(walk, node, named)
     walk.values[node].asked = True
     if not pending:
         whole = walk.redistribute(
@@ -139,35 +131,35 @@ def _reduced(
             node,
             implicit=False,
         )
-        _make(walk, node, whole, varies)
+        _make(walk, node, whole)
 
 
 def all_gather(walk: Walk, node: torch.fx.Node) -> None:
-    axis, _, dim = _constants(node)
-    value, slot = _brought(walk, node, {axis: "R"}, {dim}, ())
+    axis, _, dim = constants_of(node)
+    slot = _brought(walk, node, {axis: "R"}, {dim}, ())
     whole = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: dim})
     )
-    _make(walk, node, whole, value.varies - {axis})
+    _make(walk, node, whole)
     gathered = walk.redistribute(
         walk.values[node], slot.marks, node, implicit=False
     )
-    _make(walk, node, gathered, value.varies - {axis})
+    _make(walk, node, gathered)
 
 
 def own_piece(walk: Walk, node: torch.fx.Node) -> None:
-    axis, _, dim = _constants(node)
-    value, slot = _brought(walk, node, {axis: dim}, {dim}, ())
+    axis, _, dim = constants_of(node)
+    slot = _brought(walk, node, {axis: dim}, {dim}, ())
     mine = _relabelled(
         walk, node, slot, node.meta["val"], _with(walk, slot.marks, {axis: "R"})
     )
-    _make(walk, node, mine, value.varies | {axis})
+    _make(walk, node, mine)
 
 
 def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
-    axis, n, split, concat = _constants(node)
-    value, slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
-    local = value.fake
+    axis, n, split, concat = constants_of(node)
+    slot = _brought(walk, node, {axis: "R"}, {split, concat}, (), alone=True)
+    local = walk.values[args_of(node)[0]].fake
     shape = [
         size * n if d == concat else size for d, size in enumerate(local.shape)
     ]
@@ -183,7 +175,7 @@ def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
         node,
         cut,
         Move(
-            "all_to_all",
+            ALL_TO_ALL,
             walk.axes.names.index(axis),
             cut.marks,
             _with(walk, cut.marks, {axis: split}),
@@ -192,46 +184,52 @@ def all_to_all(walk: Walk, node: torch.fx.Node) -> None:
     mine = _relabelled(
         walk, node, moved, node.meta["val"], _with(walk, moved.marks, {axis: "R"})
     )
-    _make(walk, node, mine, value.varies | {axis})
+    _make(walk, node, mine)
 
 
 def ppermute(walk: Walk, node: torch.fx.Node) -> None:
-    axis, perm = _constants(node)
-    pairs = parse_pairs(perm)
-    value, slot = _brought(walk, node, {axis: "R"}, (), ())
-    moved = _moved(
-        walk,
-        node,
-        slot,
-        Move(
-            "ppermute", walk.axes.names.index(axis), slot.marks, slot.marks, pairs
-        ),
-    )
-    _make(walk, node, moved, value.varies | {axis})
+    axis, perm = constants_of(node)
+    permute(walk, node, axis, parse_pairs(perm))
+
+
+def permute(
+    walk: Walk, node: torch.fx.Node, axis: str, pairs: tuple[tuple[int, int], ...]
+) -> None:
+    """Place a prim by which the first rank of each pair sends all it has to the second."""
+    k = walk.axes.names.index(axis)
+    slot = _brought(walk, node, {axis: "R"}, (), ())
+    move = Move(PPERMUTE, k, slot.marks, slot.marks, pairs)
+    _make(walk, node, _moved(walk, node, slot, move))
 
 
 def axis_index(walk: Walk, node: torch.fx.Node) -> None:
     slot = walk.slot(node.meta["val"], ("R",) * len(walk.axes.names))
     walk.steps.append(plan.Apply(node, (), (slot,)))
-    _make(walk, node, slot, frozenset((args_of(node)[0],)))
+    _make(walk, node, slot)
 
 
 def _make(
     walk: Walk,
     node: torch.fx.Node,
     slot: plan.Slot,
-    varies: frozenset[str],
-    equal: frozenset[str] = frozenset(),
+    equal: Axes = NONE,
 ) -> None:
-    """The result of a prim, at one placement."""
+    """The result of a prim, at one placement; over the axes `equal` it varies in name only."""
+    slots: dict[Marks, tuple[plan.Slot, str | None]] = {slot.marks: (slot, None)}
     walk.values[node] = Value(
         slot.value,
         early=False,
-        slots={slot.marks: (slot, None)},
+        slots=slots,
         users=len(node.users),
-        varies=varies,
+        varies=_varies(walk, node),
         equal=equal,
     )
+
+
+def _varies(walk: Walk, node: torch.fx.Node) -> Axes:
+    """The axes over which the result of a prim varies."""
+    tensors = [walk.values[x].varies for x in node.all_input_nodes]
+    return PRIMS[node.target].varies(node, NONE.union(*tensors))
 
 
 def _relabelled(
@@ -241,7 +239,7 @@ def _relabelled(
     fake: torch.Tensor,
     marks: Marks,
 ) -> plan.Slot:
-    """Relabel a slot as another value at other placements. Computes nothing."""
+    """What a slot holds, as another value at other placements: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {fake.shape}"
     made = walk.slot(fake, plain)
@@ -254,7 +252,7 @@ def _moved(
 ) -> plan.Slot:
     """One explicit move."""
     made = walk.slot(slot.value, move.after)
-    walk.steps.append(plan.Redistribute(slot, made, (move,), node, False))
+    walk.steps.append(plan.Redistribute(node, slot, made, (move,), False))
     return made
 
 
@@ -273,23 +271,23 @@ def _with(walk: Walk, marks: Marks, wanted: dict[str, Mark]) -> Marks:
 def _brought(
     walk: Walk,
     node: torch.fx.Node,
-    wanted: dict[str, Mark],
+    wanted: Mapping[str, Mark],
     dims: Collection[int],
     pending: Collection[str],
     *,
     alone: bool = False,
-) -> tuple[Value, plan.Slot]:
-    """Redistribute the argument of a prim to the given placements on the prim's axes. Other
-    axes keep their placements if possible.
+) -> plan.Slot:
+    """The argument of a prim, with the placements wanted on its axes; on other axes as it is,
+    as far as that can be.
 
     Args:
-        walk: the current walk.
+        walk: at work.
         node: the prim.
-        wanted: a placement for each of the prim's axes.
-        dims: the dims that it shards or gathers. Other axes may shard them only inside the
-            shards of its own axes.
+        wanted: a placement for each of its axes.
+        dims: those that it shards or gathers; other axes may shard them only inside of its own
+            axes' cuts.
         pending: the reductions that may stay Partial on other axes.
-        alone: whether no other axis may shard those dims.
+        alone: whether no other axis may cut those dims.
     """
     value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])
@@ -306,18 +304,16 @@ def _brought(
             marks.append(mark if mark == "R" or mark in pending else "R")
     plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {value.fake.shape}"
-    return value, walk.redistribute(value, plain, node, implicit=False)
+    return walk.redistribute(value, plain, node, implicit=False)
 
 
-PRIMS: dict[str, Callable[[Walk, torch.fx.Node], None]] = {
-    "prim_to_local": to_local,
-    "prim_from_local": from_local,
-    "vary": vary,
-    "psum": psum,
-    "extremum": extremum,
-    "all_gather": all_gather,
-    "own_piece": own_piece,
-    "all_to_all": all_to_all,
-    "ppermute": ppermute,
-    "axis_index": axis_index,
-}
+implement(shard_map.to_local, place=to_local)
+implement(shard_map.from_local, place=from_local)
+implement(shard_map.vary, place=vary)
+implement(shard_map.psum, place=psum)
+implement(shard_map.extremum, place=extremum)
+implement(shard_map.all_gather, place=all_gather)
+implement(shard_map.own_piece, place=own_piece)
+implement(shard_map.all_to_all, place=all_to_all)
+implement(shard_map.ppermute, place=ppermute)
+implement(shard_map.axis_index, place=axis_index)

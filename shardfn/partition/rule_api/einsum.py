@@ -4,7 +4,7 @@ the results that have it, and leaves the others Partial.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 import torch
@@ -43,15 +43,15 @@ class Factors:
 
     def choices(self, call: OpCall) -> list[Choice]:
         """The strategies of a call: replicated, then one for each factor."""
-        ins, outs = self.named(call)
+        return [replicated(call), *self.cuts(*self.named(call))]
+
+    def cuts(self, ins: Sequence[Row], outs: Sequence[Row]) -> list[Choice]:
+        """One choice for each factor of these tensors that may be cut."""
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
         return [
-            replicated(call),
-            *(
-                _cut(f, ins, outs)
-                for f in names
-                if f != ONE and _family(f) not in self.whole
-            ),
+            _cut(f, ins, outs)
+            for f in names
+            if f != ONE and _family(f) not in self.whole
         ]
 
     def named(self, call: OpCall) -> tuple[list[Row], list[Row]]:
@@ -217,7 +217,7 @@ def _family(factor: str) -> str:
     return REST if factor.startswith(REST) else factor
 
 
-def _cut(factor: str, ins: list[Row], outs: list[Row]) -> Choice:
+def _cut(factor: str, ins: Sequence[Row], outs: Sequence[Row]) -> Choice:
     place: Iterator[Mark] = (
         row.index(factor) if factor in row else "R" for row in ins
     )

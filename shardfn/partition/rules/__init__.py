@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ...ops.placement import AFTER
+from ...ops.prims import PRIMS
 from ..rule_api import registry
 from ..rule_api.strategy import Rule
 from . import (
@@ -19,7 +23,7 @@ from . import (
     pool,
     random,
     reduction,
-    shard_map,
+    shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
 
@@ -54,7 +58,6 @@ LOWER = {
     **conv.LOWER,
     **pool.LOWER,
     **reduction.LOWER,
-    **shard_map.LOWER,
 }
 # op -> how a rank computes its shard, where that depends on where the shard is
 BY_PLACE = random.BY_PLACE
@@ -80,3 +83,8 @@ def find(target: object) -> Rule | None:
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
     )
+
+
+def lowering(target: object) -> Callable[..., Any] | None:
+    """How a rank computes an op; None where that is the op itself."""
+    return PRIMS[target].lower if target in PRIMS else LOWER.get(target)

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import torch
 
+from ..rule_api.einsum import parsed
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
 
 
-def factors(text: str) -> Rule:
-    """The strategies of a product written as an einsum: one for each letter. Linear in each
-    operand.
-
-    A letter of the result shards it; a contracted letter leaves a Partial sum.
+def product(text: str) -> Rule:
+    """The strategies of a product, given as a factor mapping: one for each factor, and Linear in
+    each operand.
     """
-    left, out = text.split("->")
-    operands = left.split(",")
-    letters = dict.fromkeys(out + "".join(operands))
+    mapping = parsed(text, ())
+    operands = range(len(mapping.ins))
+    linear: list[Choice] = [
+        (tuple("sum" if i == j else "R" for j in operands), ("sum",))
+        for i in operands
+    ]
+    choices = [*mapping.cuts(mapping.ins, mapping.outs), *linear]
 
     def rule(call: OpCall) -> list[Choice]:
-        choices = [replicated(call)]
-        for letter in letters:
-            ins = tuple(o.index(letter) if letter in o else "R" for o in operands)
-            choices.append((ins, (out.index(letter) if letter in out else "sum",)))
-        for i in range(len(operands)):
-            choices.append(
-                (
-                    tuple("sum" if i == j else "R" for j in range(len(operands))),
-                    ("sum",),
-                )
-            )
-        return choices
+        return [replicated(call), *choices]
 
     return rule
 
 
 TABLE: dict[object, Rule] = {
-    aten.mm.default: factors("ik,kj->ij"),
-    aten.bmm.default: factors("bik,bkj->bij"),
-    aten.mv.default: factors("ik,k->i"),
-    aten.dot.default: factors("k,k->"),
+    aten.mm.default: product("i k, k j -> i j"),
+    aten.bmm.default: product("b i k, b k j -> b i j"),
+    aten.mv.default: product("i k, k -> i"),
+    aten.dot.default: product("k, k ->"),
 }

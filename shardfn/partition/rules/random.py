@@ -41,4 +41,4 @@ def make_shard(b: Any, args: list[Any], out: Any) -> Any:
 
 
 TABLE: dict[object, Rule] = {RANDOM_BITS: random_bits}
-BY_PLACE = {RANDOM_BITS: make_shard}
+BY_PLACE: dict[object, Any] = {RANDOM_BITS: make_shard}

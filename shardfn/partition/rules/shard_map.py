@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ...ops import shard_map  # noqa: F401
+from ...ops import shard_map
+from ...ops.prims import implement
 from ...ops.text_formats import parse_axes
 from ..emission.builder import Builder, Piece
 
 aten = torch.ops.aten
-ours = torch.ops.shardfn
 
 
 def _axis_index(
@@ -38,8 +38,6 @@ def _equal_extremum(
     return [args[0]]
 
 
-LOWER = {
-    ours.axis_index.default: _axis_index,
-    ours.psum.default: _equal_sum,
-    ours.extremum.default: _equal_extremum,
-}
+implement(shard_map.axis_index, lower=_axis_index)
+implement(shard_map.psum, lower=_equal_sum)
+implement(shard_map.extremum, lower=_equal_extremum)

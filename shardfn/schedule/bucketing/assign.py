@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from ...buckets import Row, Wish
+from ...collectives import ALL_GATHER, ALL_REDUCE
 from ...errors import TreeError
 from ..flow import Flow, Transfer
 from .batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
@@ -97,7 +98,7 @@ def _serving(flow: Flow, ride: frozenset[Any]) -> list[int | None]:
             t = flow.transfers[i][0]
             serves[i] = (
                 i
-                if (t.wish is not None and t.kind != "all_gather") or t.key in ride
+                if (t.wish is not None and t.kind != ALL_GATHER) or t.key in ride
                 else None
             )
         elif i not in flow.returned:
@@ -141,7 +142,7 @@ def _first_steps(flow: Flow) -> set[int]:
     """
     found: set[int] = set()
     for i, sent in flow.transfers.items():
-        if sent[0].wish is not None or sent[0].kind != "all_reduce":
+        if sent[0].wish is not None or sent[0].kind != ALL_REDUCE:
             continue
         cone, queue = {i}, flow.sources(i)
         while queue and len(cone) <= FEW:
@@ -246,7 +247,7 @@ class _Joiner:
             t.axis,
             t.op,
             t.dtype,
-            t.phase if t.kind == "all_gather" else "",
+            t.phase if t.kind == ALL_GATHER else "",
         )
         return key, t.wish.cap if key in self.started else t.wish.first_cap
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...collectives import ALL_REDUCE
 from ...partition import plan
 from ..flow import Flow, Transfer
 
@@ -38,7 +39,7 @@ def _is_term(flow: Flow, step: int) -> bool:
 
 
 def _is_light(t: Transfer) -> bool:
-    return t.kind == "all_reduce" and t.wish is None and t.nbytes <= LIGHT
+    return t.kind == ALL_REDUCE and t.wish is None and t.nbytes <= LIGHT
 
 
 def _is_last(flow: Flow, step: int) -> bool:

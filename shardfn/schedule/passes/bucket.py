@@ -13,7 +13,13 @@ import attrs
 import torch
 
 from ...capture.copying import copied
-from ...collectives import COLLECTIVES, implement
+from ...collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    REDUCE_SCATTER,
+    implement,
+)
 from ...ops.nodes import args_of
 from ...ops.pack import pack as _pack_op  # noqa: F401
 from ..agenda import Agenda
@@ -279,12 +285,12 @@ class _Packing:
         return sent * n if self.gathers else sent
 
 
-implement("all_reduce", packing=_Packing(_pack_flat, _cut_flat, any_shape=True))
+implement(ALL_REDUCE, packing=_Packing(_pack_flat, _cut_flat, any_shape=True))
 implement(
-    "all_gather",
+    ALL_GATHER,
     packing=_Packing(_pack_flat, _cut_columns, ranks_at=1, gathers=True),
 )
 implement(
-    "reduce_scatter",
+    REDUCE_SCATTER,
     packing=_Packing(_pack_rows, _cut_flat, ranks_at=2, scatters=True),
 )

@@ -15,10 +15,9 @@ from ... import _compat, _tree
 from ...argnums import check_argnums, is_number, positions
 from ...capture.shard_map import axis_names
 from ...errors import ShardError, TreeError
-from ...runtime import Request
 from .._options import check_function
 from .._paired import NUMBERS, paired, scalar
-from .._transformed import Transformed, innermost, name_of
+from .._transformed import Transformed, name_of
 from ..sharding._shard import Shard
 from ._grad import ValueAndGrad
 
@@ -36,9 +35,6 @@ class Accumulate(Transformed):
         return _accumulated(
             self.fn, self.microbatches, self.batch_argnums, args, kwargs
         )
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.microbatches, self.batch_argnums

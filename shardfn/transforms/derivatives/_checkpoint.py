@@ -17,9 +17,8 @@ from ...capture import annotations as sources
 from ...capture.checkpoint import policies
 from ...errors import TreeError
 from ...ops import placement
-from ...runtime import Request
 from .._options import check_function
-from .._transformed import Transformed, innermost
+from .._transformed import Transformed
 from .checkpoint_policies import nothing_saveable
 
 
@@ -35,9 +34,6 @@ class Checkpoint(Transformed):
         """Call the function, and annotate its ops as one checkpointed call with this policy."""
         with sources.inside(sources.fresh_region(), self.policy):
             return self.fn(*args, **kwargs)
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.policy

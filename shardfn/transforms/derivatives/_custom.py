@@ -16,9 +16,8 @@ from ...argnums import positions
 from ...capture import trace
 from ...capture.control_flow import bodies
 from ...errors import ShardError, TreeError, problem
-from ...runtime import Request
 from .._paired import zero_like
-from .._transformed import Transformed, innermost
+from .._transformed import Transformed
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -30,9 +29,6 @@ class Custom(Transformed):
     held: tuple[Callable[..., Any]]
     nondiff_argnums: tuple[int, ...]
     rules: list[Callable[..., Any]]
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.nondiff_argnums, tuple(self.rules)

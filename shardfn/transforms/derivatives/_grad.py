@@ -15,10 +15,9 @@ from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, positions
 from ...errors import CaptureError
 from ...ops import placement
-from ...runtime import Request
 from .._flattened import Flattened, check_moving
 from .._options import check_flag, check_function
-from .._transformed import Transformed, innermost, name_of
+from .._transformed import Transformed, name_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -73,9 +72,6 @@ class ValueAndGrad(Transformed):
         return positions(
             f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count
         )
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.argnums, self.has_aux

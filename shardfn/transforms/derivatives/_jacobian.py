@@ -13,9 +13,8 @@ import torch
 
 from ... import _tree
 from ...argnums import Argnums, positions
-from ...runtime import Request
 from .._flattened import Flattened, check_moving
-from .._transformed import Transformed, innermost, name_of
+from .._transformed import Transformed, name_of
 from ._grad import check_derivative
 
 
@@ -68,9 +67,6 @@ class Jacobian(Transformed):
         """The derivatives of one result, in the trees of the arguments."""
         trees = flat.derivatives(row)
         return trees[0] if isinstance(self.argnums, int) else trees
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return self.argnums, self.has_aux

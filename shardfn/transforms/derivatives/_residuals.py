@@ -16,9 +16,8 @@ from ...capture.checkpoint.recompute import names_of, owner_of, residuals
 from ...capture.printing import tensor_type
 from ...errors import CaptureError
 from ...ops.nodes import args_of
-from ...runtime import Request
 from ...types import Program
-from .._transformed import Transformed, innermost, name_of
+from .._transformed import Transformed, name_of
 
 
 @attrs.frozen
@@ -135,9 +134,6 @@ class _Backward(Transformed):
         values, pull, *_ = torch.func.vjp(flat, *[leaves[i] for i in numbers])
         with sources.as_backward():
             return pull(tuple([torch.ones_like(x) for x in values]))
-
-    def asked(self) -> Request:
-        return Request(self.__name__, self.inline, innermost(self.fn))
 
     def options(self) -> Any:
         return ()

@@ -78,7 +78,7 @@ def index(name: str, n: int, level: int) -> torch.Tensor:
     """The index of this rank or sample on one axis."""
     device = axis_names.device()
     return (
-        shard_map.axis_index(name, device)
+        shard_map.axis_index(name, torch.device(device))
         if level == axis_names.MESH
         else shard_map.mapped_index(n, level, device)
     )

@@ -145,7 +145,7 @@ def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]
         if isinstance(x, torch.Tensor):
             x = x / shares if shares else x
             x = manual.psum(x, partial, True) if partial else x
-            x = manual.from_local(x, text, f"{where}: {path}")
+            x = manual.from_local(x, text, where=f"{where}: {path}")
         leaves.append(x)
     return _tree.refill(out, leaves)
 

@@ -1,0 +1,214 @@
+"""The table of prims of per-rank code: all that the stages know of each, one row for each.
+
+A row is one function with `@prim`. What it needs of a higher layer (how it is placed, how a rank
+computes it) is put into the row by the file that has it, with `implement`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import attrs
+import torch
+
+from .. import _compat
+from ..errors import CaptureError, problem
+from .text_formats import parse_axes, parse_shards
+
+Axes = frozenset[str]
+P = ParamSpec("P")
+
+
+@attrs.frozen(eq=False)
+class Prim:
+    """One prim. Its constants are all arguments of the op but the tensor that comes first.
+
+    A linear prim has a `transpose`, any other one `jvp` and `vjp`; without a tensor there is no
+    derivative.
+
+    Args:
+        call: what per-rank code calls, and Dynamo leaves whole in its graph.
+        definition: of the op that a Program holds, by torch's custom_op.
+        axes: of its constants: the mesh axes that it works over.
+        takes_varying: whether its tensor must vary over them.
+        gives_varying: whether its result varies over them.
+        transpose: of the cotangent and the constants: the cotangent of the tensor.
+        jvp: of the tangent, the tensor, the result and the constants: the tangent of the result.
+        vjp: of the cotangent, the tensor, the result and the constants: that of the tensor.
+        batched: of its constants: those for a tensor with one more dim in front.
+        communicates: whether ranks must call it together.
+        public: what users call it, where that is not its name.
+        check: refuses a call in Dynamo's graph (capture/shard_map/varying_prims.py).
+        place: chooses placements (partition/propagation/walk_shard_map.py).
+        lower: how a rank computes it alone, where it may (partition/rules/shard_map.py).
+    """
+
+    call: Callable[..., torch.Tensor]
+    definition: Any
+    axes: Callable[..., Axes]
+    takes_varying: bool
+    gives_varying: bool
+    transpose: Callable[..., torch.Tensor] | None = None
+    jvp: Callable[..., torch.Tensor] | None = None
+    vjp: Callable[..., torch.Tensor] | None = None
+    batched: Callable[..., tuple[Any, ...]] = lambda *constants: constants
+    communicates: bool = True
+    public: str = ""
+    check: Callable[..., None] | None = None
+    place: Callable[..., None] | None = None
+    lower: Callable[..., list[torch.fx.Node]] | None = None
+
+    @property
+    def op(self) -> Any:
+        """The op that a Program holds."""
+        return _compat.overload_of(self.definition)
+
+    def axes_of(self, node: torch.fx.Node) -> Axes:
+        """The mesh axes that a call works over."""
+        return self.axes(*constants_of(node))
+
+    def varies(self, node: torch.fx.Node, before: Axes) -> Axes:
+        """The axes over which the result of a call varies, if its tensor does over `before`."""
+        axes = self.axes_of(node)
+        return before | axes if self.gives_varying else before - axes
+
+
+PRIMS: dict[Any, Prim] = {}  # by op
+CALLS: dict[Any, Prim] = {}  # by what per-rank code calls
+
+
+def add(row: Prim) -> None:
+    """Put a row into the table, in place of one of the same prim."""
+    PRIMS[row.op] = CALLS[row.call] = row
+
+
+def implement(call: Callable[..., torch.Tensor], **parts: Any) -> None:
+    """Put what a higher layer knows of a prim into its row."""
+    add(attrs.evolve(CALLS[call], **parts))
+
+
+def constants_of(node: torch.fx.Node) -> tuple[Any, ...]:
+    """The constants of a call of a prim, in Dynamo's graph or in a Program."""
+    return tuple(x for x in node.args if not isinstance(x, torch.fx.Node))
+
+
+def prim(
+    *, name: str = "", **facts: Any
+) -> Callable[[Callable[P, torch.Tensor]], Callable[P, torch.Tensor]]:
+    """Make a prim of its fake kernel: the op, what per-rank code calls, and the row.
+
+    The op takes the positional parameters. Keyword-only ones are for capture, which finds them
+    in Dynamo's graph.
+
+    Args:
+        name: of the op, where it is not that of the function.
+        facts: the other fields of `Prim`.
+    """
+
+    def decorated(fake: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
+        definition = _defined(name or fake.__name__, fake)
+        op = _compat.overload_of(definition)
+
+        def called(*args: P.args, **_: P.kwargs) -> torch.Tensor:
+            return _run(op, *args)
+
+        called.__name__ = called.__qualname__ = fake.__name__
+        called.__module__, called.__doc__ = fake.__module__, fake.__doc__
+        add(Prim(_compat.keep_in_graph(called), definition, **facts))
+        return called
+
+    return decorated
+
+
+def _defined(name: str, fake: Callable[..., torch.Tensor]) -> Any:
+    """The op of our namespace that has this fake kernel, and no other."""
+    signature = inspect.signature(fake)
+    positional = [
+        p
+        for p in signature.parameters.values()
+        if p.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+
+    def body(*_: Any) -> torch.Tensor:
+        return uncaptured()
+
+    body.__signature__ = signature.replace(parameters=positional)
+    schema = torch.library.infer_schema(body, mutates_args=())
+    definition = torch.library.custom_op(
+        f"shardfn::{name}", body, mutates_args=(), schema=schema
+    )
+    definition.register_fake(fake)
+    return definition
+
+
+def uncaptured(*_: Any) -> torch.Tensor:
+    """Refuse to run a prim outside a capture."""
+    fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
+    raise CaptureError(
+        problem(
+            "shard_map",
+            "it is called inside a transform of torch.func itself",
+            fix=fix,
+        ),
+        fix=fix,
+    )
+
+
+def _run(op: Any, *args: Any) -> torch.Tensor:
+    """A prim right under every transform."""
+    takes_tensor = isinstance(args[0], torch.Tensor)
+    return _Applied.apply(args[0], op, *args[1:]) if takes_tensor else op(*args)
+
+
+class _Applied(torch.autograd.Function):
+    """A prim of a tensor, with what its row says of derivatives and batching."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, op: Any, *constants: Any) -> torch.Tensor:
+        return op(x, *constants)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, op, *constants = inputs
+        ctx.row, ctx.constants = PRIMS[op], constants
+        if ctx.row.transpose is None:
+            ctx.save_for_backward(x, output)
+            ctx.save_for_forward(x, output)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        row, constants = ctx.row, ctx.constants
+        if row.transpose is None:
+            result = row.vjp(cotangent, *ctx.saved_tensors, *constants)
+        else:
+            result = row.transpose(cotangent, *constants)
+        return result, None, *[None] * len(constants)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
+        row, constants = ctx.row, ctx.constants
+        if row.transpose is None:
+            return row.jvp(tangent, *ctx.saved_tensors, *constants)
+        return _Applied.apply(tangent, row.op, *constants)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any) -> Any:
+        constants = PRIMS[op].batched(*given)
+        return _Applied.apply(x.movedim(in_dims[0], 0), op, *constants), 0
+
+
+def named_axes(text: str, *_: Any) -> Axes:
+    """The axes of a prim whose first constant lists them."""
+    return frozenset(parse_axes(text))
+
+
+def one_axis(axis: str, *_: Any) -> Axes:
+    """The axes of a prim whose first constant is one."""
+    return frozenset((axis,))
+
+
+def sharding_axes(text: str, *_: Any) -> Axes:
+    """The axes that shard a dim, of a prim whose first constant says how axes shard a tensor."""
+    return frozenset(name for name, _, dim in parse_shards(text) if dim is not None)
