@@ -17,7 +17,7 @@ import torch
 from .. import _compat
 from ..errors import CaptureError
 from ..ops.loops import Loop, inner_nodes, shapes_of
-from ..random.ambient import Refused, drawing_from
+from ..random.ambient import Missing, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
 from .control_flow import scan_residuals, trim_loops
@@ -115,12 +115,11 @@ def traced(
     Raises:
         CaptureError: it would draw different random numbers than that loop.
     """
-    refused = drawing_from(Refused(name, "in the body of a loop or a branch"))
     with (
         _compat.paused_tracing(),
         torch.enable_grad(),
         _recording.get().mode,
-        refused,
+        drawing_from(Missing()),
     ):
         inputs = [
             torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in examples

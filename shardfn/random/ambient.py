@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CaptureError, ShardError, problem
+from ..errors import ShardError, problem
 from ..ops.random_bits import AMBIENT, AMBIENT_KEY, WORD, random_bits, strides_of
 from .keys import words_of
 
@@ -177,21 +177,17 @@ class Eager(Source):
         return state.take(1).to(device), 0
 
 
-class Refused(Source):
-    """No random calls: those of a body that has no state of its own.
+class StateMissing(Exception):
+    """The body of a loop or a branch draws random numbers, and has no state to draw from."""
 
-    Args:
-        name: of the function.
-        where: what the body is of.
+
+class Missing(Source):
+    """The random calls of a body that has no state: who traces it catches the error, and traces
+    it again with one.
     """
 
-    def __init__(self, name: str, where: str) -> None:
-        self.name, self.where = name, where
-
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        fix = "keys: sf.random.split(key, n) as rows, and sf.random's functions of them"
-        got = f"it draws random numbers {self.where}, which would be the same in each run"
-        raise CaptureError(problem(self.name, got, fix=fix), fix=fix)
+        raise StateMissing
 
 
 _source: contextvars.ContextVar[Source | None] = contextvars.ContextVar(
@@ -220,10 +216,33 @@ def draw(
     return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
 
 
-def call_key(device: torch.device) -> torch.Tensor:
-    """A key of one call, for numbers that take several draws: int64 (2,)."""
+def _key_words(
+    shape: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two words of new keys that one call makes."""
     source = _source.get()
     assert source is not None, "no capture is at work"
     state, call = source.next(device)
-    bits = random_bits(state, None, [], [], AMBIENT_KEY, call, torch.int64)
-    return torch.stack([bits & WORD, (bits >> 32) & WORD])
+    size = list(shape)
+    bits = random_bits(
+        state, None, size, strides_of(size), AMBIENT_KEY, call, torch.int64
+    )
+    return bits & WORD, (bits >> 32) & WORD
+
+
+def call_key(device: torch.device) -> torch.Tensor:
+    """A key of one call, for numbers that take several draws: int64 (2,)."""
+    return torch.stack(_key_words([], device))
+
+
+def new_states(shape: Sequence[int], device: str) -> torch.Tensor:
+    """States of their own for the bodies of a loop or a branch, made by one call: int64
+    (*shape, 3).
+    """
+    first, second = _key_words(shape, torch.device(device))
+    return torch.stack([first, second, torch.zeros_like(first)], -1)
+
+
+def after_calls(state: torch.Tensor, calls: int) -> torch.Tensor:
+    """The state when it has served some calls: int64 (3,)."""
+    return torch.stack([state[0], state[1], state[2] + calls])

@@ -11,12 +11,15 @@ import torch
 from ... import _compat
 from ...errors import CaptureError
 from ...ops.loops import Branch, Tensors, While
+from ...random import ambient
 from .. import annotations as sources
 from .. import trace
+from ..shard_map import axis_names
 from .bodies import Left
 from .flat import (
     Body,
     add_inputs,
+    drawing,
     filled,
     floats_of,
     is_float,
@@ -109,7 +112,8 @@ class _Branch(torch.autograd.Function):
         *consts: torch.Tensor,
     ) -> Any:
         dims = tuple(in_dims[2:])
-        bodies = [mapped(body, dims, info.batch_size) for body in branch.bodies]
+        size, randomness = info.batch_size, info.randomness
+        bodies = [mapped(body, dims, size, randomness) for body in branch.bodies]
         if in_dims[1] is None:
             outs = _Branch.apply(
                 attrs.evolve(branch, bodies=(bodies[0], bodies[1])), truth, *consts
@@ -254,8 +258,8 @@ class _While(torch.autograd.Function):
             x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
             for x, d in pairs
         ]
-        go_on = mapped(loop.go_on, dims, size)
-        body = mapped(loop.body, dims, size)
+        go_on = mapped(loop.go_on, dims, size, info.randomness)
+        body = mapped(loop.body, dims, size, info.randomness)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
@@ -274,8 +278,16 @@ def branched(
     """A cond of two bodies."""
     first, second = yes[0].region, no[0].region
     n = len(first.free)
-    bodies = (lambda *xs: first([], xs[:n])), (lambda *xs: second([], xs[n:]))
-    return list(_Branch.apply(Branched(bodies), truth, *first.free, *second.free))
+    end = n + len(second.free)
+    yes_body: Body = lambda *xs: first([], xs[:n])
+    no_body: Body = lambda *xs: second([], xs[n:end])
+    free = [*first.free, *second.free]
+    try:
+        return list(_Branch.apply(Branched((yes_body, no_body)), truth, *free))
+    except ambient.StateMissing:
+        state = ambient.new_states([], axis_names.device())
+        bodies = drawing(yes_body), drawing(no_body)
+        return list(_Branch.apply(Branched(bodies), truth, *free, state))
 
 
 def looped(
@@ -284,9 +296,26 @@ def looped(
     """A while loop of a condition and a body."""
     test, body = go_on.region, left[0].region
     n, count = len(test.free), len(test.free) + len(body.free)
-    made = Looped(
-        lambda *xs: test(xs[count:], xs[:n]),
-        lambda *xs: body(xs[count:], xs[n:count]),
-        count,
-    )
-    return list(_While.apply(made, *test.free, *body.free, *init))
+    end = count + len(init)
+    test_body: Body = lambda *xs: test(xs[count:end], xs[:n])
+    step: Body = lambda *xs: body(xs[count:end], xs[n:count])
+    inputs = [*test.free, *body.free, *init]
+    try:
+        return list(_While.apply(Looped(test_body, step, count), *inputs))
+    except ambient.StateMissing:
+        state = ambient.new_states([], axis_names.device())
+        made = Looped(drawing(test_body), _drawing_step(step), count)
+        return list(_While.apply(made, *inputs, state))[:-1]
+
+
+def _drawing_step(step: Body) -> Body:
+    """A step whose last carry is the state that its random calls draw from."""
+
+    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+        *others, state = xs
+        source = ambient.Traced(state)
+        with ambient.drawing_from(source):
+            outs = step(*others)
+        return [*outs, ambient.after_calls(state, source.calls)]
+
+    return run

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ...random import ambient
+
 Body = Callable[..., Sequence[torch.Tensor]]  # a function of flat tensors
 
 
@@ -69,8 +71,23 @@ def add_inputs(
             graph.placeholder("unread").meta["val"] = x
 
 
-def mapped(body: Body, dims: tuple[int | None, ...], size: int) -> Body:
+def drawing(body: Body) -> Body:
+    """A body whose last input is the state that its random calls draw from."""
+
+    def run(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
+        *others, state = xs
+        with ambient.drawing_from(ambient.Traced(state)):
+            return body(*others)
+
+    return run
+
+
+def mapped(
+    body: Body, dims: tuple[int | None, ...], size: int, randomness: str = "error"
+) -> Body:
     """A batched body, with the batch dim first in every result."""
     if all(d is None for d in dims):
         return lambda *xs: [x.expand(size, *x.shape) for x in body(*xs)]
-    return torch.func.vmap(lambda *xs: tuple(body(*xs)), in_dims=dims)
+    return torch.func.vmap(
+        lambda *xs: tuple(body(*xs)), in_dims=dims, randomness=randomness
+    )

@@ -15,11 +15,14 @@ import torch
 
 from ... import _compat
 from ...ops.loops import Scan, Tensors
+from ...random import ambient
 from .. import annotations as sources
 from .. import trace
+from ..shard_map import axis_names
 from .bodies import Left
 from .flat import (
     Body,
+    drawing,
     filled,
     floats_of,
     is_float,
@@ -98,7 +101,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor) -> Any:
-        return _batched(scan, info.batch_size, in_dims[1:], tensors)
+        return _batched(scan, info, in_dims[1:], tensors)
 
 
 class _OfResults(NamedTuple):
@@ -315,8 +318,9 @@ def _stacked_tangents(
     return spread(stacked[:start], stacked[start:])
 
 
-def _batched(scan: Scanned, size: int, in_dims: Any, tensors: Any) -> Any:
+def _batched(scan: Scanned, info: Any, in_dims: Any, tensors: Any) -> Any:
     """A batched scan, with the batch dim first in every carry."""
+    size = info.batch_size
     dims, init_dims, row_dims = scan.parts(in_dims)
     consts, init, columns = scan.parts(tensors)
     consts = [
@@ -337,7 +341,7 @@ def _batched(scan: Scanned, size: int, in_dims: Any, tensors: Any) -> Any:
         *(d if d is None else 0 for d in row_dims),
     )
     outs = _Scan.apply(
-        attrs.evolve(scan, body=mapped(scan.body, inner, size)),
+        attrs.evolve(scan, body=mapped(scan.body, inner, size, info.randomness)),
         *consts,
         *init,
         *columns,
@@ -356,10 +360,12 @@ def scanned(
     region = left[0].region
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
-    outs = _Scan.apply(
-        Scanned(body, count, len(init), length, reverse),
-        *region.free,
-        *init,
-        *columns,
-    )
+    inputs = [*region.free, *init, *columns]
+    try:
+        made = Scanned(body, count, len(init), length, reverse)
+        outs = _Scan.apply(made, *inputs)
+    except ambient.StateMissing:
+        states = ambient.new_states([length], axis_names.device())  # one a step
+        made = Scanned(drawing(body), count, len(init), length, reverse)
+        outs = _Scan.apply(made, *inputs, states)
     return list(outs[: len(outs) - len(init)])
