@@ -38,7 +38,7 @@ class CollectiveKind:
     Args:
         name: its name in programs, plans and messages.
         op: the op that starts it.
-        code: what generated code calls instead.
+        code: the functions that generated code calls instead.
         carries: the redistribution step that it carries out: how the value is placed before it
             and after it; None for one that no redistribution uses.
         rounds: how often the payload crosses a ring: a rank sends rounds * (n - 1) / n of it.
@@ -47,13 +47,14 @@ class CollectiveKind:
         grows: whether its result takes memory beside the value that it is made of: a
             checkpointed call makes it again in the backward.
         counts_elements: whether its constants count elements of the payload.
-        priced_as: the kind whose price sharding propagation takes for it. What reduce-scatter
-            and all-to-all save is spent again where the next op wants the value as it was.
+        priced_as: the kind whose price sharding propagation takes for it. The bytes that
+            reduce-scatter and all-to-all save are spent again where the next op needs the value
+            as it was.
         payload: the local shape of what is sent, padding included (partition/payload.py).
         emit: adds it to a local graph (partition/emission/moves.py).
         packing: how it carries a bucket; None if it is never bucketed
             (schedule/passes/bucket.py).
-        combine: what each rank of a group receives (runtime/simulator.py).
+        combine: the value that each rank of a group receives (runtime/simulator.py).
     """
 
     name: str

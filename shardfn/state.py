@@ -45,12 +45,16 @@ CONTEXTS = (
     State("capture.refusals.leaks", "_WATCHED", "what it may store elsewhere"),
     State("_compat.threads", "_CAPTURING", "whether this thread captures"),
     State(
-        "_compat.dynamo", "_READING", "whether a module runs as part of a capture"
+        "_compat.dynamo.reading",
+        "_READING",
+        "whether a module runs as part of a capture",
     ),
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
+    State("random.ambient", "_source", "the source of torch's random calls"),
+    State("random.ambient", "_tag", "the name of the random state in use"),
 )
 
 REGISTRIES = (
@@ -63,6 +67,8 @@ REGISTRIES = (
     State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
     State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
     State("collectives", "STEPS", "their names, by step of a redistribution"),
+    State("random.ambient", "state", "the user's random states, by name"),
+    State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),
@@ -87,7 +93,7 @@ ONCE = (
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
     State("_compat.distributed", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed", "_gone_class", "a class over torch's"),
-    State("_compat.dynamo", "_handler", "what Dynamo reads instead"),
+    State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(
         "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"

@@ -22,6 +22,7 @@ from tests.support.source import Module, imports, modules, parse
 
 # Made to be written to, whether a write is seen or not.
 ALWAYS = {
+    "States",
     "Condition", "ContextVar", "Event", "Lock", "RLock", "Semaphore", "WeakIdKeyDictionary",
     "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "count", "cycle", "local",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 2.15).
 """
 
+from .dispatch import ops_replaced
 from .distributed import (
     dtensor_spec,
     dtensors,
@@ -18,7 +19,8 @@ from .distributed import (
     unreduced_spec,
     wait_later,
 )
-from .dynamo import (
+from .dynamo.guards import Itself, Read
+from .dynamo.reading import (
     ASKS_RANK,
     COMMUNICATES,
     FOREIGN,
@@ -36,7 +38,7 @@ from .dynamo import (
     reading,
     wrapped,
 )
-from .guards import Itself, Read
+from .dynamo.tree_functions import of_trees
 from .inductor import (
     Integer,
     generated_code,
@@ -97,7 +99,6 @@ from .tracing import (
     values,
     version_of,
 )
-from .tree_functions import of_trees
 from .zeros import write_out_zeros
 
 __all__ = [
@@ -166,6 +167,7 @@ __all__ = [
     "namespace_of",
     "of_trees",
     "open_dual",
+    "ops_replaced",
     "outside_only",
     "overload_of",
     "own_store",

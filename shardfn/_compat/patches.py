@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from . import dynamo, known_sizes, modules, threads, tracing, tree_functions, zeros
+from . import known_sizes, modules, threads, tracing, zeros
+from .dynamo import reading, tree_functions
 
 NEVER = "not known to end"
 
@@ -59,13 +60,13 @@ READING = (  # a captured function, by Dynamo
         ("torch._dynamo.trace_rules:is_callable_allowed",),
         "our own ops stay whole in the graph; allow_in_graph is for good",
         NEVER,
-        new=dynamo.kept_in_graph,
+        new=reading.kept_in_graph,
     ),
     Patch(
         ("torch._dynamo.trace_rules:is_polyfilled_callable",),
         "Dynamo cannot read these functions: it reads ours; substitute_in_graph is for good",
         NEVER,
-        new=dynamo.is_substituted,
+        new=reading.is_substituted,
         takes="substitutes",
     ),
     Patch(
@@ -74,14 +75,14 @@ READING = (  # a captured function, by Dynamo
         ),
         "what it reads in their place",
         NEVER,
-        new=dynamo.substitutes,
+        new=reading.substitutes,
         takes="substitutes",
     ),
     Patch(
         (BUILDER + "wrap_to_fake_tensor_and_record",),
         "a view that is closed over, or a result of autograd, becomes a fake of another mode",
         "later than 2.13",
-        new=dynamo.faked,
+        new=reading.faked,
     ),
     Patch(
         _methods(
@@ -92,19 +93,25 @@ READING = (  # a captured function, by Dynamo
         ),
         "it answers with a shape from before squeeze_, t_ and their kin",
         "later than 2.13",
-        new=dynamo.fresh,
+        new=reading.fresh,
+    ),
+    Patch(
+        _methods(VARIABLES + "TensorVariable", "call_method"),
+        "it leaves out random_, whose ATen name is a word of Python's",
+        "later than 2.13",
+        new=reading.random_in_place,
     ),
     Patch(
         _methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
         "under torch.func it looks inside, where the function's own derivatives count",
         "later than 2.13",
-        new=dynamo.intact,
+        new=reading.intact,
     ),
     Patch(
         _methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
         "the number of the rank that traces is taken for every rank's; " + REFUSED,
         NEVER,
-        new=dynamo.refused_rank_call,
+        new=reading.refused_rank_call,
     ),
     Patch(
         (
@@ -113,7 +120,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "the same, asked of a mesh or of a group",
         NEVER,
-        new=dynamo.refused_rank_method,
+        new=reading.refused_rank_method,
         optional=True,
     ),
     Patch(
@@ -126,7 +133,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a call that makes a DTensor or communicates; " + REFUSED,
         NEVER,
-        new=dynamo.refused_call,
+        new=reading.refused_call,
     ),
     Patch(
         (
@@ -135,7 +142,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "a collective of torch.distributed; " + REFUSED,
         NEVER,
-        new=dynamo.refused_collective,
+        new=reading.refused_collective,
     ),
     Patch(
         _methods(VARIABLES + "UserFunctionVariable", "call_function"),
@@ -147,19 +154,19 @@ READING = (  # a captured function, by Dynamo
         _methods(VARIABLES + "TensorVariable", "method_as_subclass"),
         "a cast to a class of tensors; " + REFUSED,
         NEVER,
-        new=dynamo.refused_cast,
+        new=reading.refused_cast,
     ),
     Patch(
         _methods(BUILDER + "VariableBuilder", "wrap_tensor"),
         "a tensor of a class of its own; " + REFUSED,
         NEVER,
-        new=dynamo.refused_class,
+        new=reading.refused_class,
     ),
     Patch(
         ("three settings of torch._dynamo.config",),
         "shapes stay numbers, and what a function stores is no part of it",
         NEVER,
-        enter=dynamo.reading_settings,
+        enter=reading.reading_settings,
     ),
 )
 
@@ -219,14 +226,14 @@ MODULE = (  # a module that Dynamo does not trace
         "attention has a fused kernel for inference, which has no derivative",
         NEVER,
         new=lambda enabled: False,
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
     ),
     Patch(
         ("torch._dynamo.eval_frame:_callback_from_stance",),
         "what is compiled inside is part of the module; set_stance is the process's",
         NEVER,
         new=lambda chosen, callback: None,
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
     ),
     Patch(
         ("torch._dynamo.config.error_on_nested_fx_trace, of this thread",),
@@ -238,14 +245,14 @@ MODULE = (  # a module that Dynamo does not trace
         (
             "torch.distributed:get_rank",
             *_methods(
-                "torch.distributed.device_mesh:DeviceMesh", *sorted(dynamo.RANK)
+                "torch.distributed.device_mesh:DeviceMesh", *sorted(reading.RANK)
             ),
         ),
         "a program is for every rank",
         NEVER,
         new=modules.rank_asked,
         takes="asked",
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
         optional=True,
     ),
     Patch(
@@ -256,7 +263,7 @@ MODULE = (  # a module that Dynamo does not trace
             modules.checkpointed_generator(around)
         ),
         takes="checkpointed",
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
     ),
     Patch(
         ("torch.utils.checkpoint:CheckpointFunction.apply",),
@@ -264,7 +271,7 @@ MODULE = (  # a module that Dynamo does not trace
         "later than 2.15",
         new=modules.checkpointed_call,
         takes="checkpointed",
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
     ),
     Patch(
         (
@@ -275,7 +282,7 @@ MODULE = (  # a module that Dynamo does not trace
         NEVER,
         new=modules.dtensor_made,
         takes="making",
-        is_mine=dynamo.is_reading,
+        is_mine=reading.is_reading,
     ),
 )
 

@@ -262,44 +262,65 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
         )
 
 
+class _Flat:
+    """A function that Dynamo has read as one of flat tensors, the random state last; what a run
+    finds stays here.
+
+    Args:
+        python: Dynamo's graph.
+        inputs: of the capture.
+        outside: the tensors that the function closes over.
+    """
+
+    def __init__(
+        self,
+        python: torch.fx.GraphModule,
+        inputs: Inputs,
+        outside: closed_over.ClosedOver,
+    ) -> None:
+        self.python, self.inputs = python, inputs
+        self.positional = inputs.positional
+        self.entering = (*inputs.tensors, *outside.tensors)
+        self.result: Any = None
+        self.ends: set[int] = (
+            set()
+        )  # the leaves that a gradient of a result reaches
+        self.calls = 0  # random calls
+
+    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self.entering, values[:-1], strict=True)
+        source = ambient.Traced(values[-1])
+        with ambient.drawing_from(source):
+            known = {id(x): v for x, v in pairs}
+            out = _replayed(self.python, self.positional, known)
+        tensor_classes.refuse_results(out, self.inputs.name)
+        leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
+        self.result, self.calls = _tree.tree_map(_mark_tensor, out), source.calls
+        self.ends = closed_over.reached_from(leaves)
+        return leaves
+
+
 def _flatten(
     python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
 ) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any]:
     """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree
     with TENSOR for tensors.
     """
-    name, tensors = inputs.name, inputs.tensors
-    positional, device = inputs.positional, named.device()
-    outside = _entering(python, tensors, positional)
-    results: list[Any] = []
-    calls: list[ambient.Traced] = []
-    ends: set[int] = set()
-
-    def flat(*values: torch.Tensor) -> list[torch.Tensor]:
-        calls.append(ambient.Traced(values[-1]))
-        pairs = zip((*tensors, *outside.tensors), values[:-1], strict=True)
-        with ambient.drawing_from(calls[-1]):
-            out = _replayed(python, positional, {id(x): v for x, v in pairs})
-        tensor_classes.refuse_results(out, name)
-        results[:] = [_tree.tree_map(_mark_tensor, out)]
-        leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
-        ends.update(closed_over.reached_from(leaves))
-        return leaves
-
+    name = inputs.name
+    outside = _entering(python, inputs.tensors, inputs.positional)
     _refuse_closed_over(outside.tensors, name)
     stand_ins = [_stand_in(x, mode) for x in outside.tensors]
-    state = mode.from_tensor(ambient.PLACE.to(device))
-    graph = functional(
-        flat, [*tensors, *stand_ins, state], name, inputs.tensor_paths
-    )
+    state = mode.from_tensor(ambient.PLACE.to(named.device()))
+    flat = _Flat(python, inputs, outside)
+    entering = [*inputs.tensors, *stand_ins, state]
+    graph = functional(flat, entering, name, inputs.tensor_paths)
     higher_order.fold(graph)
-    draws = calls[-1].calls
-    outside = outside.drawing(draws)
-    if not draws:
+    outside = outside.drawing(flat.calls)
+    if not flat.calls:
         _drop_last_input(graph)
     constants = lifted_constants(graph, mode, name)
     tensor_classes.refuse_fakes([*outside.tensors, *constants], name)
-    return graph, outside.traced(stand_ins, ends, constants), results[0]
+    return graph, outside.traced(stand_ins, flat.ends, constants), flat.result
 
 
 def _drop_last_input(module: torch.fx.GraphModule) -> None:

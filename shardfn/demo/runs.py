@@ -139,7 +139,7 @@ def processes(job: Job, progress: Progress, *, backend: str = "inductor") -> Run
         context = spawn(
             rank_main, (store, job, backend, results), nprocs=2, join=False
         )
-        assert context is not None, "spawn was asked not to join"
+        assert context is not None, "spawn was called with join=False"
         try:
             received, ended = [], False
             while not ended:

@@ -1,7 +1,7 @@
-"""The table of prims of per-rank code: all that the stages know of each, one row for each.
+"""The table of the prims of per-rank code: one row for each prim, for all stages.
 
-A row is one function with `@prim`. What it needs of a higher layer (how it is placed, how a rank
-computes it) is put into the row by the file that has it, with `implement`.
+A row is one function with `@prim`. A higher layer adds its own functions to the row (how a prim
+is placed, how a rank computes it) with `implement`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Prim:
     derivative.
 
     Args:
-        call: what per-rank code calls, and Dynamo leaves whole in its graph.
+        call: the function that per-rank code calls; Dynamo keeps its calls in the graph.
         definition: of the op that a Program holds, by torch's custom_op.
         axes: of its constants: the mesh axes that it works over.
         takes_varying: whether its tensor must vary over them.

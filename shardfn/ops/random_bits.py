@@ -25,7 +25,7 @@ WEYL = (
 ROUNDS = 10
 CHUNK = 1 << 16  # elements that are made at a time, so that temporaries stay small
 
-# What a counter is used for is its last word: no two uses of one key share a block.
+# The last word of a counter says its use: two uses of one key share no block.
 DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY = 0, 1, 2, 3, 4
 
 SIGNIFICANT = {  # of a number in [0, 1): how many random bits, so that it is exact
@@ -85,7 +85,7 @@ def bits_of(words: Sequence[Any], dtype: torch.dtype) -> Any:
 
 
 def scale_of(dtype: torch.dtype) -> float:
-    """What the bits of a floating number are multiplied by."""
+    """The factor of the bits of a floating number."""
     return 2.0 ** -SIGNIFICANT[dtype]
 
 
@@ -210,21 +210,29 @@ def _element(
 ) -> Any:
     """One element, in Inductor's operations."""
     batch, own = place[: len(key.sizes) - 1], place[len(key.sizes) - 1 :]
-    steps = (i * step for i, step in zip(own, stride, strict=True))
-    number = _compat.Integer(ops.index_expr(sum(steps), torch.int64))
+    number = _number(ops, own, stride)
     if start is not None:
         first = start.at(batch[len(batch) - len(start.sizes) :])
         number = number + _compat.Integer(first)
     parts = [_compat.Integer(key.at([*batch, i])) for i in range(key.sizes[-1])]
-    calls = _compat.Integer(ops.constant(call, torch.int64))
+    calls, last = _constant(ops, call), _constant(ops, use)
     for first_call in parts[2:]:
         calls = (calls + first_call) & WORD
-    last = _compat.Integer(ops.constant(use, torch.int64))
     words = philox((number & WORD, (number >> 32) & WORD, calls, last), parts[:2])
     value = ops.to_dtype(bits_of(words, dtype).value, dtype)
     if dtype not in SIGNIFICANT:
         return value
     return value * ops.constant(scale_of(dtype), dtype)
+
+
+def _number(ops: Any, place: Sequence[Any], stride: Sequence[int]) -> Any:
+    """The number of an element, from its place and how numbers grow along each dim."""
+    steps = (i * step for i, step in zip(place, stride, strict=True))
+    return _compat.Integer(ops.index_expr(sum(steps), torch.int64))
+
+
+def _constant(ops: Any, value: int) -> Any:
+    return _compat.Integer(ops.constant(value, torch.int64))
 
 
 _compat.lower_by_formula(RANDOM_BITS, _element)

@@ -79,7 +79,7 @@ def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
 def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """What all ranks have, as each rank's own."""
+    """An invariant value as one that varies."""
     return torch.empty_like(x)
 
 
@@ -117,7 +117,7 @@ def extremum(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
     batched=lambda axis, n, dim: (axis, n, dim + 1),
 )
 def all_gather(x: torch.Tensor, axis: str, n: int, dim: int) -> torch.Tensor:
-    """What all ranks have, one after the other along a dim."""
+    """The values of all ranks, concatenated along a dim."""
     return _sized(x, {dim: x.shape[dim] * n})
 
 
@@ -150,8 +150,8 @@ def all_to_all(
 
 @prim(axes=one_axis, takes_varying=True, gives_varying=True)
 def ppermute(x: torch.Tensor, axis: str, perm: str) -> torch.Tensor:
-    """What the rank has that sends to this one; zeros where none does. `0>1,1>0`: 0 sends to 1,
-    and 1 to 0.
+    """The value of the rank that sends to this one, or zeros. `0>1,1>0`: 0 sends to 1, and 1 to
+    0.
     """
     return torch.empty_like(x)
 
@@ -178,8 +178,8 @@ implement(
 
 
 class _MappedGather(torch.autograd.Function):
-    """What all samples of one vmap have, stacked in front; `index`, which only that vmap maps,
-    says which one.
+    """The values of all samples of one vmap, stacked along dim 0. `index` is mapped by that vmap
+    only.
     """
 
     @staticmethod
@@ -223,5 +223,5 @@ def mapped_index(n: int, level: int, device: str) -> torch.Tensor:
 
 @_compat.keep_in_graph
 def mapped_gather(x: torch.Tensor, n: int, level: int) -> torch.Tensor:
-    """What all samples of the vmap at a level have, stacked in front."""
+    """The values of all samples of the vmap at a level, stacked along dim 0."""
     return _MappedGather.apply(x, _compat.mapped_index(n, level, str(x.device)))

@@ -48,8 +48,8 @@ class Redistribute(_Change):
 
 @attrs.frozen(eq=False)
 class Relabel(_Change):
-    """Call what a rank holds something else: the whole of which it is a piece, or its own
-    piece, or a term of a sum.
+    """Give a local tensor another meaning: a shard of a global tensor, a value of its own, or a
+    term of a sum.
     """
 
 
@@ -77,7 +77,7 @@ class _Call:
 
 @attrs.frozen(eq=False)
 class Apply(_Call):
-    """Run a global node's op on local pieces."""
+    """Run a global node's op on local tensors."""
 
 
 @attrs.frozen(eq=False)
@@ -89,7 +89,7 @@ class Nested(_Call):
 
 @attrs.frozen(eq=False)
 class Fill:
-    """Make a constant tensor's piece in place."""
+    """Make the shard of a constant tensor locally."""
 
     node: torch.fx.Node
     out: Slot

@@ -1,4 +1,4 @@
-"""What the parts of sharding propagation see of the walk that they are a part of."""
+"""Protocols of the walk, for the parts of sharding propagation that are called by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .propagation.values import Unaligned, Value
 
 
 class Prices(Protocol):
-    """What the redistribution of a value costs."""
+    """The prices of redistributions."""
 
     axes: MeshAxes
     name: str  # of the program, for errors
@@ -21,13 +21,13 @@ class Prices(Protocol):
     values: dict[torch.fx.Node, Any]
 
     def weight(self, value: Value, slots: list[plan.Slot], axis: int) -> float:
-        """What a byte of a value counts."""
+        """The weight of a byte of a value."""
         ...
 
     def input_price(
         self, value: Value, slots: list[plan.Slot], wanted: Mark, axis: int
     ) -> float:
-        """What it costs to have one input at a placement on one axis."""
+        """The price of one input at a placement on one axis."""
         ...
 
 

@@ -1,8 +1,7 @@
 """The cheapest way from one placement to another, as steps on one mesh axis each.
 
-Two axes that cut the same dim are a stack: only the inner one can be gathered, and a new cut
-goes innermost. Within that rule the steps are found by Dijkstra's algorithm over placements, so
-no case is written by hand.
+Two axes that shard the same dim are a stack: only the inner one can be gathered, and a new one
+goes innermost. Under that rule Dijkstra's algorithm over placements finds the steps.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SLICE_FACTOR = 0.01  # but copies
 class Move:
     """One step of a redistribution, on one mesh axis.
 
-    `kind` is the name of a collective, or a slice; a ppermute is no redistribution.
+    `kind` is the name of a collective, or a slice. A ppermute changes no placement.
     """
 
     kind: str
@@ -59,7 +58,7 @@ class Move:
 
 
 def price(kind: str, nbytes: float, n: int, cost: Cost = EVEN) -> float:
-    """What a step costs a rank; `nbytes` are those of the value whole on that axis, or of a
+    """The price of a step for a rank; `nbytes` counts the value replicated on that axis, or a
     halo.
     """
     if n == 1:

@@ -53,7 +53,7 @@ class States:
                 innermost `fork`.
 
         Raises:
-            ShardError: the seed is no int.
+            ShardError: the seed is not an int.
         """
         with self._lock:
             self._states[_tag.get() if tag is None else tag] = [*words_of(seed), 0]
@@ -109,7 +109,7 @@ class States:
             _tag.reset(token)
 
     def take(self, calls: int) -> torch.Tensor:
-        """The state for some calls, which nobody else gets: int64 (3,)."""
+        """Reserve some calls and return the state of the first: int64 (3,)."""
         with self._lock:
             state = self._states[_tag.get()]
             taken = torch.tensor(state)

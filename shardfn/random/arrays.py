@@ -1,4 +1,4 @@
-"""What random numbers do to an array: shuffle it, pick from it, drop parts of it."""
+"""Random choices from arrays: permutation, choice, dropout."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
         Tensor like x: elements that stay are divided by 1 - rate.
 
     Raises:
-        ShardError: no key, one of another device, a rate that is no probability.
+        ShardError: no key, one of another device, a rate outside [0, 1].
 
     Source: Srivastava et al., Dropout (JMLR 2014); flax.linen.Dropout.
 

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a random function, said by name."""
+"""Checks of the arguments of random functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_key(where: str, key: Any) -> None:
 
 @_compat.constant_in_graph
 def refuse_key(where: str, shape: tuple[int, ...] | None, kind: str) -> None:
-    """Refuse what is no key.
+    """Refuse anything but a key.
 
     Args:
         where: the function.

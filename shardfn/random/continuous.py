@@ -258,20 +258,24 @@ def _gamma(
 ) -> torch.Tensor:
     """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts."""
     keys = split(key, 2 * ATTEMPTS + 1)
+    tiny = torch.finfo(wide).tiny
     d = torch.where(a < 1, a + 1, a) - 1 / 3
-    c = 1 / torch.sqrt(9 * d)
     value, done = d, torch.zeros(shape, dtype=torch.bool, device=key.device)
     for i in range(ATTEMPTS):
         x = normal(keys[2 * i], shape, wide)
         u = draw(keys[2 * i + 1], shape, wide)
-        cube = (1 + c * x) ** 3
-        tiny = torch.finfo(wide).tiny
-        bound = 0.5 * x * x + d - d * cube + d * torch.log(cube.clamp_min(tiny))
-        accepted = (cube > 0) & (torch.log(u.clamp_min(tiny)) < bound)
+        cube = (1 + x / torch.sqrt(9 * d)) ** 3
+        accepted = (cube > 0) & (torch.log(u.clamp_min(tiny)) < _bound(x, d, cube))
         value = torch.where(accepted & ~done, d * cube, value)
         done = done | accepted
-    u = draw(keys[2 * ATTEMPTS], shape, wide).clamp_min(torch.finfo(wide).tiny)
+    u = draw(keys[2 * ATTEMPTS], shape, wide).clamp_min(tiny)
     return torch.where(a < 1, value * torch.exp(torch.log(u) / a), value)
+
+
+def _bound(x: torch.Tensor, d: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
+    """The logarithm below which a uniform number accepts an attempt."""
+    tiny = torch.finfo(x.dtype).tiny
+    return 0.5 * x * x + d - d * cube + d * torch.log(cube.clamp_min(tiny))
 
 
 def beta(

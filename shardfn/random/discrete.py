@@ -65,7 +65,7 @@ def bernoulli(
         bool tensor of that shape.
 
     Raises:
-        ShardError: no key, a negative size, a number that is no probability.
+        ShardError: no key, a negative size, a probability outside [0, 1].
 
     Source: jax.random.bernoulli.
 

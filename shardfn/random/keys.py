@@ -21,7 +21,7 @@ def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
         int64 (2,): the seed's two 32-bit words.
 
     Raises:
-        ShardError: the seed is no int.
+        ShardError: the seed is not an int.
 
     Source: jax.random.key.
 
@@ -39,7 +39,7 @@ def words_of(seed: object) -> list[int]:
     """The two words of a seed.
 
     Raises:
-        ShardError: the seed is no int.
+        ShardError: the seed is not an int.
     """
     if not isinstance(seed, int) or isinstance(seed, bool):
         fix = "sf.random.key(0); sf.random.fold_in(key, n) for a number in a tensor"

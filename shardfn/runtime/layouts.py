@@ -80,7 +80,7 @@ def closed_over(
 def _with_state(
     captured: Captured, closed: list[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
-    """How closed-over tensors are read where random calls take a state that nobody else gets."""
+    """The readers of closed-over tensors for a program with random calls, which takes a state."""
     (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACE)
     first = len(_values(captured.program.graph.graph)) - len(closed)
     device = _values(captured.program.graph.graph)[first + at].device

@@ -22,6 +22,8 @@ from ._options import check_function
 from ._paired import check_leaves, kinds
 from ._transformed import Transformed, name_of
 
+RANDOMNESS = ("error", "different", "same")  # as torch.func.vmap's
+
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Vmap(Transformed):
@@ -34,6 +36,7 @@ class Vmap(Transformed):
     axis_size: int | None
     axis_name: str | None = None
     spmd_axis: str | tuple[str, ...] | None = None
+    randomness: str = "error"
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"vmap({name_of(self.fn)})"
@@ -74,22 +77,24 @@ class Vmap(Transformed):
         size: int,
     ) -> Any:
         """(results of all samples, stacked along dim 0; results that all samples share)."""
-        out_dims: Any = (
-            0,
-            None,
-        )  # torch's annotation has no None for a shared result
+        flat: Callable[..., Any] = mapped
+        is_shared = all(d is None for d in dims)
         if self.axis_name is not None:
+            flat = _Naming(mapped, self.axis_name, size)
+        elif is_shared and self.randomness == "different":
+            flat = lambda number, *xs: mapped(*xs)
+        if flat is not mapped:  # it takes the samples' numbers first
             numbers = torch.arange(size, device=axis_names.device())  # (size,)
-            named_fn = _Naming(mapped, self.axis_name, size)
-            over_samples = torch.func.vmap(
-                named_fn, in_dims=(0, *dims), out_dims=out_dims
-            )
-            return over_samples(numbers, *tensors)
-        if all(d is None for d in dims):
+            tensors, dims = [numbers, *tensors], (0, *dims)
+        elif is_shared:
             out, shared = mapped(*tensors)
             stacked = [x.unsqueeze(0).expand(size, *x.shape) for x in out]
             return tuple(stacked), shared
-        over_samples = torch.func.vmap(mapped, in_dims=dims, out_dims=out_dims)
+        # torch's annotation has no None for a shared result
+        out_dims: Any = (0, None)
+        over_samples = torch.func.vmap(
+            flat, in_dims=dims, out_dims=out_dims, randomness=self.randomness
+        )
         return over_samples(*tensors)
 
     def options(self) -> Any:
@@ -99,6 +104,7 @@ class Vmap(Transformed):
             self.axis_size,
             self.axis_name,
             self.spmd_axis,
+            self.randomness,
         )
 
 
@@ -308,6 +314,19 @@ def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
         )
 
 
+@_compat.constant_in_graph
+def check_randomness(name: str, randomness: Any) -> None:
+    """Check what torch's random calls do under vmap.
+
+    Raises:
+        TreeError: it is not "error", "different" or "same".
+    """
+    if randomness not in RANDOMNESS:
+        fix = " or ".join(f"randomness={word!r}" for word in RANDOMNESS)
+        got = f"randomness is {randomness!r}"
+        raise TreeError.of(f"vmap({name}), randomness", got, fix=fix)
+
+
 def vmap(
     fn: Callable[..., Any],
     in_axes: Any = 0,
@@ -315,6 +334,7 @@ def vmap(
     axis_name: str | None = None,
     axis_size: int | None = None,
     spmd_axis: str | tuple[str, ...] | None = None,
+    randomness: str = "error",
 ) -> Vmap:
     """Vectorize a function of one sample over a batch of samples.
 
@@ -328,6 +348,8 @@ def vmap(
         axis_name: the name of the batch dim for `psum` and the other collectives in fn.
         axis_size: how many samples; needed only if no argument is mapped.
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
+        randomness: what `torch.rand`, dropout and their kin do inside: "error", or numbers that
+            are "different" for each sample, or the "same". Keys of `sf.random` need none.
 
     Returns:
         A function of the same arguments with the batch dim added.
@@ -347,4 +369,7 @@ def vmap(
     """
     check_function("vmap", fn)
     check_settings(name_of(fn), axis_size, axis_name)
-    return Vmap((fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis)
+    check_randomness(name_of(fn), randomness)
+    return Vmap(
+        (fn,), in_axes, out_axes, axis_size, axis_name, spmd_axis, randomness
+    )

@@ -1,5 +1,5 @@
-"""What the readers of one graph of per-rank code tell each other: which values vary over which
-mesh axes.
+"""Protocols of the passes over one graph of per-rank code: which values vary over which mesh
+axes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Axes = frozenset[str]
 
 @attrs.define(eq=False)
 class Settled:
-    """What an ending and its regions agree on."""
+    """The varying axes on which a control-flow op and its bodies agree."""
 
-    # region -> the kinds of what enters it
+    # body -> the varying axes of the values that enter it
     entering: dict[torch.fx.Node, list[Axes]]
-    leaving: list[Axes]  # the kinds of what a region returns
-    # (region, argument) -> the kind of what is closed over
+    leaving: list[Axes]  # the varying axes of the results of a body
+    # (body, argument) -> the varying axes of the closed-over value
     free: dict[tuple[torch.fx.Node, int], Axes]
     result: list[Axes]
-    # which lists of the ending's arguments are brought to which kinds
+    # the varying axes to which the op's lists of arguments are raised
     brought: dict[int, list[Axes]]
 
 

@@ -13,7 +13,7 @@ from ...types import Marks
 from .. import layout, rules
 from .. import plan as steps
 from ..propagation import means, refusals
-from ..propagation import walk_loops as nested
+from ..propagation.loops import walk_loops as nested
 from ..redistribute import Move
 from ..rule_api import registry
 from .builder import Builder, Piece

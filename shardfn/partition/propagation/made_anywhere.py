@@ -7,17 +7,29 @@ and nothing is sent.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from ... import _compat
+from ...ops.placement import REDISTRIBUTE
 from ...ops.random_bits import RANDOM_BITS
 from ...types import Marks
 from .. import plan, rules
+from ..protocols import Walk
 from ..rule_api.strategy import OpCall
 from .values import Value
 
 EXPAND = torch.ops.aten.expand.default
+READ_ANYWHERE = {
+    RANDOM_BITS,
+    REDISTRIBUTE,
+}  # prims that read a value at any placement
+
+
+def reads_slots(node: torch.fx.Node) -> bool:
+    """Whether a node must find its inputs made: a loop, or a prim."""
+    is_op = isinstance(node.target, _compat.OpOverload)
+    is_prim = is_op and _compat.namespace_of(node.target) == "shardfn"
+    return not is_op or (is_prim and node.target not in READ_ANYWHERE)
 
 
 def is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
@@ -49,7 +61,22 @@ def _follows(value: Value, result: torch.Tensor) -> bool:
     return value.fake.shape == result.shape or not value.fake.dim()
 
 
-def make(walk: Any, value: Value, marks: Marks) -> plan.Slot:
+def unmade(node: torch.fx.Node, values: list[Value]) -> Value:
+    """The result of an op that is run where it is read, at any placement."""
+    users, recipe = len(node.users), (node, tuple(values))
+    return Value(node.meta["val"], early=False, recipe=recipe, users=users)
+
+
+def make_inputs(walk: Walk, node: torch.fx.Node) -> None:
+    """Make the inputs of a node that could be made at any placement, replicated."""
+    replicated = ("R",) * len(walk.axes.sizes)
+    for read in node.all_input_nodes:
+        value = walk.values[read]
+        if isinstance(value, Value) and value.recipe and not value.slots:
+            walk.redistribute(value, replicated, node, implicit=False)
+
+
+def make(walk: Walk, value: Value, marks: Marks) -> plan.Slot:
     """Make a value at a placement."""
     assert value.recipe is not None
     node, values = value.recipe

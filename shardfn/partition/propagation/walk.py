@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _compat
 from ...capture import annotations as sources
 from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
@@ -27,14 +26,12 @@ from . import made_anywhere, means, refusals, walk_shard_map
 from .choose import Chooser
 from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
+from .loops.walk_loops import nest
 from .values import Unaligned, Value, is_partial, settled
-from .walk_loops import nest
 
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 AFTER = "after"
-# prims that read a value at any placement
-READ_ANYWHERE = {CONSTRAIN, "random_bits"}
 
 
 def propagate(
@@ -165,11 +162,8 @@ class Walk(Chooser):
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
         op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
-        is_plain = isinstance(node.target, _compat.OpOverload) and (
-            node.target.namespace != "shardfn" or op in READ_ANYWHERE
-        )
-        if not is_plain:
-            self.make_inputs(node)
+        if made_anywhere.reads_slots(node):
+            made_anywhere.make_inputs(self, node)
         if isinstance(node.target, Loop):
             nest(self, node)
         elif op == "getitem":
@@ -199,19 +193,6 @@ class Walk(Chooser):
             users=len(node.users),
             like=self.values.get(args_of(node)[0]) if is_like else None,
         )
-
-    def unmade(self, node: torch.fx.Node, values: list[Value]) -> Value:
-        """The result of an op that is run where it is read, at any placement."""
-        users, recipe = len(node.users), (node, tuple(values))
-        return Value(node.meta["val"], early=False, recipe=recipe, users=users)
-
-    def make_inputs(self, node: torch.fx.Node) -> None:
-        """Make what a node reads and what could be made at any placement, replicated."""
-        replicated = ("R",) * len(self.axes.sizes)
-        for read in node.all_input_nodes:
-            value = self.values[read]
-            if isinstance(value, Value) and value.recipe and not value.slots:
-                self.redistribute(value, replicated, node, implicit=False)
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""
@@ -272,7 +253,7 @@ class Walk(Chooser):
             self.write_out(node, call, values)
             return
         if made_anywhere.is_made_anywhere(call, values):
-            self.values[node] = self.unmade(node, values)
+            self.values[node] = made_anywhere.unmade(node, values)
             return
         refusals.refuse_random(node, self.name, self.axes)
         in_marks, out_marks = self.choose(call, values, node)

@@ -1,9 +1,9 @@
 """The prims of per-rank code in the walk: into a shard_map and out of it, and its collectives.
 
-A value that varies over an axis is held whole there ("R"): each rank has its own. Most
-collectives are then known moves between placements: a sum over ranks is a Partial sum that is
-reduced, an all-gather a sharded value replicated. Only what the value is called changes before and
-after, which is a step that emits nothing (`steps.Relabel`).
+A value that varies over an axis has the placement "R" there: each rank has its own. Most
+collectives are then redistributions: a sum over ranks reduces a Partial sum, an all-gather
+replicates a sharded value. Before and after it the value only changes its meaning, by a step that
+emits nothing (`plan.Relabel`).
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _relabelled(
     fake: torch.Tensor,
     marks: Marks,
 ) -> plan.Slot:
-    """What a slot holds, as another value at other placements: nothing is computed."""
+    """A slot as another value at other placements: nothing is computed."""
     plain = layout.canonical(fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {fake.shape}"
     made = walk.slot(fake, plain)
@@ -277,17 +277,17 @@ def _brought(
     *,
     alone: bool = False,
 ) -> plan.Slot:
-    """The argument of a prim, with the placements wanted on its axes; on other axes as it is,
-    as far as that can be.
+    """The argument of a prim, with the placements wanted on its axes; on other axes unchanged if
+    possible.
 
     Args:
         walk: at work.
         node: the prim.
         wanted: a placement for each of its axes.
-        dims: those that it shards or gathers; other axes may shard them only inside of its own
-            axes' cuts.
+        dims: those that it shards or gathers; other axes may shard them only inside of the
+            shards of its own axes.
         pending: the reductions that may stay Partial on other axes.
-        alone: whether no other axis may cut those dims.
+        alone: whether no other axis may shard those dims.
     """
     value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])

@@ -46,7 +46,7 @@ class Factors:
         return [replicated(call), *self.cuts(*self.named(call))]
 
     def cuts(self, ins: Sequence[Row], outs: Sequence[Row]) -> list[Choice]:
-        """One choice for each factor of these tensors that may be cut."""
+        """One strategy for each factor of these tensors that may be sharded."""
         names = dict.fromkeys(f for row in (*outs, *ins) for f in row)
         return [
             _cut(f, ins, outs)

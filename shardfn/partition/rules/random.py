@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...ops.random_bits import RANDOM_BITS
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -26,7 +27,7 @@ def random_bits(call: OpCall) -> list[Choice]:
     return choices
 
 
-def make_shard(b: Any, args: list[Any], out: Any) -> Any:
+def make_shard(b: Builder, args: list[Any], out: Piece) -> Any:
     """The call that makes a rank's shard: it knows the number of its first element."""
     key, start, size, stride, *rest = args
     batch = len(out.shape) - len(size)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ...ops.nodes import args_of
-from ...types import PENDING, Marks
-from ..protocols import Walk
-from .constraints import aligned
+from ....ops.nodes import args_of
+from ....types import PENDING, Marks
+from ...protocols import Walk
+from ..constraints import aligned
 
 ALIGN = "prim_align"
 ATEN = torch.ops.aten

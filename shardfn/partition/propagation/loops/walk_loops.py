@@ -10,14 +10,14 @@ from typing import NamedTuple
 import attrs
 import torch
 
-from ...ops.loops import Branch, Loop, Scan, While, loop_of
-from ...ops.nodes import args_of
-from ...types import PENDING, Marks, MeshAxes
-from .. import layout, rules
-from .. import plan as steps
-from ..protocols import Walk
+from ....ops.loops import Branch, Loop, Scan, While, loop_of
+from ....ops.nodes import args_of
+from ....types import PENDING, Marks, MeshAxes
+from ... import layout, rules
+from ... import plan as steps
+from ...protocols import Walk
+from ..values import Value, is_partial
 from .carries import Inside, LoopBody, natural, plain, settle, shifted, stacked
-from .values import Value, is_partial
 
 
 class Placed(NamedTuple):

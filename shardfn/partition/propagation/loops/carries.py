@@ -8,15 +8,15 @@ from typing import NamedTuple
 import attrs
 import torch
 
-from ...errors import PlacementError
-from ...ops.nodes import args_of
-from ...placements import describe
-from ...types import PENDING, Mark, Marks, MeshAxes
-from .. import layout
-from .. import plan as steps
-from ..protocols import Walk
+from ....errors import PlacementError
+from ....ops.nodes import args_of
+from ....placements import describe
+from ....types import PENDING, Mark, Marks, MeshAxes
+from ... import layout
+from ... import plan as steps
+from ...protocols import Walk
+from ..values import Value, is_partial
 from . import deferred
-from .values import Value, is_partial
 
 ROUNDS = 6  # after this many walks over a loop's graph, its carries are redistributed in every step
 CONSTRAIN = "prim_redistribute"

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import ShardError, call_site, is_ours
+from ...errors import ShardError, call_site, is_ours
+from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 from .guards import Read, outside_reads
-from .tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "reading", default=False
@@ -269,6 +269,25 @@ def fresh(
         if noted != (tuple(fake.shape), fake.stride()):
             tensor.synchronize_attributes(tx)
     return read(tensor, tx, *args, **kwargs)
+
+
+def random_in_place(
+    call: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """Dynamo's call of a tensor's method, of which it leaves out `random_`."""
+    from torch._dynamo.utils import proxy_args_kwargs
+    from torch._dynamo.variables import builder
+
+    if name != "random_":
+        return call(tensor, tx, name, args, kwargs)
+    given = proxy_args_kwargs([tensor, *args], kwargs)
+    proxy = tx.output.create_proxy("call_method", name, *given)
+    return builder.wrap_fx_proxy(tx, proxy)
 
 
 def intact(

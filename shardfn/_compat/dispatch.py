@@ -1,0 +1,36 @@
+"""Torch's ops replaced where they are called eagerly."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .threads import is_capturing
+
+
+class _Replacing(TorchDispatchMode):
+    """Ops replaced by the rows of a table; a capture inside replaces its own."""
+
+    def __init__(self, table: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.table = table
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        run: Any = func if is_capturing() else self.table.get(func, func)
+        return run(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Torch's ops inside, in this thread, replaced by functions of the same arguments.
+
+    Args:
+        table: the functions by op.
+    """
+    with _Replacing(table):
+        yield

@@ -1,0 +1,1 @@
+"""Loops and branches: the placements of their carries, and of all that is inside."""

@@ -1,0 +1,234 @@
+"""torch's own random calls inside captured functions: by state, call and global element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P, random
+from shardfn.errors import CaptureError, ShardError, TreeError
+from shardfn.runtime.cache import counts
+
+F = torch.nn.functional
+X = torch.linspace(-2, 2, 6 * 5, dtype=torch.float64).view(6, 5)
+PLACES = [P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))]
+
+
+def _again(fn: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns when the state starts at one seed."""
+    random.state.seed(11)
+    return fn(*args)
+
+
+def _plain(fn: Callable[..., Any], *args: Any) -> Any:
+    """What one device draws, eagerly."""
+    with random.plain():
+        return _again(fn, *args)
+
+
+def _new(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _attention(x: torch.Tensor) -> torch.Tensor:
+    q = x.view(1, 2, 3, 5)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+
+CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rand": lambda x: x + torch.rand(6, 5, dtype=x.dtype),
+    "rand_like": lambda x: x + torch.rand_like(x),
+    "randn": lambda x: x * torch.randn(6, 5, dtype=x.dtype),
+    "randn_like": lambda x: x * torch.randn_like(x),
+    "randint": lambda x: x * torch.randint(2, 9, (6, 5)),
+    "randint_like": lambda x: x + torch.randint_like(x, 9),
+    "randperm": lambda x: x[torch.randperm(6)],
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli by p": lambda x: x.bernoulli(0.3),
+    "bernoulli_": lambda x: _new(x).bernoulli_(0.3),
+    "multinomial": lambda x: torch.multinomial(x.exp(), 3),
+    "multinomial with replacement": lambda x: torch.multinomial(x.exp(), 9, True),
+    "normal of tensors": lambda x: torch.normal(x, x.exp()),
+    "normal of a number": lambda x: torch.normal(0.5, x.exp()),
+    "normal_": lambda x: _new(x).normal_(1, 2),
+    "uniform_": lambda x: _new(x).uniform_(-1, 2),
+    "exponential_": lambda x: _new(x).exponential_(2.0),
+    "cauchy_": lambda x: _new(x).cauchy_(),
+    "log_normal_": lambda x: _new(x).log_normal_(),
+    "geometric_": lambda x: _new(x).geometric_(0.3),
+    "random_": lambda x: _new(x).random_(3, 12),
+    "dropout": lambda x: F.dropout(x, 0.4),
+    "nn.Dropout": torch.nn.Dropout(0.4),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
+    "feature dropout": lambda x: F.dropout1d(x.view(2, 3, 5), 0.4),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+    "attention with dropout": _attention,
+    "fractional pooling": lambda x: F.fractional_max_pool2d(
+        x.view(1, 1, 6, 5), 2, output_size=(3, 2)
+    ),
+}
+DIFFERENTIABLE = [
+    "randn",
+    "normal of tensors",
+    "dropout",
+    "nn.Dropout",
+    "alpha_dropout",
+    "feature dropout",
+    "rrelu",
+    "gumbel_softmax",
+    "attention with dropout",
+]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_mesh_draws_what_one_device_draws(name: str) -> None:
+    fn = CALLS[name]
+    wanted = _plain(fn, X)
+    torch.testing.assert_close(_again(sf.jit(fn), X), wanted)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("a", "b"))
+        for place in PLACES:
+            got = _again(sf.shard(fn, mesh, (place,)), X)
+            torch.testing.assert_close(sf.full(got), wanted)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_are_those_of_the_same_draw(name: str) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        out = CALLS[name](x)
+        return (out * torch.arange(out.numel()).view(out.shape).cos()).sum()
+
+    x = X.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(_plain(loss, x), x)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        for fn in (loss, sf.checkpoint(loss)):
+            got = _again(sf.shard(sf.grad(fn), mesh, (P("a", "b"),)), X)
+            torch.testing.assert_close(sf.full(got), wanted)
+
+
+def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> (
+    None
+):
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x) + 10 * torch.rand_like(x)
+
+    f, before = sf.jit(noisy), counts["captured"]
+    first, second = _again(f, X), f(X)
+    assert counts["captured"] == before + 1
+    assert not torch.equal(first, second)
+    assert torch.equal(_again(f, X), first)
+    assert random.state.get()["default"].tolist() == [11, 0, 2]
+
+
+def test_dropout_computes_only_the_shard_and_sends_nothing() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("a",))
+        lowered = sf.shard(lambda x: F.dropout(x, 0.4), mesh, (P("a"),)).lower(X)
+    text = str(lowered)
+    assert "no communication" in text
+    drawn = [line for line in text.splitlines() if "random_bits(" in line]
+    assert len(drawn) == 1 and "f32[6@a, 5]" in drawn[0]
+
+
+def _walk(x: torch.Tensor) -> torch.Tensor:
+    def step(carry: torch.Tensor, row: torch.Tensor) -> Any:
+        carry = F.dropout(carry + row, 0.4)
+        return carry, carry * torch.rand_like(carry)
+
+    carry, rows = sf.scan(step, x[0], x)
+    chosen = sf.cond(
+        x.sum() > -1e9, lambda c: F.dropout(c, 0.4), lambda c: c * 2, carry
+    )
+    end, _ = sf.while_loop(
+        lambda s: s[1] < 3,
+        lambda s: (s[0] + torch.rand_like(s[0]), s[1] + 1),
+        (chosen.detach(), torch.tensor(0)),
+    )
+    return rows.sum() + (chosen * end).sum()
+
+
+def test_each_step_of_a_loop_draws_apart() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return sf.scan(lambda c, r: (c, torch.rand_like(r)), x[0], x)[1]
+
+    drawn = _again(sf.jit(rows), X)
+    assert drawn.unique().numel() == X.numel()
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, sf.checkpoint], ids=["", "remat"])
+def test_loops_and_branches_draw_the_same_in_every_derivative(wrap: Any) -> None:
+    value, grad = _again(sf.jit(sf.value_and_grad(_walk)), X)
+    torch.testing.assert_close(_again(sf.jit(_walk), X), value)
+    _, tangent = _again(sf.jit(lambda x: sf.jvp(_walk, (x,), (X.cos(),))), X)
+    torch.testing.assert_close(tangent, (grad * X.cos()).sum())
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        for place in (P(None, "a"), P("a", "b")):
+            step = sf.shard(sf.value_and_grad(wrap(_walk)), mesh, (place,))
+            got = sf.tree_map(sf.full, _again(step, X))
+            torch.testing.assert_close(got, (value, grad))
+
+
+@pytest.mark.parametrize("how", ["different", "same"])
+def test_vmap_draws_as_torch_func_would(how: str) -> None:
+    fn = lambda row: F.dropout(row, 0.4) + torch.rand_like(row)
+    wanted = _plain(torch.func.vmap(fn, randomness=how), X)
+    mapped = sf.vmap(fn, randomness=how)
+    torch.testing.assert_close(_again(sf.jit(mapped), X), wanted)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        got = _again(sf.shard(mapped, mesh, (P("a", "b"),)), X)
+        torch.testing.assert_close(sf.full(got), wanted)
+
+
+def test_samples_that_share_all_arguments_still_draw_apart() -> None:
+    fn = lambda x: torch.rand_like(x)
+    drawn = sf.vmap(fn, in_axes=None, axis_size=4, randomness="different")(X)
+    assert drawn.unique().numel() == 4 * X.numel()
+    drawn = sf.vmap(fn, in_axes=None, axis_size=4, randomness="same")(X)
+    assert drawn.unique().numel() == X.numel()
+
+
+def test_vmap_says_how_random_calls_are_to_be_taken() -> None:
+    with pytest.raises(TreeError, match="randomness is 'some'"):
+        sf.vmap(torch.rand_like, randomness="some")
+    with pytest.raises(CaptureError, match="'same' or 'different' randomness"):
+        sf.jit(sf.vmap(torch.rand_like))(X)
+
+
+def test_in_a_shard_map_an_unvarying_draw_is_equal_on_all_ranks() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        f = sf.shard_map(
+            lambda x: x * 0 + torch.rand(3, 5), mesh, (P("a"),), P("a")
+        )
+        drawn = sf.full(_again(f, X.float()))
+        assert torch.equal(drawn[:3], drawn[3:])
+
+
+def test_a_generator_is_refused_by_name() -> None:
+    generator = torch.Generator()
+    with random.plain(), pytest.raises(ShardError, match="given a torch.Generator"):
+        torch.rand(3, generator=generator)
+    with pytest.raises(ShardError):
+        sf.jit(lambda x: x.bernoulli(0.5, generator=generator))(X)
+
+
+def test_custom_vjp_draws_in_its_forward() -> None:
+    @sf.custom_vjp
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand_like(x)
+
+    def forward(x: torch.Tensor) -> Any:
+        drawn = torch.rand_like(x)
+        return x * drawn, drawn
+
+    noisy.defvjp(forward, lambda drawn, g: (g * drawn,))
+    grad = _again(sf.jit(sf.grad(lambda x: noisy(x).sum())), X)
+    assert torch.equal(grad, _plain(torch.rand_like, X))
