@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .loops import Loop
+from .random_bits import RANDOM_BITS
 
 RANDOM, POINTWISE = torch.Tag.nondeterministic_seeded, torch.Tag.pointwise
 OPS = (
@@ -58,7 +59,9 @@ class HigherOrder:
             for n in g.graph.nodes
             if n.op == "call_function"
         ]
-        tags = [RANDOM] if any(RANDOM in t for t in inside) else []
+        targets = {n.target for graph in self.graphs for n in graph.graph.nodes}
+        is_random = RANDOM_BITS in targets or any(RANDOM in t for t in inside)
+        tags = [RANDOM] if is_random else []
         return (
             [*tags, POINTWISE]
             if str(self.op) == "cond" and all(POINTWISE in t for t in inside)

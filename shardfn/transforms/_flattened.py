@@ -1,6 +1,6 @@
 """A function of trees as a function of tensors, since torch.func takes tuples of tensors only.
 
-Dynamo traces this file.
+Dynamo reads this.
 """
 
 from __future__ import annotations

@@ -266,6 +266,6 @@ def test_a_constant_is_no_pending_sum(kind: str) -> None:
         else:
             with pytest.raises(
                 sf.PlacementError,
-                match=f"was never pending, and cannot stay {kind} over dp",
+                match=f"was never Partial, and cannot stay {kind} over dp",
             ):
                 ones(X)

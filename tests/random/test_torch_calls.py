@@ -118,9 +118,9 @@ def test_two_calls_draw_apart_and_a_rerun_draws_the_same_without_a_capture() -> 
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x) + 10 * torch.rand_like(x)
 
-    f, before = sf.jit(noisy), counts["captured"]
+    f, before = sf.jit(noisy), counts["captures"]
     first, second = _again(f, X), f(X)
-    assert counts["captured"] == before + 1
+    assert counts["captures"] == before + 1
     assert not torch.equal(first, second)
     assert torch.equal(_again(f, X), first)
     assert random.state.get()["default"].tolist() == [11, 0, 2]

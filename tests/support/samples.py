@@ -631,7 +631,16 @@ EDGES = {
     "aten.native_layer_norm.default": [lambda: call(f(3), [3], None, None, 1e-5)],
 }
 
+RANDOM: dict[str, list[Callable[[], Sample]]] = {
+    "shardfn.random_bits.default": [
+        lambda: call(i(9, 2), None, [5, 3], [3, 1], 0, 0, torch.float64),
+        lambda: call(i(9, 4, 2), None, [3], [1], 1, 0, torch.int64),
+        lambda: call(i(9, 3), None, [2, 5], [5, 1], 3, 2, torch.float32),
+        lambda: call(i(9, 2), i(9), [7], [1], 0, 0, torch.bool),
+    ],
+}
 IN_TABLES: dict[str, list[Callable[[], Sample]]] = {
+    **RANDOM,
     **REDUCTIONS,
     **VIEWS,
     **PRODUCTS,
@@ -797,8 +806,8 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
 
 def resolve(name: str) -> Any:
     """The op of a name such as `aten.add.Tensor`."""
-    _, packet, overload = name.split(".")
-    return getattr(getattr(torch.ops.aten, packet), overload)
+    space, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, space), packet), overload)
 
 
 def make(name: str, position: int) -> Sample:

@@ -555,19 +555,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "  needed: a function that only returns\n  try: return the new value, or write "
         "to a copy: (a carry or a per-step input).clone()",
     ),
-    "random numbers in a loop that is differentiated": (
-        lambda: sf.grad(
-            lambda x: sf.scan(
-                lambda c, r: (c + torch.dropout(r, 0.5, True).sum(), None),
-                x.sum(),
-                x,
-            )[0]
-        )(Q),
-        sf.CaptureError,
-        "scan: it is differentiated, and draws random numbers (aten.bernoulli.p), which "
-        "would differ in its derivative\n"
-        "  try: pass random tensors in, such as the per-step inputs of a scan",
-    ),
     "a while loop in reverse": (
         lambda: sf.grad(lambda x: growing(W, x).sum())(XS),
         sf.CaptureError,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import PlacementError, problem
+from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.prims import CALLS, Axes, constants_of, implement
 from ...ops.text_formats import parse_shards
@@ -55,15 +55,10 @@ def _check_invariant(before: Axes, node: torch.fx.Node) -> None:
         fix = f"psum or pmean it over {said}, or name {said} in its out_placements"
         head, path = str(node.kwargs["where"]).split(": ")
         got = (
-            f"{path} is claimed to be the same on all ranks of {said}, and varies over "
+            f"{path} varies over {said}, and its out_placements require it to be invariant over "
             f"{'it' if len(wrong) == 1 else 'them'}"
         )
-        raise PlacementError(
-            problem(head, got, fix=fix, source=source),
-            arg_path=path,
-            source=source,
-            fix=fix,
-        )
+        raise PlacementError.of(head, got, fix=fix, source=source, arg_path=path)
 
 
 implement(shard_map.from_local, check=_check_invariant)

@@ -9,6 +9,7 @@ import torch
 
 from ...capture.drawing import draws
 from ...errors import PlacementError, RuleError
+from ...ops.higher_order import HigherOrder
 from ...types import REDUCTIONS, Marks, MeshAxes
 
 
@@ -99,12 +100,14 @@ RANDOM: Callable[[Any], bool] = lambda target: (
 
 
 def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
-    if all(n == 1 for n in axes.sizes) or not draws(node):
+    is_nested = isinstance(node.target, HigherOrder)
+    is_alone = all(n == 1 for n in axes.sizes) and not is_nested
+    if is_alone or not draws(node):
         return
-    source, fix = node.meta.get("source"), "pass random tensors in as arguments"
-    raise RuleError.of(
-        f"{name}, op {node.target}",
-        "it draws random numbers, which ranks would draw differently",
-        fix=fix,
-        source=source,
-    )
+    got = "it draws random numbers, which ranks would draw differently"
+    fix = "pass random tensors in as arguments"
+    if is_nested:
+        got = "it draws random numbers, for which its graphs have no state"
+        fix = "sf.cond, sf.scan or sf.while_loop; or pass random tensors in"
+    source, where = node.meta.get("source"), f"{name}, op {node.target}"
+    raise RuleError.of(where, got, fix=fix, source=source)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-from ... import _tree
+from ... import _compat, _tree
 from ...argnums import check_argnums
 from ...capture.control_flow import bodies, endings
 from ...capture.control_flow.custom_derivatives import Reverse, ruled
@@ -174,6 +174,7 @@ class _EagerRule:
         return [torch.zeros_like(x) if g is None else g for g, x in pairs]
 
 
+@_compat.of_trees
 def is_zero(x: Any) -> bool:
     """Whether a part of a tree of cotangents stands for zero."""
     return x is None

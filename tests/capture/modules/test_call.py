@@ -253,10 +253,12 @@ def test_dropout_is_random_in_training_and_nothing_in_eval() -> None:
             X,
         )
         fn, params, buffers = sf.functionalize(nn.Dropout(0.5))
-        with pytest.raises(sf.RuleError, match="draws random numbers"):
-            sf.shard(fn, mesh, (None, None, P("a")), backend="aten")(
-                params, buffers, X
-            )
+        sf.random.state.seed(4)
+        sharded = sf.shard(fn, mesh, (None, None, P("a")), backend="aten")
+        drawn = sf.full(sharded(params, buffers, X)[0])
+        sf.random.state.seed(4)
+        with sf.random.plain():
+            close(drawn, nn.Dropout(0.5)(X))
 
 
 class Keeps(nn.Module):
