@@ -119,6 +119,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_vmap.batch_size": lambda x: sf.vmap(torch.add)(x, x[:2]),
     "_vmap.check_outs": lambda x: sf.vmap(lambda r: "text")(x),
     "_vmap.check_settings": lambda x: sf.vmap(torch.sin, axis_size=-1)(x),
+    "_vmap.check_randomness": lambda x: sf.vmap(torch.sin, randomness="some")(x),
     "_bucket_options.wishes_text": lambda x: sf.bucketed_grad(
         torch.sum, reduce_dtype=torch.int32
     )(x),
