@@ -114,11 +114,19 @@ class Truth:
     wanted: tuple[torch.Tensor, ...]
 
 
+def on_one_device(fn: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns on one device, eagerly; its random calls draw from the state that
+    a captured one is run with here.
+    """
+    sf.random.state.seed(0)
+    with sf.random.plain():
+        return fn(*args)
+
+
 def value(call: Call) -> Truth:
     """The results of a call."""
-    wanted = tuple(
-        x.detach().clone() for x in call.fn(*(x.clone() for x in call.tensors))
-    )
+    found = on_one_device(call.fn, *(x.clone() for x in call.tensors))
+    wanted = tuple(x.detach().clone() for x in found)
     return Truth(call.fn, call.tensors, call.tensors, wanted)
 
 
@@ -128,7 +136,7 @@ def gradient(call: Call) -> Truth | None:
         x.clone().requires_grad_(i in call.active)
         for i, x in enumerate(call.tensors)
     ]
-    outs = call.fn(*xs) if call.active else []
+    outs = on_one_device(call.fn, *xs) if call.active else []
     kept = [i for i, y in enumerate(outs) if y.requires_grad]
     if not kept:
         return None
@@ -156,7 +164,7 @@ def gradient(call: Call) -> Truth | None:
         tuple(x for i, x in enumerate(xs) if i not in call.active),
     )
     wanted = torch.autograd.grad(
-        loss(active, rest, weights),
+        on_one_device(loss, active, rest, weights),
         active,
         allow_unused=True,
         materialize_grads=True,
