@@ -26,7 +26,7 @@ ROUNDS = 10
 CHUNK = 1 << 16  # elements that are made at a time, so that temporaries stay small
 
 # The last word of a counter says its use: two uses of one key share no block.
-DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY = 0, 1, 2, 3, 4
+DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY, STATE = 0, 1, 2, 3, 4, 5
 
 SIGNIFICANT = {  # of a number in [0, 1): how many random bits, so that it is exact
     torch.float64: 53,
@@ -107,7 +107,7 @@ def random_bits(
         start: int64 (*batch) or (): the number of the first element; 0 by default.
         size: of what is made for each key.
         stride: by how much the number of an element grows along each dim.
-        use: DRAW, SPLIT, FOLD_IN, AMBIENT or AMBIENT_KEY.
+        use: DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY or STATE.
         call: the number of the call, from the first one.
         dtype: uniform in [0, 1) for a floating dtype, else all bits.
 

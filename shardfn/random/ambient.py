@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,14 @@ from typing import Any
 import torch
 
 from ..errors import ShardError, problem
-from ..ops.random_bits import AMBIENT, AMBIENT_KEY, WORD, random_bits, strides_of
+from ..ops.random_bits import (
+    AMBIENT,
+    AMBIENT_KEY,
+    STATE,
+    WORD,
+    random_bits,
+    strides_of,
+)
 from .keys import words_of
 
 DEFAULT = "default"
@@ -99,9 +107,7 @@ class States:
         """
         with self._lock:
             if tag not in self._states:
-                outer = self._states[_tag.get()][:2]
-                named = int.from_bytes(tag.encode(), "little") & (2**63 - 1)
-                self._states[tag] = [*_folded(outer, named), 0]
+                self._states[tag] = _state_from(self._states[_tag.get()], tag)
         token = _tag.set(tag)
         try:
             yield
@@ -112,25 +118,22 @@ class States:
         """Reserve some calls and return the state of the first: int64 (3,)."""
         with self._lock:
             state = self._states[_tag.get()]
+            if (
+                state[2] + calls > WORD
+            ):  # the number of a call is one word of a counter
+                state[:] = _state_from(state, "")
             taken = torch.tensor(state)
-            state[2] = (state[2] + calls) & WORD
+            state[2] += calls
             return taken
 
 
-def _folded(key: Sequence[int], number: int) -> list[int]:
-    """The words of a key that follow from a key and a number."""
-    bits = int(
-        random_bits(
-            torch.tensor(key),
-            torch.tensor(number),
-            [],
-            [],
-            AMBIENT_KEY,
-            0,
-            torch.int64,
-        )
-    )
-    return [bits & WORD, (bits >> 32) & WORD]
+def _state_from(state: Sequence[int], name: str) -> list[int]:
+    """A new state that follows from the key of another one and a name."""
+    key = torch.tensor(state[:2])
+    hashed = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    number = torch.tensor(int.from_bytes(hashed, "little", signed=True))
+    bits = int(random_bits(key, number, [], [], STATE, 0, torch.int64))
+    return [bits & WORD, (bits >> 32) & WORD, 0]
 
 
 def _is_state(x: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .checks import check_device, check_probability, check_shape, dims_of, floating
+from .checks import check_device, check_number, check_shape, dims_of, floating
 from .continuous import gumbel
 from .discrete import bits, randint
 from .keys import draw
@@ -137,7 +137,7 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
         >>> sf.random.dropout(sf.random.key(0), torch.ones(3), 0.0)
         tensor([1., 1., 1.])
     """
-    check_probability("random.dropout", "rate", rate)
+    check_number("random.dropout", "rate", rate, "a probability")
     check_device("random.dropout", str(key.device), str(x.device))
     keep = 1 - rate
     if not keep:

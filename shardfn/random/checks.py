@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ..errors import ShardError, problem
 from ..ops.random_bits import DTYPES, SIGNIFICANT
 
 FLOATING = tuple(SIGNIFICANT)
+MOST = 2**63  # integers in a range: a draw has so many values
 
 
 def dims_of(shape: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -87,30 +89,86 @@ def check_dtype(where: str, dtype: Any, allowed: tuple[torch.dtype, ...]) -> Non
         raise ShardError(text, arg_path="dtype", fix=fix)
 
 
+RULES: dict[
+    str, tuple[Callable[[Any], bool], str]
+] = {  # what a number must be, and the fix
+    "a probability": (lambda x: 0 <= x <= 1, "from 0 to 1"),
+    "a probability between 0 and 1": (lambda x: 0 < x < 1, "above 0 and below 1"),
+    "a number above 0": (lambda x: x > 0, "> 0"),
+    "a number of 0 or more": (lambda x: x >= 0, ">= 0"),
+}
+
+
 @_compat.constant_in_graph
-def check_probability(where: str, name: str, value: Any) -> None:
-    """Check that a number is a probability.
+def check_number(where: str, name: str, value: Any, needed: str) -> None:
+    """Check that a parameter is one of its distribution; a tensor's values are not read.
+
+    Args:
+        where: the function.
+        name: of the parameter.
+        value: a number.
+        needed: a key of RULES.
 
     Raises:
-        ShardError: it is not between 0 and 1.
+        ShardError: the rule does not hold.
     """
-    if not 0 <= value <= 1:
-        fix = f"{name} from 0 to 1"
-        text = problem(where, f"{name} is {value}", needed="a probability", fix=fix)
-        raise ShardError(text, arg_path=name, fix=fix)
+    holds, range_ = RULES[needed]
+    if not isinstance(value, torch.Tensor) and not holds(value):
+        fix = f"{name} {range_}"
+        raise ShardError.of(
+            where, f"{name} is {value}", needed=needed, fix=fix, arg_path=name
+        )
 
 
 @_compat.constant_in_graph
-def check_range(where: str, low: Any, high: Any) -> None:
-    """Check that a range holds a number.
+def check_interval(where: str, low: Any, high: Any) -> None:
+    """Check that an interval of real numbers is one.
 
     Raises:
-        ShardError: maxval is not above minval.
+        ShardError: it ends before it starts.
+    """
+    if not low <= high:
+        got = f"the range starts at {low} and ends at {high}"
+        raise ShardError.of(where, got, fix="low <= high", arg_path="high")
+
+
+@_compat.constant_in_graph
+def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
+    """Check that a range holds an integer, and that a dtype holds those of the range.
+
+    Args:
+        where: the function.
+        low: the least integer.
+        high: one above the largest.
+        dtype: of the result; of a floating one only the order of the bounds is checked.
+
+    Raises:
+        ShardError: high is not above low, an integer that the dtype has not, or more than 2**63
+            integers.
     """
     if not low < high:
-        fix = "minval < maxval"
-        text = problem(where, f"minval is {low}, maxval is {high}", fix=fix)
-        raise ShardError(text, arg_path="maxval", fix=fix)
+        got = f"minval is {low}, maxval is {high}"
+        raise ShardError.of(where, got, fix="minval < maxval", arg_path="maxval")
+    if high - low > MOST:
+        got = f"{low} to {high} are more than 2**63 integers"
+        fix = "sf.random.bits(key, shape, torch.int64), or a smaller range"
+        raise ShardError.of(where, got, fix=fix, arg_path="maxval")
+    if dtype.is_floating_point:
+        return
+    first, last = integers_of(dtype)
+    if low < first or high - 1 > last:
+        got = f"{low} to {high} are not all of {dtype}"
+        needed = f"integers from {first} to {last}"
+        fix = "dtype=torch.int64, or a smaller range"
+        raise ShardError.of(where, got, needed=needed, fix=fix, arg_path="dtype")
+
+
+def integers_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the largest integer of an integer dtype or bool."""
+    if dtype == torch.bool:
+        return 0, 1
+    info = torch.iinfo(dtype)
+    return info.min, info.max
 
 
 @_compat.constant_in_graph

@@ -6,7 +6,9 @@ import math
 
 import torch
 
+from . import from_uniform
 from .checks import FLOATING, check_ends, checked_draw, dims_of, floating
+from .from_uniform import positive, wide
 from .keys import draw, split
 
 Number = float | torch.Tensor
@@ -57,19 +59,6 @@ def uniform(
     return torch.maximum(scaled, low)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a function of random numbers is computed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _centred(
-    key: torch.Tensor, shape: tuple[int, ...], wide: torch.dtype
-) -> torch.Tensor:
-    """Numbers in (-1, 1), evenly spaced around zero, which is not among them."""
-    half = 2.0 ** (-53 if wide == torch.float64 else -24)
-    return (2 * draw(key, shape, wide) - 1) + half
-
-
 def normal(
     key: torch.Tensor,
     shape: int | tuple[int, ...] = (),
@@ -97,8 +86,7 @@ def normal(
     """
     dtype = floating(dtype)
     dims = checked_draw("random.normal", key, shape, dtype, FLOATING)
-    u = _centred(key, dims, _wide(dtype))
-    return (math.sqrt(2) * torch.special.erfinv(u)).to(dtype)
+    return from_uniform.normal(draw(key, dims, wide(dtype))).to(dtype)
 
 
 def truncated_normal(
@@ -136,14 +124,14 @@ def truncated_normal(
         True
     """
     dtype = floating(dtype)
-    wide = _wide(dtype)
-    low = torch.as_tensor(lower, dtype=wide, device=key.device)
-    high = torch.as_tensor(upper, dtype=wide, device=key.device)
+    computed = wide(dtype)
+    low = torch.as_tensor(lower, dtype=computed, device=key.device)
+    high = torch.as_tensor(upper, dtype=computed, device=key.device)
     common = tuple(torch.broadcast_shapes(low.shape, high.shape))
     shape = common if shape is None else dims_of(shape)
     dims = checked_draw("random.truncated_normal", key, shape, dtype, FLOATING)
     first, last = torch.erf(low / math.sqrt(2)), torch.erf(high / math.sqrt(2))
-    u = (_centred(key, dims, wide) + 1) / 2
+    u = (from_uniform.centred(draw(key, dims, computed)) + 1) / 2
     value = math.sqrt(2) * torch.special.erfinv(first + u * (last - first))
     return torch.minimum(torch.maximum(value, low), high).to(dtype)
 
@@ -175,7 +163,7 @@ def exponential(
     """
     dtype = floating(dtype)
     dims = checked_draw("random.exponential", key, shape, dtype, FLOATING)
-    return (-torch.log1p(-draw(key, dims, _wide(dtype)))).to(dtype)
+    return from_uniform.exponential(draw(key, dims, wide(dtype))).to(dtype)
 
 
 def gumbel(
@@ -205,9 +193,7 @@ def gumbel(
     """
     dtype = floating(dtype)
     dims = checked_draw("random.gumbel", key, shape, dtype, FLOATING)
-    wide = _wide(dtype)
-    u = draw(key, dims, wide).clamp_min(torch.finfo(wide).tiny)
-    return (-torch.log(-torch.log(u))).to(dtype)
+    return from_uniform.gumbel(draw(key, dims, wide(dtype))).to(dtype)
 
 
 def gamma(
@@ -240,42 +226,40 @@ def gamma(
         True
     """
     dtype = floating(dtype)
-    wide = _wide(dtype)
-    parameter = torch.as_tensor(a, dtype=wide, device=key.device)
+    computed = wide(dtype)
+    parameter = torch.as_tensor(a, dtype=computed, device=key.device)
     own = tuple(parameter.shape)
     shape = own if shape is None else dims_of(shape)
     check_ends("random.gamma", shape, own)
     dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
     parameter = parameter.expand(dims)
     fixed = parameter.detach()
-    value = _gamma(key, fixed, dims, wide)
+    value = _gamma(key, fixed, dims)
     slope = torch.ops.aten._standard_gamma_grad.default(fixed, value)
     return (value + (parameter - fixed) * slope).to(dtype)
 
 
 def _gamma(
-    key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...], wide: torch.dtype
+    key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
     """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts."""
     keys = split(key, 2 * ATTEMPTS + 1)
-    tiny = torch.finfo(wide).tiny
     d = torch.where(a < 1, a + 1, a) - 1 / 3
     value, done = d, torch.zeros(shape, dtype=torch.bool, device=key.device)
     for i in range(ATTEMPTS):
-        x = normal(keys[2 * i], shape, wide)
-        u = draw(keys[2 * i + 1], shape, wide)
+        x = normal(keys[2 * i], shape, a.dtype)
+        u = positive(draw(keys[2 * i + 1], shape, a.dtype))
         cube = (1 + x / torch.sqrt(9 * d)) ** 3
-        accepted = (cube > 0) & (torch.log(u.clamp_min(tiny)) < _bound(x, d, cube))
+        accepted = (cube > 0) & (torch.log(u) < _bound(x, d, cube))
         value = torch.where(accepted & ~done, d * cube, value)
         done = done | accepted
-    u = draw(keys[2 * ATTEMPTS], shape, wide).clamp_min(tiny)
+    u = positive(draw(keys[2 * ATTEMPTS], shape, a.dtype))
     return torch.where(a < 1, value * torch.exp(torch.log(u) / a), value)
 
 
 def _bound(x: torch.Tensor, d: torch.Tensor, cube: torch.Tensor) -> torch.Tensor:
     """The logarithm below which a uniform number accepts an attempt."""
-    tiny = torch.finfo(x.dtype).tiny
-    return 0.5 * x * x + d - d * cube + d * torch.log(cube.clamp_min(tiny))
+    return 0.5 * x * x + d - d * cube + d * torch.log(positive(cube))
 
 
 def beta(
@@ -309,12 +293,12 @@ def beta(
         True
     """
     dtype = floating(dtype)
-    wide = _wide(dtype)
-    first = torch.as_tensor(a, dtype=wide, device=key.device)
-    second = torch.as_tensor(b, dtype=wide, device=key.device)
+    computed = wide(dtype)
+    first = torch.as_tensor(a, dtype=computed, device=key.device)
+    second = torch.as_tensor(b, dtype=computed, device=key.device)
     common = tuple(torch.broadcast_shapes(first.shape, second.shape))
     shape = common if shape is None else dims_of(shape)
     keys = split(key)
-    x = gamma(keys[0], first.expand(common), shape, wide)
-    y = gamma(keys[1], second.expand(common), shape, wide)
+    x = gamma(keys[0], first.expand(common), shape, computed)
+    y = gamma(keys[1], second.expand(common), shape, computed)
     return (x / (x + y)).to(dtype)

@@ -7,7 +7,7 @@ import torch
 from ..ops.random_bits import WIDTH
 from .checks import (
     check_ends,
-    check_probability,
+    check_number,
     check_range,
     checked_draw,
     dims_of,
@@ -77,7 +77,7 @@ def bernoulli(
     if isinstance(p, torch.Tensor):
         dtype, own = p.dtype, tuple(p.shape)
     else:
-        check_probability("random.bernoulli", "p", p)
+        check_number("random.bernoulli", "p", p, "a probability")
         dtype, own = floating(None), ()
     dims = checked_draw(
         "random.bernoulli", key, own if shape is None else shape, dtype
@@ -105,7 +105,8 @@ def randint(
         Tensor of that shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, an empty range, a dtype without integers.
+        ShardError: no key, a negative size, an empty range, a dtype without integers or without
+            those of the range.
 
     Source: jax.random.randint; 63 random bits modulo the size of the range.
 
@@ -118,7 +119,7 @@ def randint(
     if not isinstance(minval, torch.Tensor) and not isinstance(
         maxval, torch.Tensor
     ):
-        check_range("random.randint", minval, maxval)
+        check_range("random.randint", minval, maxval, dtype)
     number = draw(key, dims, torch.int64) & LARGEST
     return (number % (maxval - minval) + minval).to(dtype)
 

@@ -13,33 +13,24 @@ from typing import Any
 import torch
 
 from ..errors import ShardError, problem
-from . import ambient
+from . import ambient, from_uniform
+from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
 from .continuous import gamma as gamma_of
 from .discrete import LARGEST
+from .from_uniform import wide
 
 aten = torch.ops.aten
 Op = Callable[..., Any]
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def _unit(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Uniform in [0, 1), like x, in the dtype in which it is computed with."""
-    return ambient.draw(x.shape, dtype or _wide(x.dtype), x.device)
-
-
-def _positive(x: torch.Tensor) -> torch.Tensor:
-    """Uniform in (0, 1)."""
-    u = _unit(x)
-    return u.clamp_min(torch.finfo(u.dtype).tiny)
+    return ambient.draw(x.shape, dtype or wide(x.dtype), x.device)
 
 
 def _normal_like(x: torch.Tensor) -> torch.Tensor:
     """Normally distributed, like x, in the dtype in which it is computed with."""
-    half = 2.0 ** (-53 if _wide(x.dtype) == torch.float64 else -24)
-    return math.sqrt(2) * torch.special.erfinv((2 * _unit(x) - 1) + half)
+    return from_uniform.normal(_unit(x))
 
 
 def _made(
@@ -64,6 +55,7 @@ def _no_generator(op: str, generator: Any) -> None:
 
 def rand(size: Any, **kwargs: Any) -> torch.Tensor:
     x = _made(size, **kwargs)
+    check_dtype("torch.rand", x.dtype, FLOATING)
     return ambient.draw(x.shape, x.dtype, x.device)
 
 
@@ -73,6 +65,7 @@ def rand_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 def randn(size: Any, **kwargs: Any) -> torch.Tensor:
     x = _made(size, **kwargs)
+    check_dtype("torch.randn", x.dtype, FLOATING)
     return _normal_like(x).to(x.dtype)
 
 
@@ -82,6 +75,7 @@ def randn_like(x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 def _integers(x: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Integers in [low, high), like x."""
+    check_range("torch.randint", low, high, x.dtype)
     number = ambient.draw(x.shape, torch.int64, x.device) & LARGEST
     return (number % (high - low) + low).to(x.dtype)
 
@@ -120,12 +114,17 @@ def bernoulli_p(
     x: torch.Tensor, p: Any = 0.5, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("bernoulli", generator)
-    wide = p.dtype == torch.float64 if isinstance(p, torch.Tensor) else False
-    u = _unit(x, torch.float64 if wide else torch.float32)
-    return (u < p).to(x.dtype)
+    check_number("torch.bernoulli", "p", p, "a probability")
+    if not isinstance(p, torch.Tensor):
+        return (_unit(x, torch.float32) < p).to(x.dtype)
+    drawn = (_unit(x, wide(p.dtype)) < p).to(x.dtype)
+    if not x.is_floating_point():
+        return drawn
+    return torch.where((p >= 0) & (p <= 1), drawn, math.nan)
 
 
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    check_number("torch.dropout", "p", p, "a probability")
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -138,6 +137,7 @@ def uniform(
     x: torch.Tensor, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("uniform", generator)
+    check_interval("torch.Tensor.uniform_", low, high)
     return (_unit(x, x.dtype) * (high - low) + low).to(x.dtype)
 
 
@@ -145,6 +145,7 @@ def normal(
     x: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("normal", generator)
+    check_number("torch.normal", "std", std, "a number of 0 or more")
     return (_normal_like(x) * std + mean).to(x.dtype)
 
 
@@ -152,6 +153,7 @@ def normal_of_tensors(
     mean: Any, std: Any = 1.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("normal", generator)
+    check_number("torch.normal", "std", std, "a number of 0 or more")
     x = mean if isinstance(mean, torch.Tensor) else std
     if isinstance(mean, torch.Tensor) and isinstance(std, torch.Tensor):
         x = torch.empty(
@@ -173,13 +175,15 @@ def exponential(
     x: torch.Tensor, lambd: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("exponential", generator)
-    return (-torch.log1p(-_unit(x)) / lambd).to(x.dtype)
+    check_number("torch.Tensor.exponential_", "lambd", lambd, "a number above 0")
+    return (from_uniform.exponential(_unit(x)) / lambd).to(x.dtype)
 
 
 def cauchy(
     x: torch.Tensor, median: float = 0.0, sigma: float = 1.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("cauchy", generator)
+    check_number("torch.Tensor.cauchy_", "sigma", sigma, "a number above 0")
     return (median + sigma * torch.tan(math.pi * (_unit(x) - 0.5))).to(x.dtype)
 
 
@@ -187,13 +191,15 @@ def log_normal(
     x: torch.Tensor, mean: float = 1.0, std: float = 2.0, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("log_normal", generator)
+    check_number("torch.Tensor.log_normal_", "std", std, "a number above 0")
     return torch.exp(_normal_like(x) * std + mean).to(x.dtype)
 
 
 def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
     _no_generator("geometric", generator)
+    check_number("torch.Tensor.geometric_", "p", p, "a probability between 0 and 1")
     return (
-        torch.ceil(torch.log(_positive(x)) / math.log1p(-p))
+        torch.ceil(torch.log(from_uniform.positive(_unit(x))) / math.log1p(-p))
         .clamp_min(1)
         .to(x.dtype)
     )
@@ -228,15 +234,15 @@ def multinomial(
     dim, shape = p.dim() - 1, list(p.shape)
     if replacement or count == 1:
         size = [*shape[:-1], count, shape[-1]]
-        u = ambient.draw(size, _wide(p.dtype), p.device)
-        return torch.argmax(_gumbel(u) + torch.log(p).unsqueeze(dim), -1)
-    u = ambient.draw(shape, _wide(p.dtype), p.device)
-    order = torch.argsort(_gumbel(u) + torch.log(p), descending=True, stable=True)
+        u = ambient.draw(size, wide(p.dtype), p.device)
+        return torch.argmax(
+            from_uniform.gumbel(u) + torch.log(p).unsqueeze(dim), -1
+        )
+    u = ambient.draw(shape, wide(p.dtype), p.device)
+    order = torch.argsort(
+        from_uniform.gumbel(u) + torch.log(p), descending=True, stable=True
+    )
     return order.narrow(dim, 0, count)
-
-
-def _gumbel(u: torch.Tensor) -> torch.Tensor:
-    return -torch.log(-torch.log(u.clamp_min(torch.finfo(u.dtype).tiny)))
 
 
 def rrelu(
@@ -248,6 +254,7 @@ def rrelu(
     generator: Any = None,
 ) -> Any:
     _no_generator("rrelu", generator)
+    check_interval("torch.rrelu", lower, upper)
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
     slope = (_unit(x) * (upper - lower) + lower).to(x.dtype)

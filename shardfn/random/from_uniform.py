@@ -1,0 +1,38 @@
+"""Distributions as functions of numbers that are uniform in [0, 1)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a function of random numbers is computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def positive(u: torch.Tensor) -> torch.Tensor:
+    """In (0, 1), so that it has a logarithm."""
+    return u.clamp_min(torch.finfo(u.dtype).tiny)
+
+
+def centred(u: torch.Tensor) -> torch.Tensor:
+    """In (-1, 1), evenly spaced around zero, which is not among the values."""
+    half = 2.0 ** (-53 if u.dtype == torch.float64 else -24)
+    return (2 * u - 1) + half
+
+
+def normal(u: torch.Tensor) -> torch.Tensor:
+    """With mean 0 and variance 1, by the inverse of the error function."""
+    return math.sqrt(2) * torch.special.erfinv(centred(u))
+
+
+def exponential(u: torch.Tensor) -> torch.Tensor:
+    """With mean 1."""
+    return -torch.log1p(-u)
+
+
+def gumbel(u: torch.Tensor) -> torch.Tensor:
+    """The standard Gumbel distribution."""
+    return -torch.log(-torch.log(positive(u)))
