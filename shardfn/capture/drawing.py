@@ -1,8 +1,11 @@
-"""Which nodes draw random numbers."""
+"""Which nodes draw random numbers, and where their keys come from."""
 
 from __future__ import annotations
 
 import torch
+
+from ..errors import ShardError
+from ..ops.random_bits import AMBIENT, AMBIENT_KEY, RANDOM_BITS
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -22,3 +25,25 @@ def draws(node: torch.fx.Node) -> bool:
         if len(node.args) > position
         else node.kwargs.get("dropout_p", 0.0)
     )
+
+
+def use_of(node: torch.fx.Node) -> int | None:
+    """What a node's random bits are for; None of a node that makes none."""
+    return node.args[4] if node.target is RANDOM_BITS else None  # type: ignore[return-value]
+
+
+def refuse_state(graph: torch.fx.Graph, name: str) -> None:
+    """Refuse the random calls that draw from the state.
+
+    Raises:
+        ShardError: there is one.
+    """
+    for node in graph.nodes:
+        if use_of(node) in (AMBIENT, AMBIENT_KEY):
+            raise ShardError.of(
+                name,
+                'torch draws random numbers from sf.random.state, with seed="required"',
+                needed="a key for every draw",
+                fix="sf.random with a key that is an argument",
+                source=node.meta.get("source"),
+            )

@@ -29,6 +29,7 @@ from .keys import words_of
 
 DEFAULT = "default"
 WORDS = 3  # of a state: the two of its key, the number of the next call
+MOST_CALLS = WORD + 1  # of one key: the number of a call is one word of a counter
 PLACE = torch.zeros(
     WORDS, dtype=torch.int64
 )  # stands for the state in what is captured
@@ -118,9 +119,7 @@ class States:
         """Reserve some calls and return the state of the first: int64 (3,)."""
         with self._lock:
             state = self._states[_tag.get()]
-            if (
-                state[2] + calls > WORD
-            ):  # the number of a call is one word of a counter
+            if state[2] + calls > MOST_CALLS:
                 state[:] = _state_from(state, "")
             taken = torch.tensor(state)
             state[2] += calls

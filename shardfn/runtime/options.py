@@ -12,6 +12,7 @@ from ..errors import ShardError
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
+SEEDS = ("state", "required")
 
 
 def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
@@ -45,4 +46,5 @@ class Request:
     backend: str = attrs.field(
         default="aten", validator=_known("backend", tuple(BACKENDS))
     )
+    seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
     store: CallStore = attrs.field(factory=CallStore, init=False)

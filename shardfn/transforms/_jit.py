@@ -36,6 +36,7 @@ def jit(
     backend: str = "inductor",
     static_argnums: int | tuple[int, ...] = (),
     donate_argnums: int | tuple[int, ...] = (),
+    seed: str = "state",
 ) -> Any:
     """Compile a function of tensors into one program, for one device.
 
@@ -54,6 +55,8 @@ def jit(
             changed, triggers a retrace. A tensor is an error.
         donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
+        seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
+            an error, and every random number comes from a key.
 
     Returns:
         A function of the same arguments, with `.trace`, `.lower` and `.compile`.
@@ -75,6 +78,7 @@ def jit(
         "backend": backend,
         "static_argnums": static_argnums,
         "donate_argnums": donate_argnums,
+        "seed": seed,
     }
     if fn is None:
         return functools.partial(jit, **options)

@@ -71,3 +71,88 @@ def test_bad_input_is_refused_by_name(name: str, wrap: str) -> None:
     fn, text = WRONG[name]
     with pytest.raises(ShardError, match=text):
         fn() if wrap == "eager" else sf.jit(lambda x: (fn(), x))(torch.ones(2))
+
+
+X = torch.linspace(-1, 1, 6)
+OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "bernoulli_": (
+        lambda x: x.clone().bernoulli_(1.5),
+        "torch.bernoulli: p is 1.5",
+    ),
+    "bernoulli": (lambda x: x.bernoulli(-0.1), "torch.bernoulli: p is -0.1"),
+    "uniform_": (
+        lambda x: x.clone().uniform_(2, 1),
+        "uniform_: the range starts at 2.0 and ends at 1.0",
+    ),
+    "normal": (lambda x: torch.normal(x, -1.0), "std"),
+    "exponential_": (lambda x: x.clone().exponential_(-1.0), "lambd"),
+    "geometric_": (lambda x: x.clone().geometric_(1.0), "p"),
+    "cauchy_": (lambda x: x.clone().cauchy_(0, -1.0), "sigma"),
+    "log_normal_": (lambda x: x.clone().log_normal_(0, -1.0), "std"),
+    "randint": (lambda x: torch.randint(5, 5, (3,)), "5"),
+    "randint beyond its dtype": (
+        lambda x: torch.randint(0, 300, (3,), dtype=torch.uint8),
+        "torch.randint: 0 to 300 are not all of torch.uint8",
+    ),
+    "randint_like": (
+        lambda x: torch.randint_like(x, 0),
+        "minval is 0, maxval is 0",
+    ),
+    "random_": (lambda x: x.clone().random_(5, 5), "minval is 5, maxval is 5"),
+    "rand of integers": (
+        lambda x: torch.rand(3, dtype=torch.int64),
+        "torch.rand: dtype is torch.int64",
+    ),
+    "randn of integers": (
+        lambda x: torch.randn(3, dtype=torch.int64),
+        "dtype|float",
+    ),
+    "dropout": (lambda x: torch.nn.functional.dropout(x, 1.5), "probability"),
+    "rrelu": (lambda x: torch.rrelu(x, 0.5, 0.1, True), "bound|range"),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_what_torch_refuses_of_a_random_call_is_refused_everywhere(
+    name: str,
+) -> None:
+    fn, text = OF_TORCH[name]
+    with pytest.raises((RuntimeError, ValueError)):  # so does torch
+        fn(X)
+    with pytest.raises(ShardError, match=text):
+        sf.jit(fn)(X)
+    refused = pytest.raises((ShardError, RuntimeError, ValueError), match=text)
+    with refused, random.plain():
+        fn(X)
+
+
+def test_a_probability_in_a_tensor_that_is_none_gives_nan() -> None:
+    p = torch.tensor([0.0, 1.0, 1.5, -0.5])
+    drawn = sf.jit(torch.bernoulli)(p)
+    assert drawn.isnan().tolist() == [False, False, True, True]
+    assert drawn[:2].tolist() == [0.0, 1.0]
+
+
+def test_integers_that_a_dtype_does_not_have_are_refused() -> None:
+    with pytest.raises(ShardError, match="0 to 300 are not all of torch.uint8"):
+        random.randint(KEY, (3,), 0, 300, torch.uint8)
+    with pytest.raises(ShardError, match=r"are more than 2\*\*63 integers"):
+        random.randint(KEY, (3,), -(2**63), 2**63 - 1)
+    assert random.randint(KEY, (3,), 0, 256, torch.uint8).dtype == torch.uint8
+
+
+def test_a_function_whose_seed_is_required_may_not_draw_from_the_state() -> None:
+    with pytest.raises(ShardError, match="seed=.required") as caught:
+        sf.jit(lambda x: torch.dropout(x, 0.5, True), seed="required")(X)
+    assert caught.value.source is not None and __file__ in caught.value.source
+    with sf.fake_world(2), pytest.raises(ShardError, match="seed=.required"):
+        mesh = sf.make_mesh((2,), ("dp",))
+        sf.shard(_scanned, mesh, sf.P("dp"), seed="required")(torch.ones(4, 2))
+    with_key = sf.jit(lambda key, x: random.dropout(key, x), seed="required")
+    assert with_key(KEY, X).shape == X.shape
+    with pytest.raises(ShardError, match="seed is 'none'"):
+        sf.jit(lambda x: x, seed="none")
+
+
+def _scanned(x: torch.Tensor) -> torch.Tensor:
+    return sf.scan(lambda c, r: (c + torch.rand_like(r), r), torch.zeros(2), x)[0]

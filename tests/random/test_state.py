@@ -108,3 +108,24 @@ def test_what_is_no_state_is_refused() -> None:
         state.set({"default": torch.zeros(2, dtype=torch.int64)})
     with pytest.raises(ShardError, match="seed is 'seven'"):
         state.seed("seven")  # type: ignore[arg-type]
+
+
+def test_s5_1_tags_that_begin_alike_fork_apart() -> None:
+    drawn = []
+    for tag in ("dropout of layer 1", "dropout of layer 2"):
+        with state.fork(tag):
+            drawn.append(draw(X))
+    assert not torch.equal(*drawn)
+
+
+def test_the_call_after_two_to_the_32_has_numbers_of_its_own() -> None:
+    state.seed(3)
+    first = draw(X)
+    state.set({"default": torch.tensor([3, 0, 2**32 - 1])})
+    last = draw(X)
+    assert state.get()["default"].tolist() == [3, 0, 2**32]
+    after = draw(X)
+    assert state.get()["default"][:2].tolist() != [3, 0]
+    assert state.get()["default"][2] == 1
+    assert not torch.equal(after, first)
+    assert not torch.equal(after, last)

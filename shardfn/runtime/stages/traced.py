@@ -11,6 +11,7 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
+from ...capture.drawing import refuse_state
 from ...hardware import H100, Hardware
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -47,6 +48,8 @@ def _traced(
     placed = look(request, args, kwargs)
     captured = captured_for(request, args, kwargs, placed)
     captured.outside.refuse_lost(request.name)
+    if request.seed == "required":
+        refuse_state(captured.program.graph.graph, request.name)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)

@@ -92,6 +92,7 @@ def shard(
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
+    seed: str = "state",
 ) -> Any:
     """Compile a function of global tensors into one SPMD program for a device mesh.
 
@@ -116,6 +117,8 @@ def shard(
             than tensors are static without it. A tensor is an error.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
+        seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
+            an error, and every random number comes from a key.
 
     Returns:
         A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and
@@ -144,6 +147,7 @@ def shard(
         "backend": backend,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
+        "seed": seed,
     }
     return (
         functools.partial(shard, **options) if fn is None else _sharded(fn, options)
