@@ -1,4 +1,4 @@
-"""Torch's ops replaced where they are called eagerly."""
+"""Torch's ops and functions replaced where they are called eagerly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch.nn.init
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .threads import is_capturing
+from .threads import is_capturing, replaced
 
 
 class _Replacing(TorchDispatchMode):
@@ -33,4 +34,25 @@ def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         table: the functions by op.
     """
     with _Replacing(table):
+        yield
+
+
+@contextlib.contextmanager
+def init_replaced(
+    truncated_normal: Callable[..., Any], is_mine: Callable[[], bool]
+) -> Iterator[None]:
+    """The one function of torch.nn.init that draws until all numbers fit, replaced.
+
+    Args:
+        truncated_normal: takes its arguments.
+        is_mine: whether to use it for a call.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            return (truncated_normal if is_mine() else original)(*args, **kwargs)
+
+        return chosen
+
+    with replaced(torch.nn.init, "_no_grad_trunc_normal_", make):
         yield

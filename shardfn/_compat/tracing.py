@@ -156,11 +156,13 @@ def has_tangent(x: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
 
 
-def values() -> Any:
+@contextlib.contextmanager
+def values() -> Iterator[None]:
     """A context in which ops on tensors with values run as if nothing were traced."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    return _disable_current_modes()
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def inside_transform() -> bool:

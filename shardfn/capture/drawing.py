@@ -28,7 +28,7 @@ def draws(node: torch.fx.Node) -> bool:
 
 
 def use_of(node: torch.fx.Node) -> int | None:
-    """What a node's random bits are for; None of a node that makes none."""
+    """The use of a node's random bits, such as DRAW; None of a node that makes none."""
     return node.args[4] if node.target is RANDOM_BITS else None  # type: ignore[return-value]
 
 

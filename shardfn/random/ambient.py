@@ -207,6 +207,11 @@ def drawing_from(source: Source) -> Iterator[None]:
         _source.reset(token)
 
 
+def is_drawing() -> bool:
+    """Whether torch's random calls of this thread draw from a source of ours."""
+    return _source.get() is not None
+
+
 def draw(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -131,8 +131,7 @@ def truncated_normal(
     shape = common if shape is None else dims_of(shape)
     dims = checked_draw("random.truncated_normal", key, shape, dtype, FLOATING)
     first, last = torch.erf(low / math.sqrt(2)), torch.erf(high / math.sqrt(2))
-    u = (from_uniform.centred(draw(key, dims, computed)) + 1) / 2
-    value = math.sqrt(2) * torch.special.erfinv(first + u * (last - first))
+    value = from_uniform.truncated_normal(draw(key, dims, computed), first, last)
     return torch.minimum(torch.maximum(value, low), high).to(dtype)
 
 

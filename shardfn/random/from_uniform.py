@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -26,6 +27,14 @@ def centred(u: torch.Tensor) -> torch.Tensor:
 def normal(u: torch.Tensor) -> torch.Tensor:
     """With mean 0 and variance 1, by the inverse of the error function."""
     return math.sqrt(2) * torch.special.erfinv(centred(u))
+
+
+def truncated_normal(u: torch.Tensor, first: Any, last: Any) -> torch.Tensor:
+    """With mean 0 and variance 1, between the numbers x whose erf(x / sqrt(2)) is `first` and
+    `last`.
+    """
+    between = first + (centred(u) + 1) / 2 * (last - first)
+    return math.sqrt(2) * torch.special.erfinv(between)
 
 
 def exponential(u: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from .. import _compat
-from .ambient import Eager, drawing_from
-from .torch_ops import TABLE
+from .ambient import Eager, drawing_from, is_drawing
+from .torch_ops import TABLE, truncated_normal_
 
 
 @contextlib.contextmanager
@@ -32,5 +32,9 @@ def plain() -> Iterator[None]:
         >>> torch.equal(once, again)
         True
     """
-    with drawing_from(Eager()), _compat.ops_replaced(TABLE):
+    with (
+        drawing_from(Eager()),
+        _compat.ops_replaced(TABLE),
+        _compat.init_replaced(truncated_normal_, is_drawing),
+    ):
         yield

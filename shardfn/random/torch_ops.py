@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .. import _compat
 from ..errors import ShardError, problem
 from . import ambient, from_uniform
 from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
@@ -169,6 +170,24 @@ def normal_of_numbers(
 ) -> torch.Tensor:
     _no_generator("normal", kwargs.pop("generator", None))
     return normal(_made(size, **kwargs), mean, std)
+
+
+@_compat.read_by_dynamo
+def truncated_normal_(
+    x: torch.Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: Any = None,
+) -> torch.Tensor:
+    """`torch.nn.init.trunc_normal_`, which torch draws again until all numbers fit."""
+    _no_generator("nn.init.trunc_normal_", generator)
+    ends = [math.erf((end - mean) / (std * math.sqrt(2))) for end in (a, b)]
+    with torch.no_grad():
+        u = torch.rand(x.shape, dtype=wide(x.dtype), device=x.device)
+        value = from_uniform.truncated_normal(u, *ends) * std + mean
+        return x.copy_(value.clamp(a, b))
 
 
 def exponential(

@@ -3,6 +3,7 @@
 from ._compose import compose
 from ._cond_while import cond, while_loop
 from ._functionalize import functionalize
+from ._init import init
 from ._jit import jit
 from ._scan import map, scan
 from ._vmap import vmap
@@ -57,6 +58,7 @@ __all__ = [
     "functionalize",
     "grad",
     "hessian",
+    "init",
     "jacfwd",
     "jacrev",
     "jit",

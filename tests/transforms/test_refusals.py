@@ -123,6 +123,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_bucket_options.wishes_text": lambda x: sf.bucketed_grad(
         torch.sum, reduce_dtype=torch.int32
     )(x),
+    "_init.refuse_inside": lambda x: sf.init(torch.nn.Identity),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
@@ -141,6 +142,7 @@ ELSEWHERE = {
     "_bucket_options._refuse_unfit": "called by wishes_text",
     "_residuals.refuse_none": "saved_residuals is refused in a trace",
     "_functionalize._refuse": "functionalize is refused in a trace",
+    "_init._placements": "init is refused in a trace",
     "_check._differ": "check is refused in a trace",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",
@@ -284,6 +286,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
         "make it outside",
     ),
+    "init": (lambda x: sf.init(torch.nn.Identity), "outside of the function"),
     "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
     "check": (meets(lambda x: sf.check(torch.sin, x)), "outside of the function"),
 }

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from ... import _compat
 from ...errors import CaptureError
+from ...random.torch_ops import truncated_normal_
 
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
@@ -340,6 +341,7 @@ TABLE = {
     torch.corrcoef: corrcoef,
     torch.combinations: combinations,
     F.gaussian_nll_loss: gaussian_nll_loss,
+    torch.nn.init.trunc_normal_: truncated_normal_,
     **(
         {F.linear_cross_entropy: linear_cross_entropy}
         if hasattr(F, "linear_cross_entropy")

@@ -1,0 +1,142 @@
+"""init: the first values of a module's parameters and buffers, made where they will live."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..capture.modules.built import Building
+from ..errors import CaptureError, TreeError
+from ..placements import P
+from ..random.checks import check_key
+from ._functionalize import Functional, functionalize
+from ._jit import jit
+from .sharding._shard import shard
+
+Values = dict[str, torch.Tensor]
+
+
+def init(
+    module_fn: Callable[[], torch.nn.Module],
+    mesh: Any = None,
+    placements: Any = None,
+    key: Any = None,
+    *,
+    backend: str = "inductor",
+) -> tuple[Functional, Values, Values]:
+    """Build a module whose parameters and buffers are made as shards: `fn, params, buffers =
+    init(module_fn, mesh, placements, key)`.
+
+    Each rank makes its shards only, and they are what one device would draw for that key:
+    the numbers of `module_fn()` under `sf.random.plain()` after `sf.random.state.seed(seed)`, if
+    the key is `sf.random.key(seed)`. The full module is never in memory.
+
+    Args:
+        module_fn: builds and returns an nn.Module, with torch's default initialisation,
+            `torch.nn.init` or its own. It is called several times, without values.
+        mesh: a DeviceMesh; None for one device.
+        placements: for all parameters one `P`, or a dict from names or patterns (fnmatch, such
+            as "*.weight") of parameters and buffers to `P`s, of which the first that fits
+            counts. The others are replicated.
+        key: int64 (2,), replicated.
+        backend: "inductor" or "aten", as for `jit`.
+
+    Returns:
+        (fn, params, buffers), as `functionalize` returns them, with DTensors as values where there
+        is a mesh.
+
+    Raises:
+        ShardError: no key.
+        TreeError: no module, a pattern that fits no name, placements without a mesh.
+        PlacementError: a placement that does not fit its tensor.
+        CaptureError: a constructor that needs values which are not known yet; a call inside a
+            captured function.
+
+    Source: torch.nn.utils.skip_init and FSDP's meta-device initialisation; flax.nnx.jit of a
+        constructor with sharding constraints.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> fn, params, _ = sf.init(
+        ...     lambda: torch.nn.Linear(3, 4), key=sf.random.key(0), backend="aten"
+        ... )
+        >>> params["weight"].shape
+        torch.Size([4, 3])
+    """
+    if _compat.is_tracing():
+        refuse_inside()
+    check_key("init", key)
+    device = "cpu" if mesh is None else mesh.device_type
+    name = f"init({getattr(module_fn, '__name__', type(module_fn).__name__)})"
+    building = Building(name, module_fn, device)
+    fn, params, buffers = functionalize(building.empty())
+    names = tuple(params), tuple(buffers)
+
+    @_compat.read_by_dynamo
+    def values(key: torch.Tensor) -> tuple[Values, Values]:
+        made = building.values(key)
+        count = len(names[0])
+        return (
+            dict(zip(names[0], made[:count], strict=True)),
+            dict(zip(names[1], made[count:], strict=True)),
+        )
+
+    values.__name__ = values.__qualname__ = name
+    chosen = _placements(name, names, placements, mesh)
+    if mesh is None:
+        return fn, *jit(values, backend=backend)(key)
+    make = shard(values, mesh, (P(),), chosen, backend=backend)
+    return fn, *make(key)
+
+
+@_compat.constant_in_graph
+def refuse_inside() -> None:
+    """Refuse a call inside a captured function.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError.of(
+        "init",
+        "it is called inside a captured function, which makes no modules",
+        fix="call it outside of the function, and pass the parameters in",
+    )
+
+
+def _placements(
+    name: str, names: tuple[tuple[str, ...], tuple[str, ...]], given: Any, mesh: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The placement of each parameter and of each buffer."""
+    if given is not None and mesh is None:
+        raise TreeError.of(
+            name,
+            "there are placements, but no mesh",
+            fix="init(module_fn, mesh, placements, key)",
+            arg_path="placements",
+        )
+    if not isinstance(given, Mapping):
+        replicated = dict.fromkeys(names[1], P())
+        return dict.fromkeys(names[0], P() if given is None else given), replicated
+    every = [*names[0], *names[1]]
+    for pattern in given:
+        if not fnmatch.filter(every, pattern):
+            raise TreeError.of(
+                name,
+                f"{pattern!r} fits no parameter and no buffer",
+                needed=f"names such as {', '.join(every[:4])}",
+                fix="a pattern of fnmatch, such as '*.weight'",
+                arg_path=f"placements[{pattern!r}]",
+            )
+    found = {path: _first(path, given) for path in every}
+    params, buffers = ({path: found[path] for path in part} for part in names)
+    return params, buffers
+
+
+def _first(path: str, given: Mapping[str, Any]) -> Any:
+    """The placement of the first pattern that fits a name."""
+    fitting = (p for pattern, p in given.items() if fnmatch.fnmatch(path, pattern))
+    return next(fitting, P())
