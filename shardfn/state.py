@@ -54,6 +54,7 @@ CONTEXTS = (
     ),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State("random.ambient", "_source", "the source of torch's random calls"),
+    State("random.used", "_lines", "where keys were used, under SHARDFN_CHECK=1"),
     State("random.ambient", "_tag", "the name of the random state in use"),
 )
 

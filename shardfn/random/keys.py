@@ -8,6 +8,7 @@ from .. import _compat
 from ..errors import ShardError, problem
 from ..ops.random_bits import DRAW, FOLD_IN, SPLIT, WORD, random_bits, strides_of
 from .checks import check_key, check_shape, dims_of
+from .used import note_use
 
 
 def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
@@ -69,6 +70,8 @@ def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
         torch.Size([3, 2])
     """
     check_key("random.split", key)
+    if not _compat.is_tracing():
+        note_use("random.split", key)
     shape = dims_of(num)
     check_shape("random.split", shape)
     return _keys(
@@ -116,4 +119,6 @@ def draw(
     key: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """Uniform in [0, 1) for a floating dtype, else all bits of a dtype."""
+    if not _compat.is_tracing():
+        note_use("random", key)
     return random_bits(key, None, list(shape), strides_of(shape), DRAW, 0, dtype)

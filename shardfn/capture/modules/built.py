@@ -39,7 +39,7 @@ class Building:
         """The module without values: its tensors are fake.
 
         Raises:
-            TreeError: it returns something else, or a module that holds a tensor that is neither a parameter nor a
+            TreeError: it returns something else, or a module with a tensor that is not a
                 buffer.
         """
         key = torch.zeros(2, dtype=torch.int64)

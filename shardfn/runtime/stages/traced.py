@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import attrs
@@ -12,6 +13,7 @@ from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
 from ...capture.drawing import refuse_state
+from ...capture.key_reuse import refuse_reuse
 from ...hardware import H100, Hardware
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -50,6 +52,9 @@ def _traced(
     captured.outside.refuse_lost(request.name)
     if request.seed == "required":
         refuse_state(captured.program.graph.graph, request.name)
+    if os.environ.get("SHARDFN_CHECK") == "1":
+        graph, name = captured.program.graph.graph, request.name
+        refuse_reuse(graph, name, captured.closed_over)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)

@@ -1,0 +1,174 @@
+"""Keys that a program uses twice, which gives two draws the same random numbers.
+
+Every value of the program gets a number. Values that are computed alike, such as `keys[0]` twice,
+have the same one. A draw and a split use their key. `fold_in` does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ShardError
+from ..ops.loops import Branch, Loop, Scan, While
+from ..ops.random_bits import DRAW, SPLIT
+from .drawing import use_of
+
+aten = torch.ops.aten
+Lines = list[str | None]  # where a key is used
+
+
+def refuse_reuse(
+    graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor]
+) -> None:
+    """Refuse a program that uses a key twice.
+
+    Args:
+        graph: the program, whose nodes know their lines and phases.
+        name: of the function.
+        constants: the values of its last inputs.
+
+    Raises:
+        ShardError: names both lines.
+    """
+    inputs = graph.find_nodes(op="placeholder")
+    numbers = _Numbers()
+    given = [numbers.fresh() for _ in inputs[: len(inputs) - len(constants)]]
+    given += [numbers.of("constant", *_content(x)) for x in constants]
+    for lines in numbers.uses(graph, given)[0].values():
+        if len(lines) > 1:
+            first, second = lines[:2]
+            raise ShardError.of(
+                name,
+                f"a key is used twice: at {first} and at {second}",
+                needed="one draw, or one split, for each key",
+                fix="first, second = sf.random.split(key)",
+                source=second,
+                arg_path="key",
+            )
+
+
+def _content(x: torch.Tensor) -> tuple[Any, ...]:
+    """The identity of a constant: the values of a key, else the tensor itself."""
+    is_key = x.dtype == torch.int64 and tuple(x.shape) == (2,)
+    return tuple(x.tolist()) if is_key else (id(x),)
+
+
+class _Numbers:
+    """The numbers of values, and where keys are used."""
+
+    def __init__(self) -> None:
+        self.counter = itertools.count()
+        self.known: dict[tuple[Any, ...], int] = {}
+
+    def fresh(self) -> int:
+        """The number of a value that is like no other."""
+        return next(self.counter)
+
+    def of(self, *computed: Any) -> int:
+        """The number of all values that are computed so."""
+        return self.known.setdefault(computed, next(self.counter))
+
+    def uses(
+        self, graph: torch.fx.Graph, given: Sequence[int]
+    ) -> tuple[dict[int, Lines], list[int]]:
+        """(where each key is used, by its number; the numbers of the results).
+
+        Args:
+            graph: to look through.
+            given: the numbers of its inputs.
+        """
+        inputs, known = iter(given), dict[torch.fx.Node, int]()
+        found: dict[int, Lines] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(inputs)
+            elif isinstance(node.target, Loop):
+                known[node] = self.fresh()
+                if node.meta.get("phase") != "backward":
+                    args = [known[x] for x in node.args]
+                    _add(found, self._inside(node.target, args))
+            elif node.op == "call_function":
+                known[node] = self._value(node, known)
+                if _is_use(node):
+                    key = known[node.args[0]]
+                    found.setdefault(key, []).append(node.meta.get("source"))
+        results = graph.output_node().all_input_nodes
+        return found, [known[x] for x in results]
+
+    def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
+        """The number of what a call gives; that of its input if it changes nothing."""
+        if _is_identity(node):
+            return known[node.args[0]]  # type: ignore[index]
+        numbered = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda x: f"%{known[x]}"
+        )
+        try:
+            return self.of(node.target, repr(numbered))
+        except TypeError:  # a target without a hash
+            return self.fresh()
+
+    def _inside(self, loop: Loop, args: Sequence[int]) -> dict[int, Lines]:
+        """Where a loop or a branch uses keys. What each of its runs uses counts twice."""
+        if isinstance(loop, Branch):
+            either = [self.uses(graph, args[:-1])[0] for graph in loop.graphs]
+            return {
+                k: max((e.get(k, []) for e in either), key=len)
+                for k in _keys(either)
+            }
+        if isinstance(loop, Scan) and (loop.transposes or not loop.length):
+            return {}
+        is_repeated = not isinstance(loop, Scan) or loop.length > 1
+        carries = loop.carries if isinstance(loop, Scan | While) else 0
+        found: dict[int, Lines] = {}
+        for graph in loop.graphs:
+            given = [*args[: loop.consts], *self._changing(graph, loop, carries)]
+            inside, _ = self.uses(graph, given)
+            same = {*args[: loop.consts], *self._kept(graph, loop, carries, given)}
+            for key, lines in inside.items():
+                times = 2 if is_repeated and key in same else 1
+                _add(found, {key: lines * times})
+        return found
+
+    def _changing(
+        self, graph: torch.fx.Graph, loop: Loop, carries: int
+    ) -> Iterator[int]:
+        """Numbers for the carries and rows of one run of a graph."""
+        inputs = graph.find_nodes(op="placeholder")
+        return (self.fresh() for _ in inputs[loop.consts :])
+
+    def _kept(
+        self, graph: torch.fx.Graph, loop: Loop, carries: int, given: Sequence[int]
+    ) -> list[int]:
+        """The carries that a run passes on as they are."""
+        _, results = self.uses(graph, given)
+        before = given[loop.consts : loop.consts + carries]
+        return [a for a, b in zip(before, results, strict=False) if a == b]
+
+
+def _is_identity(node: torch.fx.Node) -> bool:
+    """Whether a call gives the values of its input in the same order and shape."""
+    if node.target is aten.permute.default:
+        dims: Any = node.args[1]
+        return list(dims) == list(range(len(dims)))
+    return node.target in (
+        aten.clone.default,
+        aten.alias.default,
+        aten.detach.default,
+    )
+
+
+def _is_use(node: torch.fx.Node) -> bool:
+    return use_of(node) in (DRAW, SPLIT) and node.meta.get("phase") != "backward"
+
+
+def _keys(found: Sequence[dict[int, Lines]]) -> set[int]:
+    return {key for one in found for key in one}
+
+
+def _add(found: dict[int, Lines], more: dict[int, Lines]) -> None:
+    for key, lines in more.items():
+        found.setdefault(key, []).extend(lines)
