@@ -54,7 +54,6 @@ CONTEXTS = (
     ),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State("random.ambient", "_source", "the source of torch's random calls"),
-    State("random.used", "_lines", "where keys were used, under SHARDFN_CHECK=1"),
     State("random.ambient", "_tag", "the name of the random state in use"),
 )
 
@@ -68,6 +67,7 @@ REGISTRIES = (
     State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
     State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
     State("collectives", "STEPS", "their names, by step of a redistribution"),
+    State("random.used", "_lines", "where keys were used, under SHARDFN_CHECK=1"),
     State("random.ambient", "state", "the user's random states, by name"),
     State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
     State(

@@ -112,7 +112,7 @@ class _Numbers:
             return self.fresh()
 
     def _inside(self, loop: Loop, args: Sequence[int]) -> dict[int, Lines]:
-        """Where a loop or a branch uses keys. What each of its runs uses counts twice."""
+        """Where a loop or a branch uses keys. A key that is the same for all runs counts twice."""
         if isinstance(loop, Branch):
             either = [self.uses(graph, args[:-1])[0] for graph in loop.graphs]
             return {
