@@ -229,6 +229,13 @@ MODULE = (  # a module that Dynamo does not trace
         is_mine=reading.is_reading,
     ),
     Patch(
+        ("torch.compiler:is_compiling",),
+        "code that is written to be compiled branches on values where this is False",
+        NEVER,
+        new=lambda asked: True,
+        is_mine=reading.is_reading,
+    ),
+    Patch(
         ("torch._dynamo.eval_frame:_callback_from_stance",),
         "what is compiled inside is part of the module; set_stance is the process's",
         NEVER,

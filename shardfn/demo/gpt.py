@@ -27,6 +27,7 @@ class Config:
         width: features of a token, C; a multiple of `heads`.
         heads: attention heads, H.
         layers: blocks of attention and feed-forward.
+        dropout: the probability that training sets an activation to zero.
     """
 
     vocab: int = 256
@@ -34,6 +35,7 @@ class Config:
     width: int = 128
     heads: int = 4
     layers: int = 4
+    dropout: float = 0.0
 
 
 def init(
@@ -92,22 +94,34 @@ def init(
     }
 
 
-def logits(params: Params, x: Tensor, *, heads: int) -> Tensor:
+def logits(
+    params: Params, x: Tensor, *, heads: int, dropout: float = 0.0
+) -> Tensor:
     """The model's prediction after each token.
 
     Args:
         params: as `init` makes them.
         x: tokens, int64 (B, T), T at most the context.
         heads: attention heads, H.
+        dropout: the probability that an element becomes zero, of the embedding and of what
+            attention and feed-forward add to it; 0 draws no random numbers.
 
     Returns:
         Unnormalised log-probabilities (B, T, V).
     """
     h = F.embedding(x, params["tok"]) + params["pos"][: x.shape[1]]  # (B, T, C)
+    h = dropped(h, dropout)
     for layer in params["layers"]:
-        h = h + attention(layer, normed(h, layer["ln1"]), heads=heads)
-        h = h + F.gelu(normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
+        mixed = attention(layer, normed(h, layer["ln1"]), heads=heads)
+        h = h + dropped(mixed, dropout)
+        hidden = F.gelu(normed(h, layer["ln2"]) @ layer["up"])
+        h = h + dropped(hidden @ layer["down"], dropout)
     return normed(h, params["ln"]) @ params["head"]
+
+
+def dropped(h: Tensor, rate: float) -> Tensor:
+    """Dropout, by the numbers of `sf.random.state`."""
+    return F.dropout(h, rate) if rate else h
 
 
 def normed(h: Tensor, ln: Params) -> Tensor:
@@ -131,7 +145,9 @@ def split_heads(z: Tensor, heads: int) -> Tensor:
     return z.reshape(*z.shape[:2], heads, -1).transpose(1, 2)
 
 
-def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int) -> Tensor:
+def loss_fn(
+    params: Params, x: Tensor, y: Tensor, *, heads: int, dropout: float = 0.0
+) -> Tensor:
     """Mean cross-entropy of the next token, in nats.
 
     Args:
@@ -139,6 +155,7 @@ def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int) -> Tensor:
         x: tokens, int64 (B, T).
         y: the tokens that follow, int64 (B, T).
         heads: attention heads.
+        dropout: as for `logits`.
 
     Returns:
         A 0-d tensor.
@@ -151,9 +168,8 @@ def loss_fn(params: Params, x: Tensor, y: Tensor, *, heads: int) -> Tensor:
         ... )  # knows nothing yet: log(2)
         0.7
     """
-    return F.cross_entropy(
-        logits(params, x, heads=heads).flatten(0, 1), y.flatten()
-    )
+    z = logits(params, x, heads=heads, dropout=dropout)
+    return F.cross_entropy(z.flatten(0, 1), y.flatten())
 
 
 def placements(params: Params) -> Params:

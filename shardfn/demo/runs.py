@@ -42,14 +42,16 @@ class Job:
         steps: training steps.
         batch: windows in a step, over all ranks.
         lr: learning rate.
-        seed: of the parameters and of the choice of text.
+        seed: of the parameters, of the choice of text and of dropout.
+        dtype: of the parameters.
     """
 
-    config: gpt.Config = gpt.Config()
+    config: gpt.Config = gpt.Config(dropout=0.1)
     steps: int = train.STEPS
     batch: int = train.BATCH
     lr: float = train.LR
     seed: int = 0
+    dtype: torch.dtype = torch.float32
 
 
 @attrs.frozen
@@ -98,8 +100,9 @@ def one_device(job: Job, progress: Progress) -> Run:
     Returns:
         The run.
     """
-    params = gpt.init(job.config, seed=job.seed)
+    params = gpt.init(job.config, seed=job.seed, dtype=job.dtype)
     step = train.step(job.config, job.lr, train.plain_value_and_grad)
+    step = sf.random.plain()(step)  # the numbers that the sharded steps draw
     return timed("one device", step, job, params, adamw.init(params), progress)
 
 
@@ -203,7 +206,7 @@ def sharded(
     over "tp".
     """
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes), device_type="cpu")
-    params = gpt.init(job.config, seed=job.seed)
+    params = gpt.init(job.config, seed=job.seed, dtype=job.dtype)
     state = adamw.init(params)
     where = gpt.placements(params)
     where_state = {"step": P(), "m": where, "v": where}
@@ -233,7 +236,8 @@ def timed(
     state: Any,
     progress: Progress,
 ) -> Run:
-    """Train, and note when each step ended."""
+    """Train from the job's random state, and note when each step ended."""
+    sf.random.state.seed(job.seed)
     ends = [time.perf_counter()]
 
     def ended(loss: float) -> None:

@@ -57,7 +57,7 @@ def step(
         1.0
     """
     loss_and_grads = value_and_grad(
-        functools.partial(gpt.loss_fn, heads=config.heads)
+        functools.partial(gpt.loss_fn, heads=config.heads, dropout=config.dropout)
     )
 
     def train_step(

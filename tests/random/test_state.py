@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import shardfn as sf
 from shardfn import P, random
@@ -42,6 +44,37 @@ def test_s5_1_named_states_are_seeded_got_set_and_forked() -> None:
     assert torch.equal(draw(X), first)
     with state.fork("data"):
         assert torch.equal(draw(X), other)
+
+
+def _drawn() -> list[torch.Tensor]:
+    """What both states draw next."""
+    with state.fork("data"):
+        return [draw(X), draw(X)]
+
+
+def test_s5_1_a_state_in_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> None:
+    state.seed(2**63 + 5)
+    state.seed(6, "data")
+    draw(X), _drawn()
+    model = {"weight": torch.ones(3)}
+    torch.save({"model": model, "random": state.get()}, tmp_path / "file")
+    dcp.save(
+        {"model": model, "random": state.get()},
+        checkpoint_id=tmp_path / "folder",
+        no_dist=True,
+    )
+    wanted = draw(X), *_drawn()
+
+    state.set(torch.load(tmp_path / "file")["random"])
+    assert all(map(torch.equal, (draw(X), *_drawn()), wanted))
+
+    state.seed(0)
+    state.seed(0, "data")
+    loaded = {"model": {"weight": torch.zeros(3)}, "random": state.get()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "folder", no_dist=True)
+    state.set(loaded["random"])
+    assert all(map(torch.equal, (draw(X), *_drawn()), wanted))
+    assert torch.equal(loaded["model"]["weight"], model["weight"])
 
 
 def test_s5_1_a_fork_of_a_new_name_is_split_off_by_its_name() -> None:

@@ -476,3 +476,25 @@ def test_counts_of_integers_get_a_batch_of_their_own() -> None:
         (out, new["n"], new["seen"]),
         (torch.ones(2, dtype=torch.int64), eye, eye.bool()),
     )
+
+
+class Compilable(nn.Module):
+    """Reads a value only where it is not compiled, as Hugging Face's masks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.weight
+        if not torch.compiler.is_compiling() and (y > 1e9).all():
+            return y * 0
+        return y
+
+
+def test_a_module_sees_that_it_is_compiled_while_it_is_captured() -> None:
+    loss, params = loss_of(Compilable())
+    close(sf.jit(sf.grad(loss))(params, X)["weight"], X.sum(0))
+    assert not torch.compiler.is_compiling()
+    fn, params, buffers = sf.functionalize(Compilable())
+    close(fn(params, buffers, X)[0], X)
