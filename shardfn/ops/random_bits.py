@@ -23,7 +23,7 @@ WEYL = (
     0xBB67AE85,
 )  # what is added to the two words of a key in each round
 ROUNDS = 10
-CHUNK = 1 << 16  # elements that are made at a time, so that temporaries stay small
+CHUNK = 1 << 14  # elements that are made at a time, so that temporaries stay small
 
 # The last word of a counter says its use: two uses of one key share no block.
 DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY, STATE = 0, 1, 2, 3, 4, 5
