@@ -45,4 +45,6 @@ class Request:
     backend: str = attrs.field(
         default="aten", validator=_known("backend", tuple(BACKENDS))
     )
+    # the function under the transforms of fn, and their key, if equal ones share captures
+    structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
     store: CallStore = attrs.field(factory=CallStore, init=False)
