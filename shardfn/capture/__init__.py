@@ -1,9 +1,17 @@
 """Stage 1, capture: Python in, a Program of global shapes out."""
 
 from .capture import Captured, capture
-from .closure.constants import constant_key
+from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
 from .modules.call import PureModule
 
-__all__ = ["Captured", "PureModule", "Reads", "capture", "constant_key", "name_of"]
+__all__ = [
+    "Captured",
+    "PureModule",
+    "Reads",
+    "capture",
+    "constant_key",
+    "is_constant",
+    "name_of",
+]

@@ -62,14 +62,20 @@ def request(
         return made
 
 
-def programs(request: Request) -> list[Any]:
-    """The captures of one function. They do not depend on placements, and depend on a mesh only
-    if the function does.
+def programs(request: Request) -> tuple[list[Any], Any]:
+    """The captures of one function, and the key of those of this request among them. They do
+    not depend on placements, and depend on a mesh only if the function does.
+
+    Equal transforms of one function share its captures.
     """
-    if not isinstance(request.fn, types.FunctionType):
-        return request.store.programs
+    fn, key = request.fn, None
+    if request.structure is not None:
+        fn, transforms = request.structure()
+        key = (request.name, transforms) if transforms else None
+    if not isinstance(fn, types.FunctionType):
+        return request.store.programs, None
     with _writing:
-        return _store_of(request.fn).programs
+        return _store_of(fn).programs, key
 
 
 def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:

@@ -47,4 +47,6 @@ class Request:
         default="aten", validator=_known("backend", tuple(BACKENDS))
     )
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
+    # the function under the transforms of fn, and their key, if equal ones share captures
+    structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
     store: CallStore = attrs.field(factory=CallStore, init=False)

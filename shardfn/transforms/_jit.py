@@ -11,7 +11,7 @@ import attrs
 from .. import _compat, argnums
 from ..runtime import Request
 from ._options import check_function
-from ._transformed import innermost, name_of
+from ._transformed import innermost, name_of, structure_of
 from .derivatives._vjp_jvp import Evaluated
 
 
@@ -24,7 +24,13 @@ class Jitted(Evaluated):
     arguments: dict[str, Any]
 
     def asked(self) -> Request:
-        return Request(self.__name__, self.fn, innermost(self.fn), **self.arguments)
+        return Request(
+            self.__name__,
+            self.fn,
+            innermost(self.fn),
+            structure=functools.partial(structure_of, self.fn),
+            **self.arguments,
+        )
 
     def options(self) -> Any:
         return self.arguments

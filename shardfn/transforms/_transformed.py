@@ -10,8 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import attrs
+
 from .. import _compat
+from ..capture import constant_key, is_constant
 from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
+
+# what a transformed function carries besides its fields
+NAMES = {"__doc__", "__module__", "__qualname__", "_request", cache.CARRIED}
 
 
 class Transformed:
@@ -22,6 +28,8 @@ class Transformed:
     """
 
     verb: ClassVar[str]
+    # whether the captured program depends on the record's fields only; not inherited
+    by_fields: ClassVar[bool] = False
     held: tuple[
         Callable[..., Any]
     ]  # the function; bare, a transformed one would look like a descriptor to Dynamo (torch 2.11)
@@ -167,6 +175,29 @@ def innermost(fn: Any) -> Callable[..., Any]:
     while isinstance(fn, Transformed) and not hasattr(fn, "__signature__"):
         fn = fn.fn
     return fn
+
+
+def structure_of(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function under transforms, and the key of the transforms. Two functions with the same
+    function inside and equal keys have the same captures.
+
+    Transforms with mutable or unknown fields are not looked into.
+    """
+    keys: list[Any] = []
+    while type(fn).__dict__.get("by_fields", False):
+        fields = {field.name: getattr(fn, field.name) for field in _fields(fn)}
+        others = vars(fn).keys() - fields.keys() - NAMES
+        (inner,) = fields.pop("held")
+        values = tuple(fields.values())
+        if others or not is_constant(values):
+            break
+        keys.append((type(fn), constant_key(values)))
+        fn = inner
+    return fn, tuple(keys)
+
+
+def _fields(fn: Transformed) -> tuple[Any, ...]:
+    return attrs.fields(type(fn))
 
 
 @_compat.read_by_dynamo

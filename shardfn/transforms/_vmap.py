@@ -30,6 +30,7 @@ class Vmap(Transformed):
     """A function under `vmap`."""
 
     verb: ClassVar[str] = "vmap"
+    by_fields: ClassVar[bool] = True
     held: tuple[Callable[..., Any]]
     in_axes: Any
     out_axes: Any

@@ -5,6 +5,7 @@ overlap are sent.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,7 @@ MESHES = {
 }
 
 
+@functools.cache  # one function for all meshes, which share its captures
 def loss(net: Net) -> Net:
     return lambda *args: net(*args).square().sum()
 

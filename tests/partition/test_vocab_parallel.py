@@ -4,6 +4,7 @@ tokens, not with the words.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ WORDS = {
 }  # 9 words over 4 ranks: the last has none
 
 
+@functools.cache  # one function for all meshes, which share its captures
 def loss(**options: Any) -> Callable[..., torch.Tensor]:
     return lambda x, head, target: F.cross_entropy(x @ head, target, **options)
 
@@ -39,6 +41,10 @@ def attend(
     x: torch.Tensor, head: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
     return torch.softmax(x @ head, -1) @ values
+
+
+def attended(*args: torch.Tensor) -> torch.Tensor:
+    return attend(*args).square().sum()
 
 
 def f(*shape: int) -> torch.Tensor:
@@ -152,9 +158,7 @@ def test_no_rank_ever_holds_a_number_for_every_word(name: str) -> None:
 def test_a_softmax_over_a_cut_dim_sends_a_maximum_and_a_sum_for_each_row(
     n: int,
 ) -> None:
-    gradient = sf.value_and_grad(
-        lambda *args: attend(*args).square().sum(), argnums=(0, 1, 2)
-    )
+    gradient = sf.value_and_grad(attended, argnums=(0, 1, 2))
     for words in WORDS[n]:
         args = (*arguments(words)[:2], f(words, 3))
         with sf.fake_world(n):

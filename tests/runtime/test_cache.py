@@ -145,3 +145,99 @@ def test_a_callable_that_cannot_carry_a_record_is_staged_once_too(fn: Any) -> No
     before = cache.counts["captures"]
     sf.grad(fn)(torch.ones(3))
     assert cache.counts["captures"] == before
+
+
+def captures_of(*transformed: Any) -> int:
+    """How many programs are captured for functions that are called one after the other on two
+    meshes.
+    """
+    before = cache.counts["captures"]
+    x = torch.arange(6.0).reshape(2, 3)
+    for n, fn in enumerate(transformed):
+        with sf.fake_world(n + 2):
+            mesh = sf.make_mesh((n + 2,), ("dp",))
+            sf.shard(fn, mesh, sf.P("dp"), backend="aten")(x)
+    return cache.counts["captures"] - before
+
+
+def with_attribute(fn: Any) -> Any:
+    made = sf.grad(fn)
+    made.note = "a field of the user's"
+    return made
+
+
+# (what makes a function from another, twice; how many captures the two need)
+MADE: dict[str, tuple[Any, Any, int]] = {
+    "grad": (sf.grad, sf.grad, 1),
+    "value_and_grad": (sf.value_and_grad, sf.value_and_grad, 1),
+    "vmap of jacrev": (
+        lambda f: sf.vmap(sf.jacrev(f)),
+        lambda f: sf.vmap(sf.jacrev(f)),
+        1,
+    ),
+    "other transforms": (sf.jacrev, sf.jacfwd, 2),
+    "a transform more": (sf.grad, lambda f: sf.vmap(sf.grad(f)), 2),
+    "other options": (
+        lambda f: sf.vmap(f, out_axes=0),
+        lambda f: sf.vmap(f, out_axes=-1),
+        2,
+    ),
+    "options that Python takes for equal": (
+        lambda f: sf.grad(f, argnums=0),
+        lambda f: sf.grad(f, argnums=(0,)),
+        2,
+    ),
+    "options that may change": (
+        lambda f: sf.vmap(f, in_axes=[0]),
+        lambda f: sf.vmap(f, in_axes=[0]),
+        2,
+    ),
+    "an attribute that is not an option": (sf.grad, with_attribute, 2),
+    "a subclass": (sf.grad, lambda f: Sub((f,), 0, False), 2),
+    "a partial": (
+        lambda f: sf.grad(functools.partial(f)),
+        lambda f: sf.grad(functools.partial(f)),
+        2,
+    ),
+    "checkpoint, whose policy may be any function": (
+        lambda f: sf.grad(sf.checkpoint(f)),
+        lambda f: sf.grad(sf.checkpoint(f)),
+        2,
+    ),
+}
+
+
+class Sub(type(sf.grad(doubled))):  # type: ignore[misc]
+    """A transform that is not known."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_equal_transforms_inside_shard_share_the_captures_of_their_function(
+    name: str,
+) -> None:
+    first, second, count = MADE[name]
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).sum()
+
+    assert captures_of(first(local), second(local)) == count
+
+
+def test_equal_transforms_of_two_functions_share_nothing() -> None:
+    def local(k: float) -> Any:
+        return lambda x: (k * x).sum()
+
+    assert captures_of(sf.grad(local(2.0)), sf.grad(local(2.0))) == 2
+
+
+def test_a_shared_capture_is_for_what_the_function_closes_over_now() -> None:
+    k = 2.0
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return (k * x).sum()
+
+    for k, count in ((2.0, 1), (2.0, 0), (3.0, 1), (2.0, 0)):
+        before = cache.counts["captures"]
+        got = staged(local)
+        assert torch.equal(got, torch.full((3,), k))
+        assert cache.counts["captures"] - before == count

@@ -1,7 +1,8 @@
 """Run a function on n real ranks: gloo processes on this machine, one thread each.
 
-One server process lives as long as the pytest worker. It has imported torch and nothing of ours,
-and forks the ranks of every world: a rank starts at once, and holds no state of an earlier test.
+One server process lives as long as the pytest worker. It has imported torch and shardfn
+and called neither, and forks the ranks of every world: a rank starts at once, and holds no state
+of an earlier test.
 
 Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two
 processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
@@ -11,9 +12,11 @@ run once more, with a warning; whatever they raise, or die of again, is raised h
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -32,6 +35,7 @@ IMPORTED_ONCE = [
     "hypothesis",
     "numpy",
     "pytest",
+    "shardfn",
 ]
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
@@ -59,7 +63,7 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
-            (n, folder, dict(os.environ), fn, args),
+            (n, folder, dict(os.environ), _place(), fn, args),
             nprocs=n,
             join=False,
             start_method="forkserver",
@@ -85,14 +89,27 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         ]
 
 
+def _place() -> str | None:
+    """The file of the package under test."""
+    spec = importlib.util.find_spec("shardfn")
+    return spec.origin if spec else None
+
+
 def _rank(
     rank: int,
     n: int,
     folder: str,
     environment: dict[str, str],
+    place: str | None,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    imported = sys.modules.get("shardfn")
+    if imported is not None and imported.__file__ != place:
+        raise RuntimeError(
+            f"the ranks' server imported {imported.__file__}, and the tests {place}: "
+            "set PYTHONPATH to the folder of the tests' shardfn"
+        )
     # The server has the environment of its own start, not of this test.
     os.environ.clear()
     os.environ.update(environment)

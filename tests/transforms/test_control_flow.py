@@ -294,38 +294,30 @@ def test_under_a_transform_that_is_not_captured_a_loop_runs_as_python() -> None:
     )
 
 
-def compiled(function: str) -> Any:
-    transform = TRANSFORMS["plain" if function == "while" else "grad"]
-    fn = sf.shard(
-        transform(sf, OURS[function]),
-        sf.make_mesh((1,), ("a",)),
-        backend="inductor",
-    )
-    return sf.full(fn(W, XS)), sf.full(fn(W, -XS)), dict(cache.counts)
+def with_gradient(m: Any, name: str, f: Two) -> Any:
+    """The value of a function and its gradient, if it has one, as one program."""
+    kinds = ("plain",) if name == "while" else ("plain", "grad")
+    made = [TRANSFORMS[kind](m, f) for kind in kinds]
+    return lambda w, xs: [fn(w, xs) for fn in made]
 
 
-@pytest.mark.parametrize("function", ["scan", "cond in scan", "while"])
-def test_inductor_compiles_what_a_loop_runs_once(function: str) -> None:
-    transform = TRANSFORMS["plain" if function == "while" else "grad"]
-    ((first, second, counts),) = run_ranks(1, compiled, function)
-    close(first, transform(torch.func, PLAIN[function])(W, XS))
-    close(second, transform(torch.func, PLAIN[function])(W, -XS))
-    assert counts["compilations"] == 1
+PLACED = {
+    "aten": (P(None, "a"), P(None, "a")),  # of w, whose chunks differ, and of xs
+    "inductor": (P(), P(None, "a")),  # even chunks: the ranks share kernels
+}
 
 
 def on_ranks(name: str, backend: str) -> Any:
-    mesh = sf.make_mesh((2,), ("a",))
-    kinds = ("plain",) if name == "while" else ("plain", "grad")
-    made = [
-        sf.shard(
-            TRANSFORMS[kind](sf, OURS[name]),
-            mesh,
-            (P(None, "a"), P(None, "a")),
-            backend=backend,
-        )
-        for kind in kinds
-    ]
-    return [sf.full(fn(W, XS)) for fn in made]
+    """(the results for two arguments, how many programs were compiled for both)."""
+    before = cache.counts["compilations"]
+    fn = sf.shard(
+        with_gradient(sf, name, OURS[name]),
+        sf.make_mesh((2,), ("a",)),
+        PLACED[backend],
+        backend=backend,
+    )
+    results = [sf.full(fn(W, xs)) for xs in (XS, -XS)]
+    return results, cache.counts["compilations"] - before
 
 
 def every_function(backend: str) -> Any:
@@ -336,15 +328,13 @@ def every_function(backend: str) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_on_two_gloo_processes(backend: str) -> None:
+def test_on_two_gloo_processes_it_is_right_and_compiled_once(backend: str) -> None:
     for found in run_ranks(2, every_function, backend):
-        for name, got in found.items():
-            wanted = [PLAIN[name](W, XS)] + (
-                []
-                if name == "while"
-                else [TRANSFORMS["grad"](torch.func, PLAIN[name])(W, XS)]
-            )
-            close(got, wanted)
+        for name, (results, compilations) in found.items():
+            wanted = with_gradient(torch.func, name, PLAIN[name])
+            for xs, got in zip((XS, -XS), results, strict=True):
+                close(got, wanted(W, xs))
+            assert compilations == (backend == "inductor")
 
 
 def layers(params: Any, x: Tensor) -> Tensor:

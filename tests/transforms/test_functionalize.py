@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 from collections import OrderedDict
@@ -292,17 +293,22 @@ SHARDED = [
 SHARDED += ["TransformerEncoderLayer", "weight_norm"]
 
 
+@functools.cache  # one function for all worlds, which share its capture
+def loss_and_state(name: str) -> tuple[Any, Any, Any]:
+    fn, params, buffers = sf.functionalize(made(name))
+    return loss_of(fn), params, buffers
+
+
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", SHARDED)
 def test_sharding_over_the_batch_changes_nothing(name: str, world: str) -> None:
-    module, x = made(name), MODULES[name][1]
-    fn, params, buffers = sf.functionalize(module)
+    x, (of_state, params, buffers) = MODULES[name][1], loss_and_state(name)
     shape, spec = WORLDS[world]
     loss, grads, new = judged(name, True)
     with sf.fake_world(len(range(torch.Size(shape).numel()))):
         mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
-        plain = sf.value_and_grad(loss_of(fn), has_aux=True)
-        bucketed = sf.bucketed_grad(loss_of(fn), has_aux=True)
+        plain = sf.value_and_grad(of_state, has_aux=True)
+        bucketed = sf.bucketed_grad(of_state, has_aux=True)
         for transform in (plain, bucketed):
             step = sf.shard(transform, mesh, (None, None, spec), backend="aten")
             (value, after), found = step(params, buffers, x)

@@ -46,16 +46,13 @@ def refusal(call: Callable[[], Any], kind: type[sf.ShardError]) -> str:
 @pytest.mark.parametrize("backend", ["inductor", "aten"])
 def test_it_equals_the_function_and_is_compiled_once(backend: str) -> None:
     fn = sf.jit(sf.value_and_grad(loss), backend=backend)
-    before = dict(cache.counts)
+    cache.clear()  # both backends share one capture
     for k in (1.0, 2.0, 3.0):
         close(
             fn({"w": W * k}, X),
             torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1],
         )
-    made = {
-        name: cache.counts[name] - before.get(name, 0)
-        for name in ("captures", "compilations")
-    }
+    made = {name: cache.counts[name] for name in ("captures", "compilations")}
     assert made == {"captures": 1, "compilations": backend == "inductor"}
     assert fn.compile({"w": W}, X).backend == backend
 

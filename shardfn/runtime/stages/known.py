@@ -25,8 +25,8 @@ def captured_for(
     """The program of a function for a call: from the cache, or newly captured."""
     # composite ops that are not decomposed, because they have a rule
     whole = frozenset(decompositions.table().keys() & registry.ops())
-    signature = _signature(args, kwargs, placed, whole)
-    known = cache.programs(request)
+    known, transforms = cache.programs(request)
+    signature = transforms, *_signature(args, kwargs, placed, whole)
     for made in known:
         if _is_for(made, signature, placed):
             return made.captured

@@ -25,6 +25,7 @@ class ValueAndGrad(Transformed):
     """`value_and_grad` of a function."""
 
     verb: ClassVar[str] = "value_and_grad"
+    by_fields: ClassVar[bool] = True
     held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
@@ -82,6 +83,7 @@ class Grad(ValueAndGrad):
     """`grad` of a function."""
 
     verb: ClassVar[str] = "grad"
+    by_fields: ClassVar[bool] = True
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         return (grads, aux) if self.has_aux else grads

@@ -23,6 +23,7 @@ class Jacobian(Transformed):
     """A function under `jacrev`, `jacfwd` or `hessian`."""
 
     verb: ClassVar[str] = "jacrev"
+    by_fields: ClassVar[bool] = True
     held: tuple[Callable[..., Any]]
     argnums: Argnums
     has_aux: bool
@@ -77,6 +78,7 @@ class Forward(Jacobian):
     """A function under `jacfwd`."""
 
     verb: ClassVar[str] = "jacfwd"
+    by_fields: ClassVar[bool] = True
 
     def derived(
         self, flat: Flattened, numbers: tuple[int, ...]
@@ -89,6 +91,7 @@ class Hessian(Jacobian):
     """A function under `hessian`."""
 
     verb: ClassVar[str] = "hessian"
+    by_fields: ClassVar[bool] = True
 
     def derived(
         self, flat: Flattened, numbers: tuple[int, ...]

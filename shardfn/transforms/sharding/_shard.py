@@ -20,7 +20,7 @@ from ...mesh import check_mesh
 from ...placements import is_spec
 from ...runtime import Request
 from .._options import check_function
-from .._transformed import Transformed, innermost, name_of
+from .._transformed import Transformed, innermost, name_of, structure_of
 from ._constrain import pinned
 
 
@@ -69,6 +69,7 @@ class Shard(Transformed):
             self.fn,
             innermost(self.fn),
             needs_mesh=True,
+            structure=functools.partial(structure_of, self.fn),
             **self.arguments,
         )
 

@@ -416,6 +416,7 @@ def gpt_loss(
     )
 
 
+@functools.cache  # one function for all worlds, which share its capture
 def gpt_step(policy: str | None) -> Any:
     return models.sgd_step(
         functools.partial(gpt_loss, through=sf.checkpoint(gpt_block, policy=policy))

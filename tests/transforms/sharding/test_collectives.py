@@ -228,9 +228,10 @@ def test_a_collective_over_one_axis_of_two_leaves_the_other_alone(
             fn = sf.shard_map(
                 lambda x: body(x, "a"), None, P("a"), out, axis_names={"a"}
             )
+            loss = squares(fn)  # captured once for all placements
             for placed in (P("b"), P(None, "b"), P(("b", "a")), P("a", "b")):
                 step = sf.shard(
-                    sf.value_and_grad(squares(fn)), mesh, placed, backend="aten"
+                    sf.value_and_grad(loss), mesh, placed, backend="aten"
                 )
                 close(
                     sf.full(step(x)),
