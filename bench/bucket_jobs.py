@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shardfn as sf
-from shardfn.demo import gpt
+from shardfn_demo import gpt
 
 Params = Any  # a tree of tensors: dicts and lists
 Loss = Callable[[Params, Tensor, Tensor], Tensor]

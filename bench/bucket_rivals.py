@@ -25,8 +25,8 @@ import shardfn as sf
 from bench import slow_link
 from bench.bucket_jobs import JOBS, RANKS, Job, named, trained
 from shardfn import P
-from shardfn.demo.runs import LOOPBACK
 from shardfn.runtime import cache
+from shardfn_demo.runs import LOOPBACK
 
 SHARDFN, SHARDFN_SMALL, SHARDFN_ALONE = (
     "shardfn",

@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 import shardfn as sf
 from bench.timing import times
 from shardfn import P
-from shardfn.demo import gpt
+from shardfn_demo import gpt
 
 BATCH, CONTEXT, WIDTH, HEADS = 8, 128, 256, 4
 BLOCKS, ROUNDS = 4, 15

@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import shardfn as sf
 from bench.chain import Chain, Tree, serve
 from shardfn import P
-from shardfn.demo.runs import LOOPBACK
 from shardfn.runtime import cache
+from shardfn_demo.runs import LOOPBACK
 
 SHARDFN = "shardfn"
 DTENSOR = "torch.compile, the same DTensors"

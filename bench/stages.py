@@ -13,8 +13,8 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.demo import adamw, gpt, train
 from shardfn.runtime import cache
+from shardfn_demo import adamw, gpt, train
 
 ROUNDS = 5
 

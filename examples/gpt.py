@@ -16,7 +16,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.demo import adamw, gpt, text, train
+from shardfn_demo import adamw, gpt, text, train
 
 
 def arguments() -> argparse.Namespace:

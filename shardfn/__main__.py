@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardfn import demo
+import shardfn_demo
 from shardfn.inspect import doctor
 
-COMMANDS = {"demo": demo.main, "doctor": doctor.main}
+COMMANDS = {"demo": shardfn_demo.main, "doctor": doctor.main}
 
 
 def main(argv: Sequence[str]) -> int:

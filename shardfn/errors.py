@@ -8,8 +8,7 @@ from typing import Any, Self
 
 import torch
 
-_HERE = os.path.dirname(__file__)
-_MODELS = os.path.join(_HERE, "demo")
+_HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (
     "/optree/",
@@ -138,7 +137,7 @@ def is_ours(file: str) -> bool:
     user.
     """
     library = any(part in file for part in _LIBRARIES) or file.startswith(_TORCH)
-    return library or (file.startswith(_HERE) and not file.startswith(_MODELS))
+    return library or is_inside(file)
 
 
 def is_inside(file: str) -> bool:

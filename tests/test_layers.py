@@ -60,8 +60,7 @@ LAYERS: dict[str, int] = {
     "runtime": 11,
     "transforms": 12,
     "": 13,
-    "demo": 14,
-    "__main__": 15,
+    "__main__": 14,
 }  # fmt: skip
 
 ONLY_HOME = {"optree": "_tree"}  # package: the one module that imports it
@@ -318,7 +317,7 @@ def test_no_line_has_more_than_100_columns(folder):
     assert not (bad := [str(line) for line in wide_lines(ROOT / folder)]), said(bad)
 
 
-@pytest.mark.parametrize("folder", ["shardfn", "tests"])
+@pytest.mark.parametrize("folder", ["shardfn", "shardfn_demo", "tests"])
 def test_no_folder_has_more_than_14_files(folder):
     sizes = folder_sizes(ROOT / folder)
     assert not (bad := oversized(sizes, MAX_FOLDER_FILES, "files")), said(bad)

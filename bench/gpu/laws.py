@@ -22,7 +22,7 @@ from torch._inductor.codecache import PyCodeCache
 
 import shardfn as sf
 from shardfn import P
-from shardfn.demo import adamw, gpt, train
+from shardfn_demo import adamw, gpt, train
 
 Step = Callable[..., tuple[Any, Any, Any]]
 

@@ -15,8 +15,8 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn.compile.collective_order import events, refuse_other_order
-from shardfn.demo import adamw
 from shardfn.runtime import cache
+from shardfn_demo import adamw
 
 WIDTH, ROWS = 64, 32
 

@@ -5,7 +5,7 @@ import torch
 
 import shardfn as sf
 from shardfn._tree import leaves
-from shardfn.demo import adamw
+from shardfn_demo import adamw
 
 OPTIONS = (
     {"lr": 1e-2},

@@ -8,7 +8,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.demo import gpt
+from shardfn_demo import gpt
 
 CONFIG = gpt.Config(vocab=11, context=5, width=6, heads=3, layers=2)
 

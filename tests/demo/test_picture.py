@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardfn.demo import picture
-from shardfn.demo.runs import Run
+from shardfn_demo import picture
+from shardfn_demo.runs import Run
 
 pytest.importorskip("matplotlib")
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from shardfn.demo import report
-from shardfn.demo.runs import Job, Run, Traffic
 from shardfn.inspect import doctor
+from shardfn_demo import report
+from shardfn_demo.runs import Job, Run, Traffic
 
 ONE = Run("one device", (4.0, 3.0, 2.0), 0.5, 0.04)
 EIGHT = Run(

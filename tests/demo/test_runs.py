@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from shardfn.demo import gpt, runs
-from shardfn.demo.verdict import judge
+from shardfn_demo import gpt, runs
+from shardfn_demo.verdict import judge
 
 JOB = runs.Job(
     config=gpt.Config(context=7, width=16, heads=4, layers=1), steps=3, batch=2

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from shardfn.demo import text
+from shardfn_demo import text
 
 
 def test_the_corpus_is_python_source_up_to_the_limit():

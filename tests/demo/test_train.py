@@ -5,7 +5,7 @@ import itertools
 import torch
 
 import shardfn as sf
-from shardfn.demo import adamw, gpt, train
+from shardfn_demo import adamw, gpt, train
 
 CONFIG = gpt.Config(vocab=7, context=5, width=6, heads=2, layers=1)
 

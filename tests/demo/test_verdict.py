@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from shardfn.demo.runs import Run
-from shardfn.demo.verdict import differences, judge
+from shardfn_demo.runs import Run
+from shardfn_demo.verdict import differences, judge
 
 
 def run(name, *losses):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "shardfn"
-WATCHED = ("shardfn", "tests", "bench", "examples")
+WATCHED = ("shardfn", "shardfn_demo", "tests", "bench", "examples")
 MAX_FILE_LINES, MAX_FUNCTION_NODES = 400, 350
 MAX_COLUMNS, MAX_FOLDER_FILES = 100, 14
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

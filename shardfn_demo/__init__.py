@@ -2,6 +2,6 @@
 numbers in each.
 """
 
-from shardfn.demo.report import main
+from shardfn_demo.report import main
 
 __all__ = ["main"]

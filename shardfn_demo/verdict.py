@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import attrs
 
-from shardfn.demo.runs import Run
+from shardfn_demo.runs import Run
 
 # relative; rounding in float32 stays a hundred times below it, a wrong gradient far above
 LIMIT = 1e-4

@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import spawn
 
 import shardfn as sf
 from shardfn import P
-from shardfn.demo import adamw, gpt, text, train
+from shardfn_demo import adamw, gpt, text, train
 
 Progress = Callable[[float], object]
 

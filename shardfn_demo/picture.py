@@ -7,8 +7,8 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from shardfn.demo.runs import Run
-from shardfn.demo.verdict import LIMIT, differences
+from shardfn_demo.runs import Run
+from shardfn_demo.verdict import LIMIT, differences
 
 INK, QUIET, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 LINES = (  # wide to narrow, so that curves that coincide can all be seen

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from shardfn.demo import picture, runs, train
-from shardfn.demo.verdict import differences, judge
 from shardfn.inspect import doctor
+from shardfn_demo import picture, runs, train
+from shardfn_demo.verdict import differences, judge
 
 EXTRA = "pip install 'shardfn[viz]'"
 Watch = Callable[[str], runs.Progress]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import shardfn as sf
-from shardfn.demo import adamw, gpt
+from shardfn_demo import adamw, gpt
 
 BATCH, STEPS, LR = 8, 40, 1e-3
 
