@@ -2,7 +2,7 @@
 2.15).
 """
 
-from .dispatch import init_replaced, ops_replaced
+from .dispatch import ops_replaced
 from .distributed import (
     dtensor_spec,
     dtensors,
@@ -167,7 +167,6 @@ __all__ = [
     "namespace_of",
     "of_trees",
     "open_dual",
-    "init_replaced",
     "ops_replaced",
     "outside_only",
     "overload_of",

@@ -39,14 +39,14 @@ def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def init_replaced(
-    truncated_normal: Callable[..., Any], is_mine: Callable[[], bool]
+    replacement: tuple[Callable[..., Any], Callable[[], bool]],
 ) -> Iterator[None]:
     """The one function of torch.nn.init that draws until all numbers fit, replaced.
 
     Args:
-        truncated_normal: takes its arguments.
-        is_mine: whether to use it for a call.
+        replacement: a function of its arguments, and whether to use it for a call.
     """
+    truncated_normal, is_mine = replacement
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def chosen(*args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from . import known_sizes, modules, threads, tracing, zeros
+from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .dynamo import reading, tree_functions
 
 NEVER = "not known to end"
@@ -304,6 +304,15 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "later than 2.15",
             enter=modules.hooked_by,
             takes="hook",
+        ),
+    ),
+    "initialisation": (
+        Patch(
+            ("torch.nn.init:_no_grad_trunc_normal_",),
+            "it draws until all numbers fit, which depends on values",
+            NEVER,
+            enter=dispatch.init_replaced,
+            takes="truncated_normal",
         ),
     ),
     "dual level": (

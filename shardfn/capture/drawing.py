@@ -1,4 +1,4 @@
-"""Which nodes draw random numbers, and where their keys come from."""
+"""Which nodes draw random numbers, and for which use."""
 
 from __future__ import annotations
 

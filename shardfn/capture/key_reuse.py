@@ -7,7 +7,7 @@ have the same one. A draw and a split use their key. `fold_in` does not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,13 +91,15 @@ class _Numbers:
                 if node.meta.get("phase") != "backward":
                     args = [known[x] for x in node.args]
                     _add(found, self._inside(node.target, args))
+            elif node.op == "get_attr":  # a graph of a higher-order op
+                known[node] = self.fresh()
             elif node.op == "call_function":
                 known[node] = self._value(node, known)
                 if _is_use(node):
                     key = known[node.args[0]]
                     found.setdefault(key, []).append(node.meta.get("source"))
-        results = graph.output_node().all_input_nodes
-        return found, [known[x] for x in results]
+        results: Any = graph.output_node().args[0]  # one may be there twice
+        return found, [known.get(x, -1) for x in results]
 
     def _value(self, node: torch.fx.Node, known: dict[torch.fx.Node, int]) -> int:
         """The number of what a call gives; that of its input if it changes nothing."""
@@ -125,28 +127,16 @@ class _Numbers:
         carries = loop.carries if isinstance(loop, Scan | While) else 0
         found: dict[int, Lines] = {}
         for graph in loop.graphs:
-            given = [*args[: loop.consts], *self._changing(graph, loop, carries)]
-            inside, _ = self.uses(graph, given)
-            same = {*args[: loop.consts], *self._kept(graph, loop, carries, given)}
+            inputs = graph.find_nodes(op="placeholder")
+            changing = [self.fresh() for _ in inputs[loop.consts :]]
+            inside, results = self.uses(graph, [*args[: loop.consts], *changing])
+            before = changing[:carries]
+            kept = {a for a, b in zip(before, results, strict=False) if a == b}
+            same = kept.union(args[: loop.consts])
             for key, lines in inside.items():
                 times = 2 if is_repeated and key in same else 1
                 _add(found, {key: lines * times})
         return found
-
-    def _changing(
-        self, graph: torch.fx.Graph, loop: Loop, carries: int
-    ) -> Iterator[int]:
-        """Numbers for the carries and rows of one run of a graph."""
-        inputs = graph.find_nodes(op="placeholder")
-        return (self.fresh() for _ in inputs[loop.consts :])
-
-    def _kept(
-        self, graph: torch.fx.Graph, loop: Loop, carries: int, given: Sequence[int]
-    ) -> list[int]:
-        """The carries that a run passes on as they are."""
-        _, results = self.uses(graph, given)
-        before = given[loop.consts : loop.consts + carries]
-        return [a for a, b in zip(before, results, strict=False) if a == b]
 
 
 def _is_identity(node: torch.fx.Node) -> bool:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from .. import _compat
-from .ambient import Eager, drawing_from, is_drawing
-from .torch_ops import TABLE, truncated_normal_
+from .ambient import Eager, drawing_from
+from .torch_ops import TABLE, initialised
 
 
 @contextlib.contextmanager
@@ -35,6 +35,6 @@ def plain() -> Iterator[None]:
     with (
         drawing_from(Eager()),
         _compat.ops_replaced(TABLE),
-        _compat.init_replaced(truncated_normal_, is_drawing),
+        initialised(),
     ):
         yield

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -188,6 +189,12 @@ def truncated_normal_(
         u = torch.rand(x.shape, dtype=wide(x.dtype), device=x.device)
         value = from_uniform.truncated_normal(u, *ends) * std + mean
         return x.copy_(value.clamp(a, b))
+
+
+def initialised() -> AbstractContextManager[None]:
+    """A context in which torch.nn.init draws by our numbers, where torch's random ops do."""
+    replacement = truncated_normal_, ambient.is_drawing
+    return _compat.patched("initialisation", truncated_normal=replacement)
 
 
 def exponential(

@@ -53,6 +53,17 @@ def _carried(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return sf.scan(step, (key, x[0]), x)[0][1]
 
 
+def _carried_after_two_equal_carries(
+    key: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    def step(c: Any, r: torch.Tensor) -> Any:
+        one, _, key = c
+        total = one + random.dropout(key, r)
+        return (total, total, key), r
+
+    return sf.scan(step, (x[0], x[0], key), x)[0][1]
+
+
 def _after_a_branch(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     y = sf.cond(x.sum() > 0, lambda x: random.dropout(key, x), lambda x: x * 1, x)
     return random.dropout(key, y)
@@ -70,6 +81,7 @@ WRONG = [
     _constants,
     _in_each_step,
     _carried,
+    _carried_after_two_equal_carries,
     _after_a_branch,
     _folded_alike,
 ]

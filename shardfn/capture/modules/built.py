@@ -10,7 +10,7 @@ import torch
 from ... import _compat
 from ...errors import ShardError, TreeError
 from ...random import ambient
-from ...random.torch_ops import truncated_normal_
+from ...random.torch_ops import initialised
 from ..refusals import explain
 from .call import Traced, frozen_names
 from .numbers import Numbers
@@ -66,7 +66,7 @@ class Building:
         state = torch.cat([key, torch.zeros_like(key[:1])])
         with (
             ambient.drawing_from(ambient.Traced(state)),
-            _compat.init_replaced(truncated_normal_, ambient.is_drawing),
+            initialised(),
             torch.device(self.device),
             Traced(mode, self.name) as traced,
             Numbers(),
