@@ -136,19 +136,8 @@ READING = (  # a captured function, by Dynamo
         new=reading.refused_call,
     ),
     Patch(
-        (
-            VARIABLES + "TorchInGraphFunctionVariable.call_function",
-            VARIABLES + "UserFunctionVariable.call_function",
-            VARIABLES + "SkipFunctionVariable.call_function",
-            VARIABLES + "UserDefinedClassVariable.call_function",
-        ),
-        "a generator of random numbers, taken for a constant; " + REFUSED,
-        NEVER,
-        new=generators.refused_seed,
-    ),
-    Patch(
         _methods(VARIABLES + "TensorVariable", "call_method"),
-        "the same, given to a method of a tensor",
+        "a generator of random numbers given to a method; " + REFUSED,
         NEVER,
         new=generators.refused_generator,
     ),

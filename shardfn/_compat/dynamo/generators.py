@@ -10,21 +10,7 @@ from typing import Any
 import torch
 
 READS_GENERATOR = "a generator of random numbers is read or seeded"
-GENERATORS = (
-    torch.manual_seed,
-    torch.seed,
-    torch.initial_seed,
-    torch.get_rng_state,
-    torch.set_rng_state,
-    torch.random.fork_rng,
-    torch.Generator,
-    torch.cuda.manual_seed,
-    torch.cuda.manual_seed_all,
-    torch.cuda.seed,
-    torch.cuda.initial_seed,
-    torch.cuda.get_rng_state,
-    torch.cuda.set_rng_state,
-)
+MODULES = ("torch.random", "torch.cuda.random")
 
 
 def _refuse() -> None:
@@ -34,14 +20,12 @@ def _refuse() -> None:
     raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, READS_GENERATOR)
 
 
-def refused_seed(
-    call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any
-) -> Any:
-    """A call of any function, which may be one of a generator, or be given one."""
-    called = getattr(function, "fn", None) or getattr(function, "value", None)
-    if any(called is fn for fn in GENERATORS) or _is_given("generator", kwargs):
-        _refuse()
-    return call(function, tx, args, kwargs)
+def seeds(called: Any, kwargs: Any) -> str | None:
+    """The refusal of a call that reads or seeds a generator, or is given one."""
+    is_one = (
+        called is torch.Generator or getattr(called, "__module__", "") in MODULES
+    )
+    return READS_GENERATOR if is_one or _is_given("generator", kwargs) else None
 
 
 def refused_generator(
