@@ -4,10 +4,9 @@ of their answers for constants.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 READS_GENERATOR = "a generator of random numbers is read or seeded"
 MODULES = ("torch.random", "torch.cuda.random")
@@ -22,10 +21,10 @@ def _refuse() -> None:
 
 def seeds(called: Any, kwargs: Any) -> str | None:
     """The refusal of a call that reads or seeds a generator, or is given one."""
-    is_one = (
-        called is torch.Generator or getattr(called, "__module__", "") in MODULES
-    )
-    return READS_GENERATOR if is_one or _is_given("generator", kwargs) else None
+    is_torchs = getattr(called, "__module__", "") in MODULES
+    is_pythons = isinstance(getattr(called, "__self__", None), random.Random)
+    is_any = is_torchs or is_pythons or _is_given("generator", kwargs)
+    return READS_GENERATOR if is_any else None
 
 
 def refused_generator(
