@@ -19,6 +19,7 @@ from .distributed import (
     unreduced_spec,
     wait_later,
 )
+from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read
 from .dynamo.reading import (
     ASKS_RANK,
@@ -111,6 +112,7 @@ __all__ = [
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "PATCHES",
+    "READS_GENERATOR",
     "SETTINGS",
     "FakeTensorMode",
     "Integer",

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
-from .dynamo import reading, tree_functions
+from .dynamo import generators, reading, tree_functions
 
 NEVER = "not known to end"
 
@@ -134,6 +134,21 @@ READING = (  # a captured function, by Dynamo
         "a call that makes a DTensor or communicates; " + REFUSED,
         NEVER,
         new=reading.refused_call,
+    ),
+    Patch(
+        _methods(VARIABLES + "TensorVariable", "call_method"),
+        "a generator of random numbers given to a method; " + REFUSED,
+        NEVER,
+        new=generators.refused_generator,
+    ),
+    Patch(
+        (
+            "torch._dynamo.variables.user_defined:call_random_fn",
+            "torch._dynamo.variables.misc:call_random_fn",
+        ),
+        "Python's random, which Dynamo calls while it reads; " + REFUSED,
+        NEVER,
+        new=generators.refused_random,
     ),
     Patch(
         (

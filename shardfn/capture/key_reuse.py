@@ -21,10 +21,10 @@ aten = torch.ops.aten
 Lines = list[str | None]  # where a key is used
 
 
-def refuse_reuse(
+def used_keys(
     graph: torch.fx.Graph, name: str, constants: Sequence[torch.Tensor]
-) -> None:
-    """Refuse a program that uses a key twice.
+) -> list[int]:
+    """The inputs of a program that it uses as keys, each once.
 
     Args:
         graph: the program, whose nodes know their lines and phases.
@@ -32,13 +32,14 @@ def refuse_reuse(
         constants: the values of its last inputs.
 
     Raises:
-        ShardError: names both lines.
+        ShardError: it uses a key twice; names both lines.
     """
     inputs = graph.find_nodes(op="placeholder")
     numbers = _Numbers()
     given = [numbers.fresh() for _ in inputs[: len(inputs) - len(constants)]]
     given += [numbers.of("constant", *_content(x)) for x in constants]
-    for lines in numbers.uses(graph, given)[0].values():
+    found = numbers.uses(graph, given)[0]
+    for lines in found.values():
         if len(lines) > 1:
             first, second = lines[:2]
             raise ShardError.of(
@@ -49,6 +50,7 @@ def refuse_reuse(
                 source=second,
                 arg_path="key",
             )
+    return [i for i, number in enumerate(given) if number in found]
 
 
 def _content(x: torch.Tensor) -> tuple[Any, ...]:

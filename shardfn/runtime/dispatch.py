@@ -22,6 +22,7 @@ from ..partition.rule_api import registry
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .changing import restaged
+from .key_use import keys_noted
 from .options import Request
 from .stages import trace
 
@@ -139,7 +140,9 @@ def _stage(
         reads=traced.captured.reads if traced.captured.reads.check else None,
         tensors=some,
         suspects=list(traced.captured.outside.suspects()),
-        run=checked(compiled.run, request, placed),
+        run=keys_noted(
+            checked(compiled.run, request, placed), request, placed, traced.captured
+        ),
     )
     alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
     request.store.entries = (entry, *alive[: KEPT_SIGNATURES - 1])

@@ -175,11 +175,11 @@ EXACT = {
 def test_every_mesh_draws_what_one_device_draws(name: str) -> None:
     fn = EVERY[name]
     wanted = fn(KEY, W)
-    for world, shape in ((3, (3,)), (4, (2, 2))):
-        with sf.fake_world(world):
-            mesh = sf.make_mesh(shape, ("a", "b")[: len(shape)])
+    for shape in ((1,), (2,), (3,), (8,), (2, 4), (2, 2, 2)):
+        with sf.fake_world(math.prod(shape)):
+            mesh = sf.make_mesh(shape, ("a", "b", "c")[: len(shape)])
             specs = [P("a"), P(None, "a"), P(("a", "b")), P("b", "a")]
-            for spec in specs if len(shape) == 2 else specs[:2]:
+            for spec in specs if len(shape) > 1 else specs[:2]:
                 got = sf.full(sf.shard(fn, mesh, (P(), spec))(KEY, W))
                 if name in EXACT:
                     assert torch.equal(got, wanted), spec

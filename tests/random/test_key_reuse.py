@@ -164,12 +164,34 @@ def test_keys_that_are_split_may_be_used(fn: Any, around: str) -> None:
     AROUND[around](fn)(random.split(random.key(0))[0], X)
 
 
+def test_two_calls_of_a_program_need_two_keys() -> None:
+    step = sf.jit(_split, backend="aten")
+    key = random.key(9)
+    step(key, X)
+    with pytest.raises(
+        ShardError, match=r"jit\(_split\): a key is used twice: at"
+    ) as e:
+        step(key, X)
+    assert str(e.value).count("test_key_reuse.py:") == 3
+    keys = random.split(random.key(10))
+    step(keys[0], X)
+    step(keys[1], X)
+    with pytest.raises(ShardError, match="a key is used twice"):
+        random.uniform(keys[1])
+    with sf.fake_world(2):
+        sharded = sf.shard(_split, sf.make_mesh((2,), ("dp",)), (P(), P("dp")))
+        other = random.key(11)
+        sharded(other, X)
+        with pytest.raises(ShardError, match="a key is used twice"):
+            sharded(other, X)
+
+
 def test_under_shard() -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((4,), ("dp",))
         with pytest.raises(ShardError, match="a key is used twice"):
             sf.shard(_twice, mesh, (P(), P("dp")))(KEY, X)
-        sf.shard(_split, mesh, (P(), P("dp")))(KEY, X)
+        sf.shard(_split, mesh, (P(), P("dp")))(random.key(12), X)
 
 
 def test_without_the_setting_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random as pyrandom
 from collections.abc import Callable
 from typing import Any
 
@@ -216,8 +217,42 @@ def test_a_generator_is_refused_by_name() -> None:
     generator = torch.Generator()
     with random.plain(), pytest.raises(ShardError, match="given a torch.Generator"):
         torch.rand(3, generator=generator)
-    with pytest.raises(ShardError):
-        sf.jit(lambda x: x.bernoulli(0.5, generator=generator))(X)
+    for fn in (
+        lambda x: x.bernoulli(0.5, generator=generator),
+        lambda x: x.clone().normal_(generator=generator),
+        lambda x: x + torch.rand(3, generator=generator),
+        lambda x: x + torch.rand(3, generator=torch.default_generator),
+    ):
+        with pytest.raises(ShardError, match="a generator of random numbers"):
+            sf.jit(fn)(X)
+    with pytest.raises(ShardError, match="such as a generator"):
+        sf.jit(lambda x: x + torch.rand(3, generator=torch.Generator()))(X)
+    assert sf.jit(lambda x: x.bernoulli(0.5, generator=None))(X).shape == X.shape
+
+
+SEEDS: dict[str, Callable[..., Any]] = {
+    "manual_seed": lambda x: (torch.manual_seed(0), x)[1],
+    "seed": lambda x: x * torch.seed(),
+    "initial_seed": lambda x: x * torch.initial_seed(),
+    "get_rng_state": lambda x: x + torch.get_rng_state().sum(),
+    "set_rng_state": lambda x: (torch.set_rng_state(STATE), x)[1],
+    "random": lambda x: x * pyrandom.random(),
+    "randint": lambda x: x * pyrandom.randint(0, 9),
+    "uniform": lambda x: x * pyrandom.uniform(0, 9),
+    "cuda": lambda x: (torch.cuda.manual_seed_all(0), x)[1],
+}
+STATE = torch.get_rng_state()
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.parametrize(
+    "options", [{}, {"seed": "required"}], ids=["", "required"]
+)
+def test_what_reads_a_generator_is_refused_by_name(name: str, options: Any) -> None:
+    with pytest.raises(ShardError, match="reads or seeds a generator") as caught:
+        sf.jit(SEEDS[name], **options)(X)
+    assert "sf.random.state.seed(seed)" in str(caught.value)
+    assert "test_torch_calls.py" in str(caught.value)
 
 
 def test_custom_vjp_draws_in_its_forward() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import ShardError, call_site, is_ours
 from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
+from . import generators
 from .guards import Read, outside_reads
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -335,7 +336,7 @@ def refused_call(
 ) -> Any:
     """A call of any function or class, which may make a DTensor or communicate."""
     called = getattr(function, "fn", None) or getattr(function, "value", None)
-    _refuse(refusal(called))
+    _refuse(refusal(called) or generators.seeds(called, args[-1]))
     return call(function, *args, **kwargs)
 
 

@@ -48,6 +48,12 @@ CAUSES = (
         "it asks which rank it runs on, and its answer would be the same on every rank",
         "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
     ),
+    (
+        _compat.READS_GENERATOR,
+        "it reads or seeds a generator of random numbers",
+        "sf.random.state.seed(seed) before the call, sf.random with a key inside, or numbers "
+        "drawn outside as arguments",
+    ),
     ("operator `print`", "it prints", "return the value and print it outside"),
     (
         "to return a scalar",

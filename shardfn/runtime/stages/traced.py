@@ -13,7 +13,7 @@ from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
 from ...capture.drawing import refuse_state
-from ...capture.key_reuse import refuse_reuse
+from ...capture.key_reuse import used_keys
 from ...hardware import H100, Hardware
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -53,8 +53,7 @@ def _traced(
     if request.seed == "required":
         refuse_state(captured.program.graph.graph, request.name)
     if os.environ.get("SHARDFN_CHECK") == "1":
-        graph, name = captured.program.graph.graph, request.name
-        refuse_reuse(graph, name, captured.closed_over)
+        used_keys(captured.program.graph.graph, request.name, captured.closed_over)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)

@@ -1,0 +1,55 @@
+"""Calls of a captured function that read or seed a generator of random numbers. Dynamo takes some
+of their answers for constants.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+READS_GENERATOR = "a generator of random numbers is read or seeded"
+MODULES = ("torch.random", "torch.cuda.random")
+
+
+def _refuse() -> None:
+    """Stop Dynamo with a text that `explained` recognizes."""
+    from torch._dynamo import exc
+
+    raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, READS_GENERATOR)
+
+
+def seeds(called: Any, kwargs: Any) -> str | None:
+    """The refusal of a call that reads or seeds a generator, or is given one."""
+    is_torchs = getattr(called, "__module__", "") in MODULES
+    is_pythons = isinstance(getattr(called, "__self__", None), random.Random)
+    is_any = is_torchs or is_pythons or _is_given("generator", kwargs)
+    return READS_GENERATOR if is_any else None
+
+
+def refused_generator(
+    call: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a tensor's method, which may be given a generator."""
+    if _is_given("generator", kwargs):
+        _refuse()
+    return call(tensor, tx, name, args, kwargs)
+
+
+def refused_random(*_: Any) -> None:
+    """A call of Python's `random`."""
+    _refuse()
+
+
+def _is_given(name: str, kwargs: Any) -> bool:
+    """Whether an argument is passed, and is not None."""
+    if name not in kwargs:
+        return False
+    variable = kwargs[name].realize()
+    is_constant = variable.is_python_constant()
+    return not (is_constant and variable.as_python_constant() is None)
