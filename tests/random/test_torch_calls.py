@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributions as D
 
 import shardfn as sf
 from shardfn import P, random
@@ -253,6 +254,35 @@ def test_what_reads_a_generator_is_refused_by_name(name: str, options: Any) -> N
         sf.jit(SEEDS[name], **options)(X)
     assert "sf.random.state.seed(seed)" in str(caught.value)
     assert "test_torch_calls.py" in str(caught.value)
+
+
+DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "normal": lambda x: D.Normal(x, 2.0, validate_args=False).rsample(),
+    "categorical": lambda x: D.Categorical(logits=x, validate_args=False).sample(),
+    "bernoulli": lambda x: D.Bernoulli(logits=x, validate_args=False).sample(),
+    "gamma": lambda x: D.Gamma(x.exp(), x.exp(), validate_args=False).rsample(),
+    "beta": lambda x: D.Beta(x.exp(), x.exp(), validate_args=False).rsample(),
+    "dirichlet": lambda x: D.Dirichlet(x.exp(), validate_args=False).rsample(),
+    "uniform": lambda x: D.Uniform(x, x + 1, validate_args=False).rsample(),
+    "laplace": lambda x: D.Laplace(x, x.exp(), validate_args=False).rsample(),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_of_torch_draw_what_one_device_draws(name: str) -> None:
+    fn = DISTRIBUTIONS[name]
+    want = _plain(fn, X)
+    torch.testing.assert_close(_again(sf.jit(fn), X), want, rtol=1e-12, atol=1e-12)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        for spec in (P("a"), P("b", "a")):
+            got = sf.full(_again(sf.shard(fn, mesh, (spec,)), X))
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_a_distribution_that_checks_values_is_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match="try: validate_args=False"):
+        sf.jit(lambda x: D.Normal(x, 1.0).rsample())(X)
 
 
 def test_custom_vjp_draws_in_its_forward() -> None:

@@ -54,6 +54,11 @@ CAUSES = (
         "sf.random.state.seed(seed) before the call, sf.random with a key inside, or numbers "
         "drawn outside as arguments",
     ),
+    (
+        "the function `is_dependent`",
+        "a distribution of torch.distributions reads the values of its parameters to check them",
+        "validate_args=False, and checks outside of the function",
+    ),
     ("operator `print`", "it prints", "return the value and print it outside"),
     (
         "to return a scalar",
