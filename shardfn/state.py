@@ -92,8 +92,8 @@ CACHES = (
 
 ONCE = (
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
-    State("_compat.distributed", "_unreduced_class", "a class over torch's"),
-    State("_compat.distributed", "_gone_class", "a class over torch's"),
+    State("_compat.distributed.groups", "_unreduced_class", "a class over torch's"),
+    State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from . import _compat
 from .errors import ShardError
+from .simulated.constructors import constructors_simulated
 
 MAX_RANKS = 2**20
 
@@ -39,6 +40,9 @@ class _Entered:
     by: fake_world | None = None
     thread: str = ""  # the name of the thread that entered it
     hook: Any = None  # sys.excepthook, as it was before
+    torchs: contextlib.ExitStack = attrs.Factory(
+        contextlib.ExitStack
+    )  # torch, patched
 
 
 _ALONE = World("real", 1, 0)
@@ -155,7 +159,17 @@ class fake_world(contextlib.ContextDecorator):
             self.world = _entered.world = attrs.evolve(
                 self.world
             )  # a world ends when it is left
+            if self.world.kind == "simulated":
+                _entered.torchs.enter_context(constructors_simulated())
         return self.world
+
+    def start(self) -> World:
+        """Enter the world without a `with`, as in a notebook. `stop` leaves it."""
+        return self.__enter__()
+
+    def stop(self) -> None:
+        """Leave the world that `start` has entered."""
+        self.__exit__()
 
     def __exit__(self, *exc: object) -> None:
         with _door:
@@ -163,6 +177,7 @@ class fake_world(contextlib.ContextDecorator):
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
                 got = "it is left, and it was not entered or has been left already"
                 raise ShardError.of("fake_world", got, fix=fix)
+            _entered.torchs.close()
             _entered.world = _entered.by = None
             sys.excepthook = _entered.hook
             if dist.is_initialized():

@@ -3,7 +3,14 @@
 """
 
 from .dispatch import ops_replaced
-from .distributed import (
+from .distributed.checkpoints import chunk, is_of_one_process, write_item
+from .distributed.every_rank import (
+    all_ranks,
+    per_rank,
+    runs_on_all_ranks,
+    values_per_rank,
+)
+from .distributed.groups import (
     dtensor_spec,
     dtensors,
     fake_store,
@@ -120,6 +127,7 @@ __all__ = [
     "Level",
     "OpOverload",
     "Read",
+    "all_ranks",
     "backward_hooks_of",
     "backward_of",
     "backward_pre_hooks_of",
@@ -127,6 +135,7 @@ __all__ = [
     "buffers_of",
     "can_be_taken",
     "capture_python",
+    "chunk",
     "codegen_of",
     "constant_in_graph",
     "core_decompositions",
@@ -152,6 +161,7 @@ __all__ = [
     "is_fake",
     "is_foreign",
     "is_in_dynamo",
+    "is_of_one_process",
     "is_sole_owner",
     "is_tracing",
     "is_unreduced",
@@ -161,8 +171,8 @@ __all__ = [
     "level",
     "level_of",
     "local_tensor",
-    "mapped_index",
     "lower_by_formula",
+    "mapped_index",
     "modules_of",
     "name_of_op",
     "named_group",
@@ -177,12 +187,14 @@ __all__ = [
     "patched",
     "paused_gc",
     "paused_tracing",
+    "per_rank",
     "python_results",
     "read_by_dynamo",
     "reading",
     "recurrent",
     "register_group",
     "root_mesh",
+    "runs_on_all_ranks",
     "schema",
     "sequence_number",
     "settings",
@@ -195,9 +207,11 @@ __all__ = [
     "unreduced_spec",
     "unwound",
     "values",
+    "values_per_rank",
     "version_of",
     "wait_later",
     "without_autocast",
     "wrapped",
+    "write_item",
     "write_out_zeros",
 ]

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .distributed import checkpoints, every_rank
 from .dynamo import generators, reading, tree_functions
 
 NEVER = "not known to end"
@@ -328,6 +329,36 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             NEVER,
             enter=dispatch.init_replaced,
             takes="truncated_normal",
+        ),
+    ),
+    "simulated world": (  # all ranks in one process
+        Patch(
+            ("torch.distributed.tensor:DTensor.__new__",),
+            "it is given the tensor of one rank",
+            NEVER,
+            enter=every_rank.constructor_replaced,
+            takes="made",
+        ),
+        Patch(
+            (
+                "torch.distributed.tensor:Shard._make_shard_tensor",
+                "torch.distributed.tensor:Replicate._make_replicate_tensor",
+                "torch.distributed.tensor.placement_types:_StridedShard._make_shard_tensor",
+                "torch.distributed.tensor._api:_dtensor_init_helper",
+            ),
+            "the sizes of a shard depend on the rank",
+            NEVER,
+            new=lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(
+                fn, *args, **kwargs
+            ),
+            takes="on_all_ranks",
+            is_mine=lambda: True,
+        ),
+        Patch(
+            ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),
+            "a plan of one process has the shards of all ranks",
+            NEVER,
+            enter=checkpoints.plans_of_one_process,
         ),
     ),
     "dual level": (

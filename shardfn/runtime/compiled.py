@@ -4,6 +4,7 @@ results.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,13 +20,13 @@ from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
+from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor
 from ..types import TENSOR, LocalProgram
 from .agreement import compare_ranks
 from .arguments import Placed, local_of, refuse_lost_gradient, spec_of
 from .donation import Donation, own
 from .layouts import Reader, closed_over, readers
 from .options import Request
-from .simulated_tensor import SimulatedTensor, UnreadTensor
 from .simulator import simulate
 from .store import Compared
 
@@ -328,7 +329,11 @@ def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
         _compat.unreduced_spec(spec) if slot.number in leaving else spec
         for spec, slot in pairs
     ]
-    make, unflatten = _compat.dtensors, _tree.unflatten
+    kind = SimulatedDTensor if placed.is_simulated else DTensor
+    make, unflatten = (
+        functools.partial(_compat.dtensors, kind=kind),
+        _tree.unflatten,
+    )
     if all(c is TENSOR for c in constants):
         return lambda outs: unflatten(tree, make(outs, specs))
     return lambda outs: unflatten(tree, _filled(constants, make(outs, specs)))

@@ -19,6 +19,7 @@ from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
+from ..simulated import SimulatedDTensor
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .changing import restaged
@@ -28,6 +29,7 @@ from .stages import trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
+DTENSORS = {DTensor, SimulatedDTensor}
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
@@ -35,7 +37,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Run a transformed function on arguments, staging it first if their signature is new."""
     leaves, treedef = _tree.flatten((args, kwargs))
     try:
-        key = [x._spec if type(x) is DTensor else _signature(x) for x in leaves]
+        key = [x._spec if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)

@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat
 from ..errors import ShardError, call_site
-from . import cache
-from .simulated_tensor import (
+from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
     used_after_donation,
 )
+from . import cache
 
 
 @attrs.frozen(eq=False)

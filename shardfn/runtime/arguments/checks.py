@@ -14,9 +14,9 @@ from ... import _compat, _tree, argnums
 from ...capture.closure.closed_over import lost_tangent
 from ...capture.refusals.leaks import LeakedTensor, leaked
 from ...errors import ShardError, TreeError, call_site
+from ...simulated import DonatedTensor, used_after_donation
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
-from ..simulated_tensor import DonatedTensor, used_after_donation
 
 
 def check_call(

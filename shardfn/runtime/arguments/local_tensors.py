@@ -11,8 +11,8 @@ from ... import _compat
 from ...mesh import all_coordinates
 from ...partition import layout
 from ...placements import torch_placements
+from ...simulated import SimulatedTensor
 from ...types import MEAN, Marks, MeshAxes
-from ..simulated_tensor import SimulatedTensor
 from .placed import Placed
 
 

@@ -24,7 +24,7 @@ from ...placements import (
     torch_placements,
 )
 from ...runtime.arguments import cut, join
-from ...runtime.simulated_tensor import SimulatedTensor, UnreadTensor
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors
 from ...types import Marks
 from ...world import current_world
 
@@ -114,7 +114,7 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
         )
     else:
         local = _own(cut(x, marks, axes, mesh.get_coordinate()), x)
-    return _compat.dtensors([local], [spec])[0]
+    return dtensors([local], [spec])[0]
 
 
 def _refuse_dtensors(
@@ -217,7 +217,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     local = SimulatedTensor(shards, world.rank) if is_simulated else shards[0]
     if world.kind == "fake":
         local = UnreadTensor(local)
-    (out,) = _compat.dtensors([local], [spec])
+    (out,) = dtensors([local], [spec])
     return out
 
 
@@ -348,7 +348,7 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
         layout.dense_strides(shape, range(len(shape))),
         carried.dtype,
     )
-    (whole,) = _compat.dtensors([carried], [spec])
+    (whole,) = dtensors([carried], [spec])
     return (
         torch.view_as_complex(whole.full_tensor().contiguous())
         if is_complex

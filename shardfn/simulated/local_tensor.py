@@ -54,7 +54,7 @@ class SimulatedTensor(torch.Tensor):
         leaves, treedef = _tree.flatten((args, kwargs or {}))
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if "c10d" in str(func):
-            fix = "use shard's out_placements, or sf.full to read a value"
+            fix = "redistribute or full_tensor of the DTensor, or sf.shard_map"
             raise ShardError.of(
                 f"{func}", "an eager collective on a simulated tensor", fix=fix
             )

@@ -123,17 +123,17 @@ def gone_spec(spec: Any) -> Any:
 
 
 def dtensors(
-    locals_: Sequence[torch.Tensor], specs: Sequence[Any]
+    locals_: Sequence[torch.Tensor], specs: Sequence[Any], kind: Any = DTensor
 ) -> list[DTensor]:
-    """Make DTensors of local tensors, without torch's checks."""
+    """Make DTensors of local tensors, of a class, without torch's checks."""
     make = getattr(torch.Tensor, "_dtensor__new__", None)
     if make is None:
         return [
-            DTensor(x, spec, requires_grad=False)
+            kind(x, spec, requires_grad=False)
             for x, spec in zip(locals_, specs, strict=True)
         ]
     return [
-        make(DTensor, x, spec, requires_grad=False)
+        make(kind, x, spec, requires_grad=False)
         for x, spec in zip(locals_, specs, strict=True)
     ]
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as functional_collectives
 
 import shardfn as sf
-from shardfn.runtime.simulated_tensor import (
+from shardfn.simulated import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
@@ -113,9 +114,9 @@ def test_an_eager_collective_is_refused() -> None:
         x = sf.distribute(torch.arange(4.0), mesh, sf.P("dp"))
         with pytest.raises(
             sf.ShardError,
-            match="an eager collective on a simulated tensor\n  try: use shard's out_placements",
+            match="an eager collective on a simulated tensor\n  try: redistribute",
         ):
-            x.full_tensor()
+            functional_collectives.all_reduce(x.to_local(), "sum", mesh)
 
 
 UNREAD: dict[str, Callable[[Any], Any]] = {

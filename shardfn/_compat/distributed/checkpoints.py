@@ -1,0 +1,63 @@
+"""torch.distributed.checkpoint in a world of one process. It is imported only if the user does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import threads
+
+MODULE = "torch.distributed.checkpoint"
+
+
+@contextlib.contextmanager
+def plans_of_one_process() -> Iterator[None]:
+    """A context in which a checkpoint's plans are made by this process, without the others."""
+    if MODULE not in sys.modules:
+        yield
+        return
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+    def alone(original: Any, wrapper: Any, group: Any, _: bool, rank: int) -> None:
+        original(wrapper, group, False, rank)
+
+    with threads.overridden(_DistWrapper, "__init__", alone, lambda: True):
+        yield
+
+
+def is_of_one_process() -> bool:
+    """Whether `plans_of_one_process` has been entered after the user's import."""
+    from torch.distributed.checkpoint.utils import _DistWrapper
+
+    return hasattr(_DistWrapper.__init__, "__wrapped__")
+
+
+def chunk(offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+    """A checkpoint's record of a shard: its place in the global tensor."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+
+
+def write_item(fqn: str, x: torch.Tensor, chunk: Any) -> Any:
+    """An item of a checkpoint's plan: a chunk of a DTensor is written."""
+    from torch.distributed.checkpoint.metadata import (
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import (
+        TensorWriteData,
+        WriteItem,
+        WriteItemType,
+    )
+
+    kind = TensorProperties.create_from_tensor(
+        torch.empty(0, dtype=x.dtype, device=x.device)
+    )
+    data = TensorWriteData(chunk=chunk, properties=kind, size=x.size())
+    index = MetadataIndex(fqn, chunk.offsets)
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)

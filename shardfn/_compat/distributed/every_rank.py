@@ -1,0 +1,69 @@
+"""torch's way to run code of DTensor for all ranks at once, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_one_thread = threading.RLock()  # torch patches DeviceMesh for as long as it lasts
+
+
+@contextlib.contextmanager
+def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
+    """A context in which torch runs each op, and each collective, for all of these ranks.
+
+    Args:
+        ranks: of the world.
+
+    Source: torch.distributed._local_tensor.LocalTensorMode.
+    """
+    from torch.distributed._local_tensor import LocalTensorMode
+
+    with _one_thread, LocalTensorMode(frozenset(ranks)):
+        yield
+
+
+def runs_on_all_ranks() -> bool:
+    """Whether this thread is inside `all_ranks`."""
+    from torch.distributed._local_tensor import local_tensor_mode
+
+    return local_tensor_mode() is not None
+
+
+@contextlib.contextmanager
+def constructor_replaced(made: Callable[..., Any]) -> Iterator[None]:
+    """DTensor's constructor replaced, for all threads.
+
+    Args:
+        made: takes torch's constructor, and then its arguments.
+    """
+    construct = DTensor.__new__
+    DTensor.__new__ = staticmethod(functools.partial(made, construct))
+    try:
+        yield
+    finally:
+        DTensor.__new__ = construct
+
+
+def per_rank(values: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """One tensor for the tensors of several ranks, which `all_ranks` computes with.
+
+    Args:
+        values: rank -> its tensor.
+    """
+    from torch.distributed._local_tensor import LocalTensor
+
+    return LocalTensor(dict(values))
+
+
+def values_per_rank(x: torch.Tensor) -> dict[int, torch.Tensor] | None:
+    """The tensors of several ranks, of one that `per_rank` has made. None for any other tensor."""
+    from torch.distributed._local_tensor import LocalTensor
+
+    return x._local_tensors if isinstance(x, LocalTensor) else None

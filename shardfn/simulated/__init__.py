@@ -1,0 +1,18 @@
+"""Tensors of a world in one process: the local tensors of all ranks, and DTensors of them."""
+
+from .dtensor import SimulatedDTensor, dtensors
+from .local_tensor import (
+    DonatedTensor,
+    SimulatedTensor,
+    UnreadTensor,
+    used_after_donation,
+)
+
+__all__ = [
+    "DonatedTensor",
+    "SimulatedDTensor",
+    "SimulatedTensor",
+    "UnreadTensor",
+    "dtensors",
+    "used_after_donation",
+]

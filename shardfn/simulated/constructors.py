@@ -1,0 +1,48 @@
+"""torch's own constructors of DTensors, which make tensors for all ranks of a simulated world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from .. import _compat, _tree
+from .dtensor import AllRanks, SimulatedDTensor
+from .local_tensor import SimulatedTensor
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def constructors_simulated() -> AbstractContextManager[None]:
+    """A context in which DTensor.from_local, distribute_tensor and the factories of
+    torch.distributed.tensor make tensors for all ranks.
+    """
+    return _compat.patched("simulated world", made=made, on_all_ranks=on_all_ranks)
+
+
+def made(
+    construct: Callable[..., Any], cls: Any, local: Any, spec: Any, **options: Any
+) -> Any:
+    """DTensor's constructor. A plain local tensor is that of each rank."""
+    if cls is not DTensor or _compat.runs_on_all_ranks():
+        return construct(cls, local, spec, **options)
+    if type(local) in PLAIN:
+        rest = [local.detach().clone() for _ in range(spec.mesh.size() - 1)]
+        local = SimulatedTensor([local.detach(), *rest])
+    kind = SimulatedDTensor if isinstance(local, SimulatedTensor) else cls
+    return construct(kind, local, spec, **options)
+
+
+def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of a function of torch's that depends on the rank, for all ranks of its mesh."""
+    if _compat.runs_on_all_ranks():
+        return fn(*args, **kwargs)
+    meshes = (x for x in _tree.leaves((args, kwargs)) if isinstance(x, DeviceMesh))
+    ranks = AllRanks(next(meshes))
+    args, kwargs = ranks.entering(_tree.tree_map(ranks.copied, (args, kwargs)))
+    with ranks.running():
+        return ranks.leaving(fn(*args, **kwargs))

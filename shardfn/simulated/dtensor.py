@@ -1,0 +1,221 @@
+"""DTensors of a world in one process. torch computes with them as every rank would, eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Placement
+
+from .. import _compat, _tree
+from ..errors import ShardError
+from . import checkpoint
+from .local_tensor import SimulatedTensor
+
+aten = torch.ops.aten
+Call = Callable[[DTensor], torch.Tensor]
+
+
+class SimulatedDTensor(DTensor):
+    """A DTensor that holds the local tensors of all ranks."""
+
+    def __repr__(self, **_: Any) -> str:
+        local: Any = _compat.local_tensor(self)
+        return (
+            f"DTensor(local_tensor={local.shards[local.shown]}, "
+            f"device_mesh={self.device_mesh}, placements={self.placements})"
+        )
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if not self.dim() else str(self)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _refuse_views_in_place(func)
+        if (
+            func is aten._local_scalar_dense.default
+        ):  # torch reads one rank's number
+            return func(_compat.local_tensor(args[0]))
+        inputs = args, kwargs or {}
+        ranks = AllRanks(_mesh_of(inputs))
+        args, kwargs = ranks.entering(inputs)
+        with ranks.running():
+            out = func(*args, **kwargs)
+        return ranks.leaving(out)
+
+    def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
+        """DTensor.redistribute, for all ranks."""
+        return _called(self, lambda x: x.redistribute(*args, **kwargs))
+
+    def to_local(
+        self,
+        *,
+        grad_placements: Sequence[Placement] | None = None,
+        rank: int | None = None,
+    ) -> torch.Tensor:
+        """DTensor.to_local, for all ranks.
+
+        Args:
+            grad_placements: placements of the gradient, as in DTensor.to_local.
+            rank: of the world; its local tensor is returned, detached.
+
+        Returns:
+            The local tensors of all ranks as one `SimulatedTensor`, or one rank's.
+
+        Raises:
+            ShardError: the mesh has no such rank.
+        """
+        if rank is None:
+            return _called(
+                self, lambda x: x.to_local(grad_placements=grad_placements)
+            )
+        ranks = AllRanks(self.device_mesh).ranks
+        if rank not in ranks:
+            got, needed = f"rank is {rank!r}", f"one of {ranks}"
+            raise ShardError.of("to_local", got, needed=needed, arg_path="rank")
+        return _shards(self)[ranks.index(rank)].detach()
+
+    def full_tensor(
+        self, *, grad_placements: Sequence[Placement] | None = None
+    ) -> torch.Tensor:
+        """DTensor.full_tensor, a plain tensor."""
+        everywhere: Any = _called(
+            self, lambda x: x.full_tensor(grad_placements=grad_placements)
+        )
+        return _OfOneRank.apply(everywhere)
+
+    def __create_write_items__(self, fqn: str, _: Any) -> Any:
+        return checkpoint.write_items(fqn, self)
+
+    def __create_chunk_list__(self) -> Any:
+        return checkpoint.chunks(self)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return checkpoint.shard(self, index)
+
+
+def dtensors(
+    locals_: Sequence[torch.Tensor], specs: Sequence[Any]
+) -> list[DTensor]:
+    """DTensors of local tensors, without torch's checks: simulated ones of simulated tensors."""
+    kinds = {type(x) for x in locals_}
+    kind = SimulatedDTensor if SimulatedTensor in kinds else DTensor
+    return _compat.dtensors(locals_, specs, kind)
+
+
+class AllRanks:
+    """A call of torch's that runs for all ranks of a mesh.
+
+    Args:
+        mesh: the mesh of its DTensors.
+    """
+
+    def __init__(self, mesh: Any) -> None:
+        self.ranks = mesh.mesh.flatten().tolist()
+        self.shown = self.ranks.index(dist.get_rank())
+        # the id of a DTensor that has entered: itself, and the given one
+        self.given: dict[int, tuple[DTensor, DTensor]] = {}
+        self.running = lambda: _compat.all_ranks(self.ranks)
+
+    def entering(self, tree: Any) -> Any:
+        """A tree with torch's tensors of all ranks in place of ours."""
+        return _tree.tree_map(self._entering, tree)
+
+    def copied(self, x: Any) -> Any:
+        """A plain tensor as one that every rank has a copy of. Anything else stays as it is."""
+        if type(x) not in (torch.Tensor, torch.nn.Parameter):
+            return x
+        return _compat.per_rank({rank: x.detach().clone() for rank in self.ranks})
+
+    def leaving(self, tree: Any) -> Any:
+        """A tree with our tensors in place of torch's. A given one comes back as itself."""
+        return _tree.tree_map(self._leaving, tree)
+
+    def _entering(self, x: Any) -> Any:
+        if isinstance(x, SimulatedTensor):
+            return _compat.per_rank(dict(zip(self.ranks, x.shards, strict=True)))
+        if not isinstance(x, SimulatedDTensor):
+            return x
+        local = self._entering(_compat.local_tensor(x))
+        (entered,) = _compat.dtensors([local], [_compat.spec_of(x)])
+        self.given[id(entered)] = entered, x
+        return entered
+
+    def _leaving(self, x: Any) -> Any:
+        if isinstance(x, DTensor):
+            if id(x) in self.given:
+                return self.given[id(x)][1]
+            local = self._leaving(_compat.local_tensor(x))
+            return dtensors([local], [_compat.spec_of(x)])[0]
+        if not isinstance(x, torch.Tensor):
+            return x
+        if _compat.is_arriving(x):
+            x = x.wait()  # type: ignore[attr-defined]
+        values = _compat.values_per_rank(x)
+        if values is None:
+            return x
+        return SimulatedTensor([values[r] for r in self.ranks], self.shown)
+
+
+class _Called(torch.autograd.Function):
+    """A method of a DTensor, run for all ranks. Its derivative is torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: SimulatedDTensor, call: Call) -> Any:
+        ctx.ranks = AllRanks(x.device_mesh)
+        with torch.enable_grad(), ctx.ranks.running():
+            ctx.x = ctx.ranks.entering(x.detach()).detach().requires_grad_()
+            ctx.out = call(ctx.x)
+            return ctx.ranks.leaving(ctx.out.detach())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        with ctx.ranks.running():
+            (found,) = torch.autograd.grad(
+                ctx.out, ctx.x, ctx.ranks.entering(cotangent)
+            )
+            return ctx.ranks.leaving(found), None
+
+
+class _OfOneRank(torch.autograd.Function):
+    """The tensor of one rank, where all ranks have the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: SimulatedTensor) -> torch.Tensor:
+        ctx.count, ctx.shown = len(x.shards), x.shown
+        return x.shards[x.shown].view_as(x.shards[x.shown])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        return SimulatedTensor([cotangent] * ctx.count, ctx.shown)
+
+
+def _called(x: SimulatedDTensor, call: Call) -> Any:
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Called.apply(x, call)
+    ranks = AllRanks(x.device_mesh)
+    with ranks.running():
+        return ranks.leaving(call(ranks.entering(x)))
+
+
+def _shards(x: DTensor) -> list[torch.Tensor]:
+    local: Any = _compat.local_tensor(x)
+    return local.shards
+
+
+def _mesh_of(tree: Any) -> Any:
+    leaves = _tree.leaves(tree)
+    return next(x.device_mesh for x in leaves if isinstance(x, SimulatedDTensor))
+
+
+def _refuse_views_in_place(func: Any) -> None:
+    if torch.Tag.inplace_view in func.tags:
+        fix = "the op without the underscore"
+        raise ShardError.of(
+            str(func), "it changes the shape of a DTensor in place", fix=fix
+        )
