@@ -53,6 +53,11 @@ CONTEXTS = (
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
+    State(
+        "_compat.distributed.every_rank",
+        "_INSIDE",
+        "whether torch runs for all ranks",
+    ),
     State("random.ambient", "_source", "the source of torch's random calls"),
     State("random.ambient", "_tag", "the name of the random state in use"),
 )
@@ -70,6 +75,11 @@ REGISTRIES = (
     State("random.used", "_lines", "where keys were used, under SHARDFN_CHECK=1"),
     State("random.ambient", "state", "the user's random states, by name"),
     State("_compat.inductor", "_formulas", "ops that Inductor writes as formulas"),
+    State(
+        "_compat.distributed.every_rank",
+        "_one_thread",
+        "who runs torch for all ranks",
+    ),
     State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),

@@ -6,6 +6,7 @@ from .dispatch import ops_replaced
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
+    one_thread,
     per_rank,
     runs_on_all_ranks,
     values_per_rank,
@@ -178,6 +179,7 @@ __all__ = [
     "named_group",
     "namespace_of",
     "of_trees",
+    "one_thread",
     "open_dual",
     "ops_replaced",
     "outside_only",

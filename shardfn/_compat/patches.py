@@ -6,35 +6,15 @@ is undone afterwards.
 from __future__ import annotations
 
 import contextlib
-import functools
-import pkgutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .distributed import checkpoints, every_rank
 from .dynamo import generators, reading, tree_functions
+from .patching import Patch, enter
 
 NEVER = "not known to end"
-
-
-class Patch(NamedTuple):
-    """One change.
-
-    A function or method is replaced by `new`, which takes torch's function and then its
-    arguments. Only the capturing thread calls it (`threads.overridden`). Any other patch is a
-    context manager.
-    """
-
-    what: tuple[str, ...]  # "module:attribute", or in words
-    why: str
-    until: str  # the torch version that ends it
-    new: Callable[..., Any] | None = None
-    enter: Callable[..., AbstractContextManager[Any]] | None = None
-    takes: str | None = None  # its argument of `patched`; None leaves the patch out
-    is_mine: Callable[[], bool] = threads.is_capturing
-    optional: bool = False  # some supported versions of torch do not have it
 
 
 def _methods(owner: str, *names: str) -> tuple[str, ...]:
@@ -408,32 +388,7 @@ def patched(stage: str, **given: Any) -> Iterator[None]:
             stack.enter_context(threads.capturing())
         for row in PATCHES[stage]:
             if row.takes is None:
-                _enter(row, (), stack)
+                enter(row, (), stack)
             elif given[row.takes] is not None:
-                _enter(row, (given[row.takes],), stack)
+                enter(row, (given[row.takes],), stack)
         yield
-
-
-def _enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> None:
-    if row.enter is not None:
-        stack.enter_context(row.enter(*given))
-        return
-    assert row.new is not None
-    new = functools.partial(row.new, *given)
-    for place in row.what:
-        owner, name = _place(place)
-        if row.optional and not hasattr(owner, name):
-            continue
-        stack.enter_context(threads.overridden(owner, name, new, row.is_mine))
-
-
-def _place(text: str) -> tuple[Any, str]:
-    """The module or class of a place in the table, or None if it does not exist, and the
-    attribute.
-    """
-    module, _, inside = text.partition(":")
-    path, _, name = inside.rpartition(".")
-    try:
-        return pkgutil.resolve_name(f"{module}:{path}"), name
-    except (AttributeError, ImportError):
-        return None, name

@@ -42,7 +42,8 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _compat.runs_on_all_ranks():
         return fn(*args, **kwargs)
     meshes = (x for x in _tree.leaves((args, kwargs)) if isinstance(x, DeviceMesh))
-    ranks = AllRanks(next(meshes))
-    args, kwargs = ranks.entering(_tree.tree_map(ranks.copied, (args, kwargs)))
-    with ranks.running():
-        return ranks.leaving(fn(*args, **kwargs))
+    with _compat.one_thread():
+        ranks = AllRanks(next(meshes))
+        args, kwargs = ranks.entering(_tree.tree_map(ranks.copied, (args, kwargs)))
+        with ranks.running():
+            return ranks.leaving(fn(*args, **kwargs))

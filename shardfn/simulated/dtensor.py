@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,16 +37,15 @@ class SimulatedDTensor(DTensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         _refuse_views_in_place(func)
-        if (
-            func is aten._local_scalar_dense.default
-        ):  # torch reads one rank's number
+        if func is aten._local_scalar_dense.default:  # torch reads one rank's
             return func(_compat.local_tensor(args[0]))
         inputs = args, kwargs or {}
-        ranks = AllRanks(_mesh_of(inputs))
-        args, kwargs = ranks.entering(inputs)
-        with ranks.running():
-            out = func(*args, **kwargs)
-        return ranks.leaving(out)
+        with _compat.one_thread():
+            ranks = AllRanks(_mesh_of(inputs))
+            args, kwargs = ranks.entering(inputs)
+            with ranks.running():
+                out = func(*args, **kwargs)
+            return ranks.leaving(out)
 
     def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
         """DTensor.redistribute, for all ranks."""
@@ -166,8 +166,7 @@ class _Called(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: SimulatedDTensor, call: Call) -> Any:
-        ctx.ranks = AllRanks(x.device_mesh)
-        with torch.enable_grad(), ctx.ranks.running():
+        with torch.enable_grad(), _running(x) as ctx.ranks:
             ctx.x = ctx.ranks.entering(x.detach()).detach().requires_grad_()
             ctx.out = call(ctx.x)
             return ctx.ranks.leaving(ctx.out.detach())
@@ -192,15 +191,24 @@ class _OfOneRank(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        if isinstance(cotangent, SimulatedTensor):
+            return cotangent
         return SimulatedTensor([cotangent] * ctx.count, ctx.shown)
 
 
 def _called(x: SimulatedDTensor, call: Call) -> Any:
     if x.requires_grad and torch.is_grad_enabled():
         return _Called.apply(x, call)
-    ranks = AllRanks(x.device_mesh)
-    with ranks.running():
+    with _running(x) as ranks:
         return ranks.leaving(call(ranks.entering(x)))
+
+
+@contextlib.contextmanager
+def _running(x: DTensor) -> Iterator[AllRanks]:
+    with _compat.one_thread():
+        ranks = AllRanks(x.device_mesh)
+        with ranks.running():
+            yield ranks
 
 
 def _shards(x: DTensor) -> list[torch.Tensor]:

@@ -53,6 +53,13 @@ def test_both_spellings_of_the_pipeline_have_the_numbers_of_the_function_alone()
         ) and composed == pytest.approx(alone, rel=1e-5)
 
 
+def test_one_script_says_the_same_in_both_worlds(tmp_path):
+    script = "examples/both_worlds.py"
+    fake = run(script, "--fake", "2", "--folder", str(tmp_path / "fake"))
+    real = run(*TORCHRUN, script, "--folder", str(tmp_path / "real"))
+    assert len(figures(fake)) == 6 and fake == real
+
+
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
     one = run("examples/gpt.py", *SMALL)
     fake = run("examples/gpt.py", *SMALL, "--fake", "8")

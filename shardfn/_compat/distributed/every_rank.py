@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-_one_thread = threading.RLock()  # torch patches DeviceMesh for as long as it lasts
+_one_thread = threading.RLock()
+_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "inside", default=False
+)
 
 
 @contextlib.contextmanager
@@ -25,15 +30,24 @@ def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
     """
     from torch.distributed._local_tensor import LocalTensorMode
 
-    with _one_thread, LocalTensorMode(frozenset(ranks)):
-        yield
+    with one_thread(), LocalTensorMode(frozenset(ranks)):
+        token = _INSIDE.set(True)
+        try:
+            yield
+        finally:
+            _INSIDE.reset(token)
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """A re-entrant lock around all work with tensors of `per_rank`: torch patches DeviceMesh for
+    it, for all threads.
+    """
+    return _one_thread
 
 
 def runs_on_all_ranks() -> bool:
     """Whether this thread is inside `all_ranks`."""
-    from torch.distributed._local_tensor import local_tensor_mode
-
-    return local_tensor_mode() is not None
+    return _INSIDE.get()
 
 
 @contextlib.contextmanager

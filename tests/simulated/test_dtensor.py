@@ -1,0 +1,189 @@
+"""DTensors outside of functions: a simulated world answers as processes under torchrun do."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import shardfn as sf
+from shardfn import P
+from shardfn.world import current_world
+from tests.simulated import eager
+
+MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
+
+
+def _everything(shape: tuple[int, ...]) -> dict[str, Any]:
+    """The answers of all scripts, as this rank sees them."""
+    mesh = sf.make_mesh(shape, MESHES[shape])
+    rank = torch.distributed.get_rank()
+    return {
+        name: eager.of_rank(eager.answer(name, mesh), rank)
+        for name in eager.SCRIPTS
+    }
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=str)
+def answers(request: pytest.FixtureRequest) -> Any:
+    """(shape of the mesh, the answers of each real rank)."""
+    shape = request.param
+    return shape, run_ranks(torch.Size(shape).numel(), _everything, shape)
+
+
+@pytest.mark.parametrize("name", eager.SCRIPTS)
+def test_a_script_answers_as_on_real_ranks(name: str, answers: Any) -> None:
+    shape, wanted = answers
+    with sf.fake_world(len(wanted)):
+        found = eager.answer(name, sf.make_mesh(shape, MESHES[shape]))
+        for rank, real in enumerate(wanted):
+            _assert_same(eager.of_rank(found, rank), real[name])
+
+
+def _assert_same(got: Any, wanted: Any) -> None:
+    assert type(got) is type(wanted)
+    if isinstance(got, torch.Tensor):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    elif isinstance(got, dict):
+        assert got.keys() == wanted.keys()
+        _assert_same(list(got.values()), list(wanted.values()))
+    elif isinstance(got, list | tuple):
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted, strict=True):
+            _assert_same(a, b)
+    else:
+        assert (
+            got == pytest.approx(wanted)
+            if isinstance(got, float)
+            else got == wanted
+        )
+
+
+def test_most_scripts_are_not_refused(answers: Any) -> None:
+    _, (real, *_) = answers
+    refused = {name for name, x in real.items() if str(x).startswith("refused")}
+    assert refused == {
+        "a plain tensor beside it",
+        "numpy",
+        "tolist",
+        "allclose",
+        "uneven rows flattened",
+    }
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_values_are_those_of_one_device_on_more_ranks(ranks: int) -> None:
+    with sf.fake_world(ranks):
+        mesh = sf.make_mesh((ranks,), ("dp",))
+        x, w = eager.inputs(mesh)
+        torch.testing.assert_close((x @ w).full_tensor(), eager.X @ eager.W)
+        torch.testing.assert_close(
+            torch.softmax(x, 0).full_tensor(), eager.X.softmax(0)
+        )
+        moved = x.redistribute(placements=[Shard(1)]).redistribute(mesh, [Shard(0)])
+        assert torch.equal(moved.full_tensor(), eager.X)
+        assert torch.equal(sf.full(moved), eager.X)
+
+
+def test_a_result_of_shard_is_such_a_tensor() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        x = sf.distribute(eager.X, mesh, P("dp"))
+        loss = sf.shard(lambda x: x.square().sum(), mesh, (P("dp"),))(x)
+        assert f"{loss:.3f}" == f"{eager.X.square().sum():.3f}"
+        assert float(loss) == pytest.approx(float(eager.X.square().sum()))
+        again = sf.shard(lambda x: x * 2, mesh, (P("dp"),))(x * 2)
+        torch.testing.assert_close((again + x).full_tensor(), eager.X * 5)
+
+
+def test_one_rank_is_shown() -> None:
+    with sf.fake_world(4):
+        x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
+        shards = [x.to_local(rank=r) for r in range(4)]
+        assert torch.equal(torch.cat(shards), eager.X)
+        with pytest.raises(
+            sf.ShardError, match=r"to_local: rank is 4\n  needed: one of"
+        ):
+            x.to_local(rank=4)
+    with sf.fake_world(4, rank=2):
+        x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
+        assert str(x.to_local(rank=2)) in str(x)
+
+
+def test_terms_that_differ_between_ranks_are_not_read_as_one_number() -> None:
+    with sf.fake_world(2):
+        x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
+        with pytest.raises(sf.DivergenceError, match="ranks hold different values"):
+            float(x.sum())
+        assert float(x.sum().full_tensor()) == pytest.approx(float(eager.X.sum()))
+
+
+def test_a_view_in_place_is_refused() -> None:
+    with sf.fake_world(2):
+        x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
+        with pytest.raises(
+            sf.ShardError, match="changes the shape of a DTensor in place"
+        ):
+            x.t_()
+
+
+def test_a_checkpoint_of_terms_is_refused() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        x = DTensor.from_local(eager.X, mesh, [Partial()])
+        with pytest.raises(sf.ShardError, match="needed: Shard and Replicate"):
+            x.__create_chunk_list__()
+
+
+def test_a_world_is_started_and_stopped_without_a_with() -> None:
+    world = sf.fake_world(8)
+    assert world.start().size == 8
+    try:
+        mesh = sf.make_mesh((8,), ("dp",))
+        x = sf.distribute(eager.X, mesh, P("dp"))
+        assert torch.equal(x.full_tensor(), eager.X)
+    finally:
+        world.stop()
+    assert current_world().size == 1
+    with pytest.raises(sf.ShardError, match="has been left already"):
+        world.stop()
+
+
+def test_nothing_of_torch_stays_replaced() -> None:
+    before = (
+        DTensor.__new__,
+        Shard._make_shard_tensor,
+        Replicate._make_replicate_tensor,
+    )
+    with sf.fake_world(2):
+        assert DTensor.__new__ is not before[0]
+    after = (
+        DTensor.__new__,
+        Shard._make_shard_tensor,
+        Replicate._make_replicate_tensor,
+    )
+    assert before == after
+
+
+def test_threads_compute_beside_each_other() -> None:
+    with sf.fake_world(4):
+        x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
+        found: list[torch.Tensor] = []
+
+        def work() -> None:
+            found.append(
+                torch.stack([(x * i).sum(0).full_tensor() for i in range(5)])
+            )
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sums = torch.stack(found)
+        wanted = torch.stack([(eager.X * i).sum(0) for i in range(5)])
+        torch.testing.assert_close(sums, wanted.expand(4, 5, 3))
