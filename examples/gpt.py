@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import math
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -53,41 +54,42 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def trained(
+    args: argparse.Namespace, n: int, say: Callable[[str], None]
+) -> list[float]:
+    """The losses of a run on n ranks."""
+    config = gpt.Config(layers=args.layers)
+    # as many ranks share a layer as divide its heads; the rest share the batch
+    tp = math.gcd(n, config.heads)
+    mesh = sf.make_mesh((n // tp, tp), ("dp", "tp"), device_type=args.device)
+    params = gpt.init(config)
+    params, state = sf.tree_map(
+        lambda w: w.to(args.device), (params, adamw.init(params))
+    )
+    where = gpt.placements(params)
+    where_state = {"step": P(), "m": where, "v": where}
+    step = sf.shard(
+        train.step(config),
+        mesh,
+        in_placements=(where, where_state, P("dp"), P("dp")),
+        out_placements=(where, where_state, P()),
+        backend=args.backend,
+    )
+    params = sf.distribute(params, mesh, where)
+    state = sf.distribute(state, mesh, where_state)
+    data = text.corpus().to(args.device)
+    batches = text.batches(data, batch=train.BATCH, context=config.context)
+    say(f"{n} ranks: dp {n // tp} x tp {tp} on {args.device}")
+    return train.train(step, params, state, batches, steps=args.steps)
+
+
 def main() -> None:
     """Train, and print the loss on rank 0."""
     args = arguments()
-    n, rank = (
-        args.fake or int(os.environ.get("WORLD_SIZE", "1")),
-        int(os.environ.get("RANK", "0")),
-    )
-    say = print if rank == 0 else lambda *said: None
-    config = gpt.Config(layers=args.layers)
-    tp = math.gcd(
-        n, config.heads
-    )  # as many ranks share a layer as divide its heads; the rest share the batch
+    n = args.fake or int(os.environ.get("WORLD_SIZE", "1"))
+    say = print if os.environ.get("RANK", "0") == "0" else lambda *said: None
     with sf.fake_world(n) if args.fake else contextlib.nullcontext():
-        mesh = sf.make_mesh((n // tp, tp), ("dp", "tp"), device_type=args.device)
-        params = gpt.init(config)
-        params, state = sf.tree_map(
-            lambda w: w.to(args.device), (params, adamw.init(params))
-        )
-        where = gpt.placements(params)
-        where_state = {"step": P(), "m": where, "v": where}
-        step = sf.shard(
-            train.step(config),
-            mesh,
-            in_placements=(where, where_state, P("dp"), P("dp")),
-            out_placements=(where, where_state, P()),
-            backend=args.backend,
-        )
-        params, state = (
-            sf.distribute(params, mesh, where),
-            sf.distribute(state, mesh, where_state),
-        )
-        data = text.corpus().to(args.device)
-        batches = text.batches(data, batch=train.BATCH, context=config.context)
-        say(f"{n} ranks: dp {n // tp} x tp {tp} on {args.device}")
-        losses = train.train(step, params, state, batches, steps=args.steps)
+        losses = trained(args, n, say)
     for i, loss in enumerate(losses, start=1):
         say(f"step {i:>3}  loss {loss:.6f}")
     if torch.distributed.is_initialized():
