@@ -56,6 +56,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
+from .loops import torch_map, torch_scan, torch_while_loop
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import (
     MODULE_OPS,
@@ -205,6 +206,9 @@ __all__ = [
     "staging",
     "storage_of",
     "trace_artifact",
+    "torch_map",
+    "torch_scan",
+    "torch_while_loop",
     "trace_aten",
     "unreduced_spec",
     "unwound",

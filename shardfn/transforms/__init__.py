@@ -1,12 +1,13 @@
 """The transforms: one family per file."""
 
 from ._compose import compose
-from ._cond_while import cond, while_loop
 from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
-from ._scan import map, scan
 from ._vmap import vmap
+from .control_flow import _torchs  # noqa: F401  (enters them in a table)
+from .control_flow._cond_while import cond, while_loop
+from .control_flow._scan import map, scan
 from .derivatives import checkpoint_policies
 from .derivatives._accumulate import accumulate
 from .derivatives._bucketed_grad import bucketed_grad

@@ -71,25 +71,17 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
-    "_control_flow_checks.rows_of": lambda x: sf.scan(
+    "_checks.rows_of": lambda x: sf.scan(
         lambda c, r: (c, r), x, {"a": x, "b": x[:2]}
     ),
-    "_control_flow_checks.check_carry": lambda x: sf.scan(
-        lambda c, r: (c, r), 1.0, x
-    ),
-    "_control_flow_checks.check_step": lambda x: sf.scan(
-        lambda c, r: c + r, x[0], x
-    ),
-    "_control_flow_checks.check_after": lambda x: sf.scan(
-        lambda c, r: (c[:1], r), x[0], x
-    ),
-    "_control_flow_checks.check_choice": lambda x: sf.cond(
-        x > 0, torch.sin, torch.cos, x
-    ),
-    "_control_flow_checks.check_branch_trees": lambda x: sf.cond(
+    "_checks.check_carry": lambda x: sf.scan(lambda c, r: (c, r), 1.0, x),
+    "_checks.check_step": lambda x: sf.scan(lambda c, r: c + r, x[0], x),
+    "_checks.check_after": lambda x: sf.scan(lambda c, r: (c[:1], r), x[0], x),
+    "_checks.check_choice": lambda x: sf.cond(x > 0, torch.sin, torch.cos, x),
+    "_checks.check_branch_trees": lambda x: sf.cond(
         x.sum() > 0, lambda: x, lambda: (x,)
     ),
-    "_control_flow_checks.branch_dtypes": lambda x: sf.cond(
+    "_checks.branch_dtypes": lambda x: sf.cond(
         x.sum() > 0, lambda: x, lambda: x.double()
     ),
     "_custom.check_unruled": ruled_twice,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from .. import _compat
-from ..argnums import is_number
-from ..errors import TreeError
-from ._paired import CONSTANTS, described
+from ... import _compat
+from ...argnums import is_number
+from ...errors import TreeError
+from .._paired import CONSTANTS, described
 
 
 @_compat.constant_in_graph

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from .. import _compat, _tree
-from ..capture.control_flow import bodies, endings
-from ..capture.shard_map import axis_names
-from ._control_flow import Controlled, carried, leaf_kinds
-from ._control_flow_checks import (
+from ... import _compat, _tree
+from ...capture.control_flow import bodies, endings
+from ...capture.shard_map import axis_names
+from .._paired import kind, kinds, scalar
+from .._transformed import name_of
+from ._checks import (
     branch_dtypes,
     check_branch_trees,
     check_carry,
     check_choice,
 )
-from ._paired import kind, kinds, scalar
-from ._transformed import name_of
+from ._controlled import Controlled, carried, leaf_kinds
 
 
 def cond(

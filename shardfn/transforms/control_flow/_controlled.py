@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _tree
-from ..runtime import Request
-from ._control_flow_checks import check_after
-from ._paired import kinds, scalar
-from ._transformed import Transformed
+from ... import _tree
+from ...runtime import Request
+from .._paired import kinds, scalar
+from .._transformed import Transformed
+from ._checks import check_after
 
 
 @attrs.define(eq=False, repr=False, slots=False)

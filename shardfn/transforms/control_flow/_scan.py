@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from .. import _compat, _tree
-from ..capture.control_flow import bodies, endings
-from ..capture.shard_map import axis_names
-from ._control_flow import Controlled, carried, leaf_kinds
-from ._control_flow_checks import check_carry, check_step, rows_of
-from ._options import check_flag
-from ._paired import NUMBERS, scalar
-from ._transformed import name_of
+from ... import _compat, _tree
+from ...capture.control_flow import bodies, endings
+from ...capture.shard_map import axis_names
+from .._options import check_flag
+from .._paired import NUMBERS, scalar
+from .._transformed import name_of
+from ._checks import check_carry, check_step, rows_of
+from ._controlled import Controlled, carried, leaf_kinds
 
 
 def scan(

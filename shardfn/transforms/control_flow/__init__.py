@@ -1,0 +1,1 @@
+"""Loops and branches as one op of the program, ours and torch's."""
