@@ -22,8 +22,9 @@ from .world import World, current_world, default_device_type, join_world
 
 SHOWN = 16  # ranks of a mesh in an error
 
-_stack: contextvars.ContextVar[tuple[DeviceMesh, ...]] = contextvars.ContextVar(
-    "shardfn_meshes", default=()
+# each with the number of meshes that were entered by torch's `with mesh:` before
+_stack: contextvars.ContextVar[tuple[tuple[DeviceMesh, int], ...]] = (
+    contextvars.ContextVar("shardfn_meshes", default=())
 )
 _known_meshes = WeakIdKeyDictionary()  # live mesh -> its axes and its world
 
@@ -214,7 +215,8 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
         1
     """
     check_mesh("use_mesh", mesh)
-    token = _stack.set((*_stack.get(), mesh))
+    before = len(_compat.entered_meshes())
+    token = _stack.set((*_stack.get(), (mesh, before)))
     try:
         yield mesh
     finally:
@@ -222,7 +224,7 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """The mesh of the innermost `use_mesh`, None outside.
+    """The mesh of the innermost `use_mesh`, or of torch's `with mesh:`. None outside.
 
     Returns:
         A DeviceMesh or None.
@@ -231,8 +233,9 @@ def current_mesh() -> DeviceMesh | None:
         >>> current_mesh() is None
         True
     """
-    stack = _stack.get()
-    return stack[-1] if stack else None
+    stack, torchs = _stack.get(), _compat.entered_meshes()
+    mesh, before = stack[-1] if stack else (None, 0)
+    return torchs[-1] if len(torchs) > before else mesh
 
 
 def axes_of(mesh: DeviceMesh | None) -> MeshAxes:

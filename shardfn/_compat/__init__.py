@@ -14,6 +14,7 @@ from .distributed.every_rank import (
 from .distributed.groups import (
     dtensor_spec,
     dtensors,
+    entered_meshes,
     fake_store,
     gone_spec,
     is_arriving,
@@ -145,6 +146,7 @@ __all__ = [
     "derivative_levels",
     "dtensor_spec",
     "dtensors",
+    "entered_meshes",
     "fake_mode",
     "fake_store",
     "forward_hooks_of",

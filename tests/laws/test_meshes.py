@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import shardfn as sf
 from shardfn import P
+from shardfn.runtime.cache import counts
 
 AXES = ("i", "j")
 
@@ -286,3 +288,47 @@ def test_a_program_of_an_ended_world_is_not_run_in_the_next() -> None:
             pytest.raises(sf.PlacementError, match="a world that has ended"),
         ):
             compiled(values())
+
+
+def test_a_mesh_is_an_argument_and_equal_ones_share_a_program() -> None:
+    f = sf.jit(lambda mesh, x: x * mesh.size(0), backend="aten")
+    g = sf.jit(lambda x, at=None: x * at["mesh"].ndim, backend="aten")
+    x = torch.ones(4)
+    with sf.fake_world(4):
+        first, equal, other = (
+            sf.make_mesh(shape, names)
+            for shape, names in (
+                ((4,), ("dp",)),
+                ((4,), ("dp",)),
+                ((2, 2), ("dp", "tp")),
+            )
+        )
+        before = counts["captures"]
+        assert torch.equal(f(first, x), x * 4) and torch.equal(f(equal, x), x * 4)
+        assert counts["captures"] == before + 1
+        assert torch.equal(f(other, x), x * 2)
+        assert torch.equal(g(x, at={"mesh": other}), x * 2)
+
+
+def test_torchs_with_mesh_is_the_current_mesh() -> None:
+    f = sf.shard(lambda x: x * 2, in_placements=(P("dp"),), backend="aten")
+    with sf.fake_world(4):
+        outer = sf.make_mesh((4,), ("dp",))
+        inner = sf.make_mesh((2, 2), ("dp", "tp"))
+        with outer:
+            assert f(torch.ones(4)).device_mesh is outer
+            with sf.use_mesh(inner):
+                assert sf.current_mesh() is inner
+                with outer:
+                    assert sf.current_mesh() is outer
+                assert sf.current_mesh() is inner
+            with pytest.raises(ZeroDivisionError), inner:
+                assert sf.current_mesh() is inner
+                _ = 1 / 0
+            assert sf.current_mesh() is outer
+            seen: list[Any] = []
+            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
+            thread.start()
+            thread.join()
+            assert seen == [None]
+        assert sf.current_mesh() is None

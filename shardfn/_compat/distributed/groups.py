@@ -53,6 +53,11 @@ def root_mesh(mesh: Any) -> Any:
     )
 
 
+def entered_meshes() -> list[Any]:
+    """The meshes that this thread has entered by torch's `with mesh:`, the innermost last."""
+    return torch.distributed.device_mesh._mesh_resources.mesh_stack
+
+
 def named_group(name: str) -> dist.ProcessGroup:
     """The process group of a name on this rank."""
     return torch._C._distributed_c10d._resolve_process_group(name)

@@ -15,6 +15,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
+from ...mesh import axes_of
+
 EXACT = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented))
 VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, Placement)
 ITSELF = (
@@ -25,7 +27,6 @@ ITSELF = (
     types.BuiltinFunctionType,
     torch.Tensor,
     torch.nn.Module,
-    DeviceMesh,
 )
 DEPTH = 6  # how deep a key looks into objects; deeper objects count by identity
 
@@ -182,6 +183,7 @@ KEYS: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
     (str, _with_state(str.__str__)),
     (bytes, _with_state(bytes)),
     (VALUES, lambda x, depth: x),
+    (DeviceMesh, lambda x, depth: (x, axes_of(x))),  # its links too
     (types.MethodType, _of_method),
     (functools.partial, _of_partial),
     ((tuple, list), _of_items),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, argnums
@@ -130,7 +131,7 @@ def check_leaves(
             _refuse_foreign(where, path, x)
             refuse_lost_gradient(where, path, x)
         elif (
-            not isinstance(x, (*CONSTANTS, ShapeDtype))
+            not isinstance(x, (*CONSTANTS, ShapeDtype, DeviceMesh))
             and not _is_function(x)
             and i not in static
         ) or _is_numpys(x):
