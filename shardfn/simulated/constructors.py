@@ -28,7 +28,7 @@ def made(
     construct: Callable[..., Any], cls: Any, local: Any, spec: Any, **options: Any
 ) -> Any:
     """DTensor's constructor. A plain local tensor is that of each rank."""
-    if cls is not DTensor or _compat.runs_on_all_ranks():
+    if cls is not DTensor or _as_torch_does():
         return construct(cls, local, spec, **options)
     if type(local) in PLAIN:
         rest = [local.detach().clone() for _ in range(spec.mesh.size() - 1)]
@@ -39,7 +39,7 @@ def made(
 
 def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of a function of torch's that depends on the rank, for all ranks of its mesh."""
-    if _compat.runs_on_all_ranks():
+    if _as_torch_does():
         return fn(*args, **kwargs)
     meshes = (x for x in _tree.leaves((args, kwargs)) if isinstance(x, DeviceMesh))
     with _compat.one_thread():
@@ -47,3 +47,8 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = ranks.entering(_tree.tree_map(ranks.copied, (args, kwargs)))
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
+
+
+def _as_torch_does() -> bool:
+    """Whether torch runs for all ranks already, or a capture refuses DTensors that are made."""
+    return _compat.runs_on_all_ranks() or _compat.is_capturing()

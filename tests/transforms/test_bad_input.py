@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._functional_collectives as functional_collectives
+import torch.nn.attention.flex_attention
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardfn as sf
@@ -347,7 +348,7 @@ def test_a_tensor_that_is_said_to_be_static() -> None:
 
 
 def test_what_is_not_covered_yet_is_refused_by_name() -> None:
-    branch = lambda x: torch.cond(
+    branch = lambda x: torch.ops.higher_order.cond(
         x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)
     )
     _, text = refusal(
@@ -355,6 +356,12 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
         lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X),
     )
     assert "it uses torch.cond or another higher-order op under a gradient" in text
+    attend = torch.nn.attention.flex_attention.flex_attention
+    q = torch.ones(1, 2, 4, 8)
+    _, text = refusal(
+        sf.CaptureError, lambda: sf.jit(sf.grad(lambda q: attend(q, q, q).sum()))(q)
+    )
+    assert "it differentiates torch's flex attention" in text
 
 
 def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> None:
