@@ -256,7 +256,7 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
         fix = "pass it as an argument, which carries its placement"
         raise CaptureError.of(
             name,
-            f"it closes over a {type(wrong[0]).__name__}",
+            f"it closes over a {_compat.class_name(wrong[0])}",
             needed="plain tensors",
             fix=fix,
         )

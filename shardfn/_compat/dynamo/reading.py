@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import ShardError, call_site, is_ours
@@ -183,6 +184,8 @@ MADE = "makes a tensor of class"
 
 COMMUNICATES = "communicates by itself:"
 
+OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
+
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -199,9 +202,7 @@ def makes_dtensors(fn: Any) -> bool:
     if getattr(fn, "makes_dtensors", False) is True:
         return True
     module = getattr(fn, "__module__", None)
-    inside = isinstance(module, str) and module.startswith(
-        "torch.distributed.tensor"
-    )
+    inside = isinstance(module, str) and module.startswith(OF_DTENSORS)
     return inside and not str(module).startswith(
         "torch.distributed.tensor.placement_types"
     )
@@ -210,6 +211,8 @@ def makes_dtensors(fn: Any) -> bool:
 def is_foreign(x: Any) -> bool:
     """Whether a tensor is of a subclass: a DTensor, a pair of tensors, a user's class."""
     kind = type(x)
+    if isinstance(x, DTensor):
+        return True
     if (
         not isinstance(x, torch.Tensor)
         or kind in PLAIN
@@ -221,6 +224,11 @@ def is_foreign(x: Any) -> bool:
     ):  # a harmless subclass that only names a kind of parameter
         return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
     return is_traceable_wrapper_subclass(x) or not is_fake(x)
+
+
+def class_name(x: torch.Tensor) -> str:
+    """The name of a tensor's class in errors."""
+    return "DTensor" if isinstance(x, DTensor) else type(x).__name__
 
 
 def holds_tensors(x: torch.Tensor) -> bool:
@@ -353,8 +361,7 @@ def refused_cast(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> 
 
 def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     """Dynamo's handling of a new tensor, which may be of a subclass."""
-    kind = type(value).__name__
-    _refuse(f"{FOREIGN} {kind};" if is_foreign(value) else None)
+    _refuse(f"{FOREIGN} {class_name(value)};" if is_foreign(value) else None)
     return wrap(builder, value)
 
 

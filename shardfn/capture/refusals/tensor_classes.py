@@ -41,7 +41,7 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
             value = node.meta.get("example_value")
             if isinstance(value, torch.Tensor) and _compat.is_foreign(value):
                 kind, source = (
-                    type(value).__name__,
+                    _compat.class_name(value),
                     sources.line_of(node.meta.get("stack_trace")),
                 )
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
@@ -58,7 +58,7 @@ def refuse_results(out: Any, name: str) -> None:
     wrong = [(path, x) for path, x in pairs if _compat.is_foreign(x)]
     if wrong:
         path, x = wrong[0]
-        error = refused(f"{name}, result{path}", f"a {type(x).__name__}", None)
+        error = refused(f"{name}, result{path}", f"a {_compat.class_name(x)}", None)
         error.arg_path = "result" + path
         raise error
 
