@@ -37,10 +37,7 @@ from .dynamo.reading import (
     MADE,
     MAKES_DTENSOR,
     capture_python,
-    class_name,
     constant_in_graph,
-    holds_tensors,
-    is_foreign,
     is_in_dynamo,
     is_tracing,
     keep_in_graph,
@@ -49,6 +46,7 @@ from .dynamo.reading import (
     reading,
     wrapped,
 )
+from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign
 from .dynamo.tree_functions import of_trees
 from .inductor import (
     Integer,

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -32,7 +33,7 @@ def made(
         return construct(cls, local, spec, **options)
     if type(local) in PLAIN:
         rest = [local.detach().clone() for _ in range(spec.mesh.size() - 1)]
-        local = SimulatedTensor([local.detach(), *rest])
+        local = SimulatedTensor([local.detach(), *rest], shown(spec.mesh))
     kind = SimulatedDTensor if isinstance(local, SimulatedTensor) else cls
     return construct(kind, local, spec, **options)
 
@@ -43,10 +44,17 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
     meshes = (x for x in _tree.leaves((args, kwargs)) if isinstance(x, DeviceMesh))
     with _compat.one_thread():
-        ranks = AllRanks(next(meshes))
+        mesh = next(meshes)
+        ranks = AllRanks(mesh, shown(mesh))
         args, kwargs = ranks.entering(_tree.tree_map(ranks.copied, (args, kwargs)))
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
+
+
+def shown(mesh: DeviceMesh) -> int:
+    """The place in a mesh of the rank that is shown, or 0 if it is not there."""
+    ranks, rank = mesh.mesh.flatten().tolist(), dist.get_rank()
+    return ranks.index(rank) if rank in ranks else 0
 
 
 def _as_torch_does() -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
 from .. import _compat, _tree
@@ -17,6 +16,7 @@ from .local_tensor import SimulatedTensor
 
 aten = torch.ops.aten
 Call = Callable[[DTensor], torch.Tensor]
+CHECKS: list[Callable[[Any], None]] = []  # of a mesh, before it is computed with
 
 
 class SimulatedDTensor(DTensor):
@@ -30,7 +30,7 @@ class SimulatedDTensor(DTensor):
         )
 
     def __format__(self, form: str) -> str:
-        return format(self.item(), form) if not self.dim() else str(self)
+        return super().__format__(form) if self.dim() else format(self.item(), form)
 
     @classmethod
     def __torch_dispatch__(
@@ -41,7 +41,7 @@ class SimulatedDTensor(DTensor):
             return func(_compat.local_tensor(args[0]))
         inputs = args, kwargs or {}
         with _compat.one_thread():
-            ranks = AllRanks(_mesh_of(inputs))
+            ranks = AllRanks.of(_first(inputs))
             args, kwargs = ranks.entering(inputs)
             with ranks.running():
                 out = func(*args, **kwargs)
@@ -73,7 +73,7 @@ class SimulatedDTensor(DTensor):
             return _called(
                 self, lambda x: x.to_local(grad_placements=grad_placements)
             )
-        ranks = AllRanks(self.device_mesh).ranks
+        ranks = AllRanks.of(self).ranks
         if rank not in ranks:
             got, needed = f"rank is {rank!r}", f"one of {ranks}"
             raise ShardError.of("to_local", got, needed=needed, arg_path="rank")
@@ -112,14 +112,26 @@ class AllRanks:
 
     Args:
         mesh: the mesh of its DTensors.
+        shown: the place in the mesh of the rank that is shown.
+
+    Raises:
+        PlacementError: the mesh belongs to another world than the one that is here.
     """
 
-    def __init__(self, mesh: Any) -> None:
+    def __init__(self, mesh: Any, shown: int) -> None:
+        for check in CHECKS:
+            check(mesh)
         self.ranks = mesh.mesh.flatten().tolist()
-        self.shown = self.ranks.index(dist.get_rank())
+        self.shown = shown
         # the id of a DTensor that has entered: itself, and the given one
         self.given: dict[int, tuple[DTensor, DTensor]] = {}
         self.running = lambda: _compat.all_ranks(self.ranks)
+
+    @classmethod
+    def of(cls, x: DTensor) -> AllRanks:
+        """A call with this tensor."""
+        local: Any = _compat.local_tensor(x)
+        return cls(x.device_mesh, local.shown)
 
     def entering(self, tree: Any) -> Any:
         """A tree with torch's tensors of all ranks in place of ours."""
@@ -206,7 +218,7 @@ def _called(x: SimulatedDTensor, call: Call) -> Any:
 @contextlib.contextmanager
 def _running(x: DTensor) -> Iterator[AllRanks]:
     with _compat.one_thread():
-        ranks = AllRanks(x.device_mesh)
+        ranks = AllRanks.of(x)
         with ranks.running():
             yield ranks
 
@@ -216,9 +228,8 @@ def _shards(x: DTensor) -> list[torch.Tensor]:
     return local.shards
 
 
-def _mesh_of(tree: Any) -> Any:
-    leaves = _tree.leaves(tree)
-    return next(x.device_mesh for x in leaves if isinstance(x, SimulatedDTensor))
+def _first(tree: Any) -> SimulatedDTensor:
+    return next(x for x in _tree.leaves(tree) if isinstance(x, SimulatedDTensor))
 
 
 def _refuse_views_in_place(func: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -187,3 +189,25 @@ def test_threads_compute_beside_each_other() -> None:
         sums = torch.stack(found)
         wanted = torch.stack([(eager.X * i).sum(0) for i in range(5)])
         torch.testing.assert_close(sums, wanted.expand(4, 5, 3))
+
+
+def test_a_tensor_of_another_world_is_refused_by_name() -> None:
+    with sf.fake_world(4):
+        x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))
+    assert torch.equal((x + x).to_local(rank=0), eager.X[:2] * 2)
+    assert torch.equal(sf.full(x), eager.X)
+    with (
+        sf.fake_world(2),
+        pytest.raises(sf.PlacementError, match="in a world of 2"),
+    ):
+        x.full_tensor()
+
+
+def test_a_copy_has_memory_of_its_own() -> None:
+    with sf.fake_world(2):
+        x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
+        for other in (copy.deepcopy(x), x.clone(), pickle.loads(pickle.dumps(x))):
+            other.zero_()
+        assert torch.equal(x.full_tensor(), eager.X)
+        with pytest.raises(TypeError, match="unsupported format string"):
+            format(x, ".3f")

@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...errors import ShardError, call_site, is_ours
 from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 from . import generators
 from .guards import Read, outside_reads
+from .tensor_classes import PLAIN, class_name, is_foreign
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "reading", default=False
@@ -186,8 +185,6 @@ COMMUNICATES = "communicates by itself:"
 
 OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
 
-PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
 
 def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Refuse calls of this function, which makes DTensors, while Dynamo traces."""
@@ -206,34 +203,6 @@ def makes_dtensors(fn: Any) -> bool:
     return inside and not str(module).startswith(
         "torch.distributed.tensor.placement_types"
     )
-
-
-def is_foreign(x: Any) -> bool:
-    """Whether a tensor is of a subclass: a DTensor, a pair of tensors, a user's class."""
-    kind = type(x)
-    if isinstance(x, DTensor):
-        return True
-    if (
-        not isinstance(x, torch.Tensor)
-        or kind in PLAIN
-        or kind.__module__.startswith("shardfn.")
-    ):
-        return False
-    if isinstance(
-        x, torch.nn.Parameter
-    ):  # a harmless subclass that only names a kind of parameter
-        return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__
-    return is_traceable_wrapper_subclass(x) or not is_fake(x)
-
-
-def class_name(x: torch.Tensor) -> str:
-    """The name of a tensor's class in errors."""
-    return "DTensor" if isinstance(x, DTensor) else type(x).__name__
-
-
-def holds_tensors(x: torch.Tensor) -> bool:
-    """Whether a tensor is made of other tensors."""
-    return is_traceable_wrapper_subclass(x)
 
 
 def refusal(fn: Any) -> str | None:
