@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
 from .errors import PlacementError, call_site
 from .hardware import Link, costs
-from .simulated.dtensor import CHECKS
 from .types import Cost, MeshAxes
 from .world import World, current_world, default_device_type, join_world
 
@@ -292,15 +290,6 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
     raise PlacementError.of(
         where, got, needed=needed, fix=fix, source=source, mesh=mesh
     )
-
-
-def _refuse_another_world(mesh: DeviceMesh) -> None:
-    """Refuse to compute with a DTensor of an ended world inside another one."""
-    if dist.is_initialized():
-        refuse_ended("a DTensor", mesh)
-
-
-CHECKS.append(_refuse_another_world)
 
 
 def real_mesh(mesh: Any) -> Any:

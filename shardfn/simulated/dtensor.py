@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Placement
 
 from .. import _compat, _tree
@@ -16,7 +17,6 @@ from .local_tensor import SimulatedTensor
 
 aten = torch.ops.aten
 Call = Callable[[DTensor], torch.Tensor]
-CHECKS: list[Callable[[Any], None]] = []  # of a mesh, before it is computed with
 
 
 class SimulatedDTensor(DTensor):
@@ -115,12 +115,11 @@ class AllRanks:
         shown: the place in the mesh of the rank that is shown.
 
     Raises:
-        PlacementError: the mesh belongs to another world than the one that is here.
+        ShardError: the mesh has more ranks than the world that is here.
     """
 
     def __init__(self, mesh: Any, shown: int) -> None:
-        for check in CHECKS:
-            check(mesh)
+        _refuse_larger(mesh)
         self.ranks = mesh.mesh.flatten().tolist()
         self.shown = shown
         # the id of a DTensor that has entered: itself, and the given one
@@ -238,3 +237,12 @@ def _refuse_views_in_place(func: Any) -> None:
         raise ShardError.of(
             str(func), "it changes the shape of a DTensor in place", fix=fix
         )
+
+
+def _refuse_larger(mesh: Any) -> None:
+    """Refuse a mesh of another world, where that can be seen: torch's caches mix equal meshes."""
+    here = dist.get_world_size() if dist.is_initialized() else mesh.size()
+    if mesh.size() > here:
+        got = f"a mesh of {mesh.size()} ranks in a world of {here}"
+        fix = "make the mesh inside the world that uses it"
+        raise ShardError.of("a DTensor", got, fix=fix)

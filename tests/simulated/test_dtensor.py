@@ -198,7 +198,7 @@ def test_a_tensor_of_another_world_is_refused_by_name() -> None:
     assert torch.equal(sf.full(x), eager.X)
     with (
         sf.fake_world(2),
-        pytest.raises(sf.PlacementError, match="in a world of 2"),
+        pytest.raises(sf.ShardError, match="in a world of 2"),
     ):
         x.full_tensor()
 
