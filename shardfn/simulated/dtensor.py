@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement
 from .. import _compat, _tree
 from ..errors import ShardError
 from . import checkpoint
-from .local_tensor import SimulatedTensor
+from .local_tensor import DonatedTensor, SimulatedTensor, used_after_donation
 
 aten = torch.ops.aten
 Call = Callable[[DTensor], torch.Tensor]
@@ -24,8 +24,11 @@ class SimulatedDTensor(DTensor):
 
     def __repr__(self, **_: Any) -> str:
         local: Any = _compat.local_tensor(self)
+        shown = (
+            local if isinstance(local, DonatedTensor) else local.shards[local.shown]
+        )
         return (
-            f"DTensor(local_tensor={local.shards[local.shown]}, "
+            f"DTensor(local_tensor={shown}, "
             f"device_mesh={self.device_mesh}, placements={self.placements})"
         )
 
@@ -130,6 +133,8 @@ class AllRanks:
     def of(cls, x: DTensor) -> AllRanks:
         """A call with this tensor."""
         local: Any = _compat.local_tensor(x)
+        if isinstance(local, DonatedTensor):
+            raise used_after_donation(local.call)
         return cls(x.device_mesh, local.shown)
 
     def entering(self, tree: Any) -> Any:
