@@ -151,16 +151,18 @@ class fake_world(contextlib.ContextDecorator):
                 sys.excepthook
             )  # torch adds the rank to every traceback, and leaves it there
             rank, size = self.world.rank, self.world.size
-            dist.init_process_group(
-                "fake", store=_compat.fake_store(), rank=rank, world_size=size
-            )
+            with contextlib.ExitStack() as torchs:
+                if self.world.kind == "simulated":
+                    torchs.enter_context(constructors_simulated())
+                dist.init_process_group(
+                    "fake", store=_compat.fake_store(), rank=rank, world_size=size
+                )
+                _entered.torchs = torchs.pop_all()
             _entered.hook, _entered.thread = hook, threading.current_thread().name
             _entered.by = self
             self.world = _entered.world = attrs.evolve(
                 self.world
             )  # a world ends when it is left
-            if self.world.kind == "simulated":
-                _entered.torchs.enter_context(constructors_simulated())
         return self.world
 
     def start(self) -> World:
