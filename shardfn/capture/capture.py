@@ -65,7 +65,7 @@ def capture(
     paths: list[str],
     signature_of: Callable[..., Any] | None = None,
     device: str = "cpu",
-    whole: frozenset[Any] = frozenset(),
+    undecomposed: frozenset[Any] = frozenset(),
     mesh: Any = None,
 ) -> Captured:
     """Capture a function on arguments like these.
@@ -79,7 +79,7 @@ def capture(
         paths: the path of each leaf of (args, kwargs).
         signature_of: the user's function, for the line of errors without one.
         device: where `ShapeDtype`s live.
-        whole: ops that are not decomposed.
+        undecomposed: ops that are not decomposed.
         mesh: the mesh of the call, which a shard_map inside may use.
 
     Returns:
@@ -96,7 +96,11 @@ def capture(
     inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
         graph, outside, out, names, reads = _read(
-            fn, inputs, mode, decompositions.table(whole), named.scope(mesh, device)
+            fn,
+            inputs,
+            mode,
+            decompositions.table(undecomposed),
+            named.scope(mesh, device),
         )
     except ShardError:
         raise

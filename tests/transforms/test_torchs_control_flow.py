@@ -38,6 +38,23 @@ def _backwards(w: torch.Tensor, x: torch.Tensor) -> Any:
     )
 
 
+def _last_dim(w: torch.Tensor, x: torch.Tensor) -> Any:
+    def step(
+        c: Any, r: torch.Tensor
+    ) -> Any:  # a result with more dims than its input
+        return c + r, torch.outer(c, r)
+
+    return torch_scan(step, x[:, 0] * w[0], x, dim=-1)
+
+
+def _last_steps(w: torch.Tensor, x: torch.Tensor) -> Any:
+    carry, found = x[:, 0] * w[0], []
+    for r in x.unbind(1):
+        found.append(torch.outer(carry, r))
+        carry = carry + r
+    return carry, torch.stack(found, 1)
+
+
 def _steps(w: torch.Tensor, x: torch.Tensor) -> Any:
     carry, rows = x[0] * w, []
     for r in x:
@@ -79,6 +96,7 @@ CASES: dict[str, tuple[Fn, Fn]] = {
     "cond": (_cond, _branch),
     "scan": (_scan, _steps),
     "scan, backwards over columns": (_backwards, _steps_back),
+    "scan, over the last dim": (_last_dim, _last_steps),
     "map": (_map, _rows),
     "while_loop": (_while, _three_times),
 }

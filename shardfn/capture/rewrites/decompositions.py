@@ -176,10 +176,10 @@ OWN: dict[Any, Callable[..., Any]] = {
 
 
 @functools.cache
-def table(whole: frozenset[Any] = frozenset()) -> dict[Any, Any]:
+def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     """The decompositions that capture applies, except those of ops with user rules."""
-    if whole:
-        return {op: fn for op, fn in table().items() if op not in whole}
+    if undecomposed:
+        return {op: fn for op, fn in table().items() if op not in undecomposed}
     kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
     return {
         op: fn for op, fn in _compat.core_decompositions().items() if op not in kept

@@ -24,9 +24,9 @@ def captured_for(
 ) -> Captured:
     """The program of a function for a call: from the cache, or newly captured."""
     # composite ops that are not decomposed, because they have a rule
-    whole = frozenset(decompositions.table().keys() & registry.ops())
+    undecomposed = frozenset(decompositions.table().keys() & registry.ops())
     known, transforms = cache.programs(request)
-    signature = transforms, *_signature(args, kwargs, placed, whole)
+    signature = transforms, *_signature(args, kwargs, placed, undecomposed)
     for made in known:
         if _is_for(made, signature, placed):
             return made.captured
@@ -39,7 +39,7 @@ def captured_for(
         list(placed.paths),
         request.signature_of,
         placed.mesh.device_type if placed.mesh is not None else "cpu",
-        whole,
+        undecomposed,
         placed.mesh,
     )
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
@@ -50,7 +50,7 @@ def _signature(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     placed: Placed,
-    whole: frozenset[Any],
+    undecomposed: frozenset[Any],
 ) -> tuple[Any, ...]:
     """The key of a capture, without the function's reads outside of its arguments."""
     leaves, treedef = _tree.flatten((args, kwargs))
@@ -60,7 +60,7 @@ def _signature(
         else constant_key(x)
         for x in leaves
     ]
-    return treedef, avals, whole, placed.state
+    return treedef, avals, undecomposed, placed.state
 
 
 def _remember(known: list[Made], made: Made) -> None:

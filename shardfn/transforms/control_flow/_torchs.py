@@ -58,8 +58,10 @@ def torchs_scan(
     reverse: bool = False,
 ) -> Any:
     """torch's scan, by `scan`."""
-    if not _tree.tensors(xs):
+    columns = _tree.tensors(xs)
+    if not columns:
         return init, []
+    dim %= columns[0].dim()
     if dim:
         xs = _moved(xs, dim, 0)
     carry, ys = scan(combine_fn, init, xs, reverse=reverse)
