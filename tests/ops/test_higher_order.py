@@ -122,14 +122,29 @@ def test_what_is_made_whole_for_a_branch_is_an_implicit_gather_that_can_be_refus
             sf.shard(folded, mesh, P("a"), implicit_comm="error").lower(X)
 
 
-def test_a_branch_that_draws_random_numbers_is_refused() -> None:
+def test_a_branch_draws_on_a_mesh_what_it_draws_on_one_device() -> None:
     drawn = lambda x: torch.cond(
-        x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x.cos(), (x,)
+        x.sum() > -100, lambda x: x + torch.rand_like(x), lambda x: x.cos(), (x,)
     )
+    sf.random.state.seed(3)
+    expected = sf.jit(drawn)(X)
+    assert ((expected > X) & (expected < X + 1)).all()
+    with sf.fake_world(2):
+        placed = sf.shard(drawn, sf.make_mesh((2,), ("a",)), P("a"))
+        sf.random.state.seed(3)
+        assert torch.equal(placed(X).full_tensor(), expected)
+
+
+def test_a_graph_of_an_op_that_cannot_draw_is_refused() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        q = x.view(1, 1, 7, 4)
+        score = lambda score, b, h, i, j: score + torch.rand_like(score)
+        return flex_attention(q, q, q, score_mod=score)
+
     with pytest.raises(sf.RuleError, match="for which its graphs have no state"):
-        sf.jit(drawn)(X)
+        sf.jit(noisy)(X)
     with (
         sf.fake_world(2),
         pytest.raises(sf.RuleError, match="try: sf.cond, sf.scan or sf.while_loop"),
     ):
-        sf.shard(drawn, sf.make_mesh((2,), ("a",)), P("a"))(X)
+        sf.shard(noisy, sf.make_mesh((2,), ("a",)), P())(X)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from message import without_line
+from torch.nn.attention.flex_attention import flex_attention
 
 import shardfn as sf
 from shardfn import P
@@ -309,7 +310,19 @@ can be Partial
             )
         )(X),
         sf.CaptureError,
-        """shard_map(<lambda>): psum inside the higher-order op cond
+        """cond: psum inside it, and its condition varies over dp
+  try: the collective before or after it, or a condition that is \
+invariant over dp: psum or pmax it""",
+    ),
+    "a collective inside an op that calls its graph once for each element": (
+        lambda: mapped(
+            lambda x: flex_attention(
+                *3 * (x[:, None, None],),
+                score_mod=lambda score, b, h, i, j: sf.psum(score, "dp"),
+            )
+        )(X),
+        sf.CaptureError,
+        """shard_map(<lambda>): psum inside the higher-order op flex_attention
   try: the collective before or after it, or a Python loop""",
     ),
     "no function": (
