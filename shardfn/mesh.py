@@ -238,6 +238,22 @@ def current_mesh() -> DeviceMesh | None:
     return torchs[-1] if len(torchs) > before else mesh
 
 
+def meshes_here() -> list[DeviceMesh]:
+    """The meshes of the current world that are in use, without those that are parts of others."""
+    here = current_world()
+    known = [mesh for mesh, (_, world) in _known_meshes.items() if world is here]
+    return [mesh for mesh in known if _compat.root_mesh(mesh) is mesh]
+
+
+EVERY = "world"  # the axis of a mesh of all ranks
+
+
+def mesh_of_world(device_type: str) -> DeviceMesh:
+    """A mesh of all ranks on one axis. Works while a function is traced."""
+    with _compat.values():
+        return make_mesh((current_world().size,), (EVERY,), device_type)
+
+
 def axes_of(mesh: DeviceMesh | None) -> MeshAxes:
     """A mesh's axis names and sizes. None has no axes."""
     if mesh is None:
@@ -297,6 +313,12 @@ def real_mesh(mesh: Any) -> Any:
     it is.
     """
     return getattr(mesh, "real_obj", mesh)
+
+
+def ranks_of(mesh: DeviceMesh) -> list[int]:
+    """The ranks of a mesh, in row-major order. Works while a function is traced."""
+    with _compat.values():
+        return mesh.mesh.flatten().tolist()
 
 
 def _ranks(mesh: DeviceMesh) -> str:

@@ -11,14 +11,9 @@ from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .distributed import checkpoints, every_rank
-from .dynamo import generators, reading, tree_functions
-from .patching import Patch, enter
-
-NEVER = "not known to end"
-
-
-def _methods(owner: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{owner}.{name}" for name in names)
+from .dynamo import reading
+from .dynamo.patches import READING
+from .patching import NEVER, Patch, enter, methods
 
 
 @contextlib.contextmanager
@@ -31,140 +26,6 @@ def _inductor_order() -> Iterator[None]:
     with config.patch(known):
         yield
 
-
-VARIABLES = "torch._dynamo.variables:"
-BUILDER = "torch._dynamo.variables.builder:"
-REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
-
-READING = (  # a captured function, by Dynamo
-    Patch(
-        ("torch._dynamo.trace_rules:is_callable_allowed",),
-        "our own ops stay whole in the graph; allow_in_graph is for good",
-        NEVER,
-        new=reading.kept_in_graph,
-    ),
-    Patch(
-        ("torch._dynamo.trace_rules:is_polyfilled_callable",),
-        "Dynamo cannot read these functions: it reads ours; substitute_in_graph is for good",
-        NEVER,
-        new=reading.is_substituted,
-        takes="substitutes",
-    ),
-    Patch(
-        _methods(
-            VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"
-        ),
-        "what it reads in their place",
-        NEVER,
-        new=reading.substitutes,
-        takes="substitutes",
-    ),
-    Patch(
-        (BUILDER + "wrap_to_fake_tensor_and_record",),
-        "a view that is closed over, or a result of autograd, becomes a fake of another mode",
-        "later than 2.13",
-        new=reading.faked,
-    ),
-    Patch(
-        _methods(
-            VARIABLES + "TensorVariable",
-            "var_getattr",
-            "call_method",
-            "unpack_var_sequence",
-        ),
-        "it answers with a shape from before squeeze_, t_ and their kin",
-        "later than 2.13",
-        new=reading.fresh,
-    ),
-    Patch(
-        _methods(VARIABLES + "TensorVariable", "call_method"),
-        "it leaves out random_, whose ATen name is a word of Python's",
-        "later than 2.13",
-        new=reading.random_in_place,
-    ),
-    Patch(
-        _methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
-        "under torch.func it looks inside, where the function's own derivatives count",
-        "later than 2.13",
-        new=reading.intact,
-    ),
-    Patch(
-        _methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
-        "the number of the rank that traces is taken for every rank's; " + REFUSED,
-        NEVER,
-        new=reading.refused_rank_call,
-    ),
-    Patch(
-        (
-            "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method",
-            "torch._dynamo.variables.distributed:DeviceMeshVariable.call_method",
-        ),
-        "the same, asked of a mesh or of a group",
-        NEVER,
-        new=reading.refused_rank_method,
-        optional=True,
-    ),
-    Patch(
-        (
-            VARIABLES + "TorchInGraphFunctionVariable.call_function",
-            VARIABLES + "UserFunctionVariable.call_function",
-            VARIABLES + "SkipFunctionVariable.call_function",
-            VARIABLES + "UserDefinedClassVariable.call_function",
-            BUILDER + "TensorSubclassVariable.call_function",
-        ),
-        "a call that makes a DTensor or communicates; " + REFUSED,
-        NEVER,
-        new=reading.refused_call,
-    ),
-    Patch(
-        _methods(VARIABLES + "TensorVariable", "call_method"),
-        "a generator of random numbers given to a method; " + REFUSED,
-        NEVER,
-        new=generators.refused_generator,
-    ),
-    Patch(
-        (
-            "torch._dynamo.variables.user_defined:call_random_fn",
-            "torch._dynamo.variables.misc:call_random_fn",
-        ),
-        "Python's random, which Dynamo calls while it reads; " + REFUSED,
-        NEVER,
-        new=generators.refused_random,
-    ),
-    Patch(
-        (
-            "torch._dynamo.variables.functions:"
-            "CollectiveFunctionRewriteVariable.call_function",
-        ),
-        "a collective of torch.distributed; " + REFUSED,
-        NEVER,
-        new=reading.refused_collective,
-    ),
-    Patch(
-        _methods(VARIABLES + "UserFunctionVariable", "call_function"),
-        "it reads hundreds of bytecodes a leaf in functions of trees, which may run as they are",
-        NEVER,
-        new=tree_functions.run_as_it_is,
-    ),
-    Patch(
-        _methods(VARIABLES + "TensorVariable", "method_as_subclass"),
-        "a cast to a class of tensors; " + REFUSED,
-        NEVER,
-        new=reading.refused_cast,
-    ),
-    Patch(
-        _methods(BUILDER + "VariableBuilder", "wrap_tensor"),
-        "a tensor of a class of its own; " + REFUSED,
-        NEVER,
-        new=reading.refused_class,
-    ),
-    Patch(
-        ("three settings of torch._dynamo.config",),
-        "shapes stay numbers, and what a function stores is no part of it",
-        NEVER,
-        enter=reading.reading_settings,
-    ),
-)
 
 TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
@@ -247,7 +108,7 @@ MODULE = (  # a module that Dynamo does not trace
     Patch(
         (
             "torch.distributed:get_rank",
-            *_methods(
+            *methods(
                 "torch.distributed.device_mesh:DeviceMesh", *sorted(reading.RANK)
             ),
         ),

@@ -11,6 +11,13 @@ from typing import Any, NamedTuple
 
 from . import threads
 
+NEVER = "not known to end"
+
+
+def methods(owner: str, *names: str) -> tuple[str, ...]:
+    """The places of methods of a class."""
+    return tuple(f"{owner}.{name}" for name in names)
+
 
 class Patch(NamedTuple):
     """One change.

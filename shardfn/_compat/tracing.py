@@ -165,6 +165,16 @@ def values() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def neutral() -> Iterator[None]:
+    """A context in which ops run as if nothing were traced, and no torch.func transform active."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with temporarily_clear_interpreter_stack(), _disable_current_modes():
+        yield
+
+
 def inside_transform() -> bool:
     """Whether this call is inside a torch.func transform."""
     return torch._C._functorch.peek_interpreter_stack() is not None

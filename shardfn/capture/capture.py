@@ -21,6 +21,8 @@ from . import annotations as sources
 from .closure import closed_over
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
+from .dtensors.mixing import refuse_writes
+from .dtensors.values import DTensors
 from .inputs import Inputs, holding
 from .printing import program_text
 from .refusals import leaks, tensor_classes
@@ -145,6 +147,7 @@ def _read(
         python, read = _compat.capture_python(call, inputs.positional)
         watched.rewind()
         tensor_classes.refuse_made(python, name)
+        refuse_writes(python, name)
         varying.settle(python, name)
         graph, outside, out = _flatten(python, inputs, mode)
     return graph, outside, out, names, _reads(fn, read, watched)
@@ -188,7 +191,10 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
         mode,
         _compat.paused_gc(),
         _compat.patched(
-            "capture", substitutes=python_calls.TABLE, custom_ops=differentiated()
+            "capture",
+            substitutes=python_calls.TABLE,
+            custom_ops=differentiated(),
+            dtensors=DTensors(),
         ),
     ):
         yield

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from .text_formats import parse_placed, print_spec
 
 
 @torch.library.custom_op("shardfn::prim_redistribute", mutates_args=())
@@ -156,8 +157,30 @@ def align(
     ]
 
 
+def placed(x: torch.Tensor, text: str) -> torch.Tensor:
+    """A global tensor that is a DTensor, with its placements. A Partial one is not redistributed,
+    so that propagation reduces it where it is cheapest.
+    """
+    rows = parse_placed(text)
+    if any(said.startswith("P") for _, said in rows):
+        return x
+    axes = [
+        [axis for axis, said in rows if said == f"S{dim}"] for dim in range(x.dim())
+    ]
+    return redistribute(x, print_spec(axes))
+
+
+def shared(x: torch.Tensor, what: str) -> torch.Tensor:
+    """The tensor, whose memory is an argument's or that of a DTensor, as `what` says. Capture
+    refuses to write to it.
+    """
+    return x
+
+
 def install() -> None:
     """Have Dynamo keep the prims as graph nodes. Capture calls this before it traces."""
     _compat.keep_in_graph(redistribute)
     _compat.keep_in_graph(align)
     _compat.keep_in_graph(named)
+    _compat.keep_in_graph(placed)
+    _compat.keep_in_graph(shared)

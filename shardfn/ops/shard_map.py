@@ -83,6 +83,12 @@ def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
+def as_invariant(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """A value that varies in name, and is the same on all ranks, as an invariant one."""
+    return torch.empty_like(x)
+
+
 @prim(axes=named_axes, takes_varying=True, gives_varying=False)
 def psum(x: torch.Tensor, axes: str, pending: bool) -> torch.Tensor:
     """The sum over the ranks of some axes; it may stay Partial."""
@@ -166,6 +172,7 @@ def axis_index(axis: str, device: torch.device) -> torch.Tensor:
 implement(to_local, transpose=from_local)
 implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
+implement(as_invariant, transpose=vary)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
 implement(all_gather, transpose=own_piece)
 implement(own_piece, transpose=all_gather)

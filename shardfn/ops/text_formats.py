@@ -5,6 +5,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
+| placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
 | record | `["w", 1024, null]` | the fields of a record, as JSON |
@@ -75,6 +76,28 @@ def parse_shards(text: str) -> list[Shard]:
     return [
         (name, int(size), int(dim) if dim else None) for name, size, dim in rows
     ]
+
+
+@_compat.read_by_dynamo
+def print_placed(rows: Iterable[tuple[str, str]]) -> str:
+    """The DTensor placement on each mesh axis, as text.
+
+    Example:
+        >>> print_placed([("dp", "S0"), ("tp", "R"), ("pp", "Psum")])
+        'dp=S0,tp=R,pp=Psum'
+    """
+    return ",".join([f"{axis}={placement}" for axis, placement in rows])
+
+
+def parse_placed(text: str) -> tuple[tuple[str, str], ...]:
+    """The DTensor placement on each mesh axis.
+
+    Example:
+        >>> parse_placed("dp=S0,tp=R,pp=Psum")
+        (('dp', 'S0'), ('tp', 'R'), ('pp', 'Psum'))
+    """
+    rows = [entry.split("=") for entry in text.split(",") if entry]
+    return tuple((axis, placement) for axis, placement in rows)
 
 
 @_compat.read_by_dynamo

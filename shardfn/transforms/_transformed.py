@@ -14,10 +14,21 @@ import attrs
 
 from .. import _compat
 from ..capture import constant_key, is_constant
+from ..capture.dtensors.checks import NeedsRanks
 from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
+from ..world import current_world
+from .dtensors._outside import entering, leaving, placed
+from .dtensors._ranks import OnRanks, on_ranks
 
 # what a transformed function carries besides its fields
-NAMES = {"__doc__", "__module__", "__qualname__", "_request", cache.CARRIED}
+NAMES = {
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "_request",
+    "_ranks",
+    cache.CARRIED,
+}
 
 
 class Transformed:
@@ -28,6 +39,8 @@ class Transformed:
     """
 
     verb: ClassVar[str]
+    # whether it may be the code of one rank, found out when it is captured
+    may_be_of_ranks: ClassVar[bool] = True
     # whether the captured program depends on the record's fields only; not inherited
     by_fields: ClassVar[bool] = False
     held: tuple[
@@ -72,11 +85,45 @@ class Transformed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _compat.is_tracing() or _compat.inside_transform():
             return self.inline(*args, **kwargs)
-        return call(self.request, args, kwargs)
+        return self.outermost(args, kwargs)
+
+    def outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call that no other transform contains. Code of one rank is found out when it is
+        captured, and remembered.
+        """
+        return self.staged(call, args, kwargs, leaving)
+
+    def staged(self, stage: Any, args: Any, kwargs: Any, leaving: Any) -> Any:
+        """A stage of this function, or of it as the code of one rank."""
+        mesh = self.mesh_of_ranks()
+        while True:
+            try:
+                if mesh is None:
+                    return stage(self.request, args, kwargs)
+                request = self.on_ranks(mesh, args, kwargs)
+                given = entering(request, mesh, args, kwargs)
+                return leaving(stage(request, *given))
+            except NeedsRanks as error:
+                if not self.may_be_of_ranks or error.mesh in (None, mesh):
+                    raise
+                mesh = error.mesh
+                self.__dict__["_ranks"] = current_world(), mesh
+
+    def mesh_of_ranks(self) -> Any:
+        """The mesh whose ranks this is code of, or None for a function of global tensors."""
+        world, mesh = self.__dict__.get("_ranks", (None, None))
+        return mesh if world is current_world() else None
+
+    def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
+        """The request for code of each rank, made once for each placements of arguments."""
+        options = self.options(), mesh, placed(args, kwargs)
+        return cache.request(
+            OnRanks, self.fn, options, lambda: on_ranks(self.request, *options[1:])
+        )
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
-        return trace(self.request, args, kwargs)
+        return self.staged(trace, args, kwargs, lambda traced: traced)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Stages 1 to 3: one rank's program."""
@@ -109,7 +156,8 @@ class Transformed:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that is copied and pickled: without staged programs."""
-        return {name: x for name, x in self.__dict__.items() if name != "_request"}
+        found = self.__dict__.items()
+        return {name: x for name, x in found if name not in ("_request", "_ranks")}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A transformed function that its own name leads to, as under a decorator, is pickled

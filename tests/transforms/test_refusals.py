@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -146,6 +147,7 @@ ELSEWHERE = {
     "argnums.of_call": "called where a call is staged",
     "argnums.refuse_static": "called where a call is staged",
     "argnums._refuse_both": "called by of_signature and of_call",
+    "_transformed.staged": "an error of the code of one rank, passed on",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
@@ -255,17 +257,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "use_mesh": (inside_use_mesh, "close over the mesh"),
     "current_mesh": (meets(lambda x: sf.current_mesh()), "close over the mesh"),
     "fake_world": (inside_world, "enter the world outside"),
-    "get_rank": (lambda x: x * dist.get_rank(), "sf.axis_index(axis_name)"),
-    "get_local_rank": (
-        lambda x: x * MESHES[0].get_local_rank("dp"),
-        "sf.axis_index(axis_name)",
-    ),
-    "get_coordinate": (
-        lambda x: x * MESHES[0].get_coordinate()[0],
-        "sf.axis_index(axis_name)",
-    ),
-    "all_reduce": (meets(lambda x: dist.all_reduce(x)), "sf.psum(x, axis_name)"),
-    "broadcast": (meets(lambda x: dist.broadcast(x, 0)), "sf.all_gather"),
     "send": (meets(lambda x: dist.send(x, 1)), "sf.ppermute"),
     "isend": (meets(lambda x: dist.isend(x, 1)), "sf.ppermute"),
     "all_gather_object": (
@@ -282,6 +273,33 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
     "check": (meets(lambda x: sf.check(torch.sin, x)), "outside of the function"),
 }
+
+
+# Code of one rank, which values in `shard` are not.
+OF_ONE_RANK: dict[str, Callable[[Tensor], Any]] = {
+    "get_rank": lambda x: x * dist.get_rank(),
+    "get_local_rank": lambda x: x * MESHES[0].get_local_rank("dp"),
+    "get_coordinate": lambda x: x * MESHES[0].get_coordinate()[0],
+    "all_reduce": meets(lambda x: dist.all_reduce(x)),
+    "broadcast": meets(lambda x: dist.broadcast(x, 0)),
+    "DTensor.from_local": lambda x: DTensor.from_local(x, MESHES[0], [Shard(0)]),
+    "distribute_tensor": lambda x: distribute_tensor(x, MESHES[0], [Shard(0)]),
+    "DTensor.to_local": lambda x: x.to_local(),
+}
+
+
+@pytest.mark.parametrize("call", OF_ONE_RANK)
+def test_code_of_one_rank_is_refused_among_global_tensors(call: str) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        MESHES[:] = [mesh]
+        staged = sf.shard(OF_ONE_RANK[call], mesh, P("dp"), backend="aten")
+        with pytest.raises(
+            sf.CaptureError, match="it is code of one rank"
+        ) as caught:
+            staged(X)
+    assert "sf.jit(fn) or sf.shard_map" in (caught.value.fix or "")
+    assert (caught.value.source or "").startswith(__file__)
 
 
 @pytest.mark.parametrize("call", UNSUPPORTED)

@@ -19,6 +19,24 @@ spec_of = operator.attrgetter(
 )  # of a DTensor: mesh, placements, global shape
 
 
+_functional = torch.distributed._functional_collectives
+# the collectives that return their results, by name
+FUNCTIONAL = {
+    name: getattr(_functional, name)
+    for name in (
+        "all_reduce",
+        "all_gather_tensor",
+        "all_gather_tensor_autograd",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_autograd",
+        "all_to_all_single",
+        "all_to_all_single_autograd",
+        "broadcast",
+        "wait_tensor",
+    )
+}
+
+
 def fake_store() -> Any:
     """The store of a process group without other processes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -141,6 +159,24 @@ def dtensors(
         make(kind, x, spec, requires_grad=False)
         for x, spec in zip(locals_, specs, strict=True)
     ]
+
+
+def empty_dtensor(
+    mesh: Any,
+    placements: Sequence[Placement],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+) -> DTensor:
+    """A DTensor of this rank without values, on the meta device."""
+    from torch.distributed.tensor._utils import (
+        compute_local_shape_and_global_offset,
+    )
+
+    sizes, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
+    local = torch.empty(sizes, dtype=dtype, device="meta")
+    spec = dtensor_spec(mesh, tuple(placements), shape, stride, dtype)
+    return dtensors([local], [spec])[0]
 
 
 def is_arriving(x: torch.Tensor) -> bool:

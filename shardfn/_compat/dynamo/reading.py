@@ -93,6 +93,16 @@ def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     tracing, or that of the call. Every check that runs under Dynamo is such a function.
     """
 
+    checked: Any = located(fn)
+    checked._dynamo_marked_constant = True
+    return checked
+
+
+def located(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a ShardError that a function raises the line that Dynamo is tracing, or that of the
+    call.
+    """
+
     @functools.wraps(fn)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -101,7 +111,6 @@ def constant_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
             error.locate(_read_line() or call_site())
             raise
 
-    checked._dynamo_marked_constant = True
     return checked
 
 

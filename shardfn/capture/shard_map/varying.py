@@ -18,7 +18,7 @@ from ...errors import CaptureError
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
-from ...ops.text_formats import print_axes
+from ...ops.text_formats import parse_axes, print_axes
 from .. import annotations as sources
 from . import varying_control_flow, varying_prims
 from .varying_nodes import (
@@ -207,10 +207,23 @@ class Kinds:
             Kinds(children_of(self.module, node)[0]).settle(
                 [self.flat(x) for x in node.args[1:]]
             )
+        elif node.target is shard_map.as_invariant:
+            self.narrow(node)
         elif axes := self.needs(node):
             node.args, node.kwargs = torch.fx.node.map_arg(
                 (node.args, node.kwargs), lambda x: self.vary(x, axes)
             )
+
+    def narrow(self, node: torch.fx.Node) -> None:
+        """Of the axes over which a value is taken for invariant, leave those over which it varies:
+        its derivative differs for the others.
+        """
+        x, text = args_of(node)
+        varying = [a for a in parse_axes(text) if a in self.flat(x)]
+        if varying:
+            node.args = x, print_axes(varying)
+        else:
+            node.replace_all_uses_with(x)
 
     def bring_cotangents(self, node: torch.fx.Node) -> None:
         """Give a value and its cotangent the same varying axes. The differentiated inputs stay

@@ -91,6 +91,12 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, slot, value.equal.union(axes))
 
 
+def as_invariant(walk: Walk, node: torch.fx.Node) -> None:
+    axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
+    slot = _brought(walk, node, axes, (), ("sum",))
+    _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], slot.marks))
+
+
 def psum(walk: Walk, node: torch.fx.Node) -> None:
     axes, pending = constants_of(node)
     _reduced(walk, node, parse_axes(axes), "sum", pending)
@@ -310,6 +316,7 @@ def _brought(
 implement(shard_map.to_local, place=to_local)
 implement(shard_map.from_local, place=from_local)
 implement(shard_map.vary, place=vary)
+implement(shard_map.as_invariant, place=as_invariant)
 implement(shard_map.psum, place=psum)
 implement(shard_map.extremum, place=extremum)
 implement(shard_map.all_gather, place=all_gather)

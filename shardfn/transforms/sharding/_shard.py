@@ -29,6 +29,7 @@ class Shard(Transformed):
     """A function under `shard`."""
 
     verb: ClassVar[str] = "shard"
+    may_be_of_ranks: ClassVar[bool] = False
     held: tuple[Callable[..., Any]]
     arguments: dict[str, Any]
 

@@ -31,6 +31,7 @@ class ShardMap(Transformed):
     """A function under `shard_map`."""
 
     verb: ClassVar[str] = "shard_map"
+    may_be_of_ranks: ClassVar[bool] = False
     held: tuple[Callable[..., Any]]
     mesh: Any
     axis_names: tuple[str, ...] | None

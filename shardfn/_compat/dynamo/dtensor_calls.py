@@ -1,0 +1,163 @@
+"""Methods and functions of DTensors that Dynamo meets: it reads ours in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+class DTensors(Protocol):
+    """Our functions for those of DTensors, and the tensors of a capture that are DTensors."""
+
+    methods: Mapping[str, Callable[..., Any]]
+    attributes: Mapping[str, Callable[..., Any]]
+    functions: Mapping[Any, Callable[..., Any]]
+    of_meshes: Mapping[str, Callable[..., Any]]
+
+    def placed(
+        self, name: str, node: torch.fx.Node, outer: Mapping[Any, Any]
+    ) -> str | None:
+        """The placements of a DTensor, as text; None for a plain tensor."""
+        ...
+
+    def check(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> None:
+        """Refuse a new node that mixes DTensors and plain tensors."""
+        ...
+
+    def is_dtensor(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
+        """Whether the value of a node is a DTensor."""
+        ...
+
+
+def method_called(
+    dtensors: DTensors,
+    call: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a tensor's method, which may be one of DTensors."""
+    if name not in dtensors.methods:
+        return call(tensor, tx, name, args, kwargs)
+    placed = dtensors.placed(name, _node(tensor), _outer(tx))
+    return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
+
+
+def attribute_read(
+    dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
+) -> Any:
+    """An attribute of a tensor, which may be one of DTensors."""
+    from torch._dynamo.variables.misc import GetAttrVariable
+
+    if name in dtensors.methods:
+        return GetAttrVariable(tensor, name)
+    if name not in dtensors.attributes:
+        return read(tensor, tx, name)
+    placed = dtensors.placed(name, _node(tensor), _outer(tx))
+    return _read(tx, dtensors.attributes[name], [placed], {})
+
+
+def function_called(
+    dtensors: DTensors,
+    call: Callable[..., Any],
+    function: Any,
+    tx: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of any function, which may be one of DTensors."""
+    called = getattr(function, "fn", None) or getattr(function, "value", None)
+    ours = dtensors.functions.get(called) if _is_hashable(called) else None
+    if ours is None:
+        return call(function, tx, args, kwargs)
+    return _read(tx, ours, args, kwargs)
+
+
+def node_created(
+    dtensors: DTensors,
+    create: Callable[..., Any],
+    tracer: Any,
+    *args: Any,
+    **kw: Any,
+) -> Any:
+    """A new node of Dynamo's graph."""
+    node = create(tracer, *args, **kw)
+    if node.op in ("call_function", "call_method"):
+        dtensors.check(node, _outside(tracer))
+    return node
+
+
+def mesh_method_called(
+    dtensors: DTensors,
+    call: Callable[..., Any],
+    owner: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a method of a mesh, which may ask for the rank."""
+    held = getattr(owner, "value", None)
+    is_mesh = isinstance(getattr(held, "real_obj", held), DeviceMesh)
+    if not is_mesh or name not in dtensors.of_meshes:
+        return call(owner, tx, name, args, kwargs)
+    return _read(tx, dtensors.of_meshes[name], [owner, *args], kwargs)
+
+
+def is_instance(
+    dtensors: DTensors,
+    call: Callable[..., Any],
+    builtin: Any,
+    tx: Any,
+    x: Any,
+    classes: Any,
+) -> Any:
+    """A call of isinstance, which may ask whether a tensor is a DTensor."""
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    asked = classes.as_python_constant()
+    every = asked if isinstance(asked, tuple) else (asked,)
+    is_asked = DTensor in every and isinstance(x, TensorVariable)
+    if is_asked and dtensors.is_dtensor(_node(x), _outer(tx)):
+        return VariableTracker.build(tx, True)
+    return call(builtin, tx, x, classes)
+
+
+def _read(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
+    """Have Dynamo read a function of ours. Arguments may be constants."""
+    from torch._dynamo.variables.base import VariableTracker
+
+    given = [
+        x if isinstance(x, VariableTracker) else VariableTracker.build(tx, x)
+        for x in args
+    ]
+    return VariableTracker.build(tx, fn).call_function(tx, given, kwargs)
+
+
+def _node(tensor: Any) -> torch.fx.Node:
+    return tensor.as_proxy().node
+
+
+def _outer(tx: Any) -> dict[Any, Any]:
+    return _outside(tx.output.current_tracer)
+
+
+def _outside(tracer: Any) -> dict[Any, Any]:
+    """The inputs of a subgraph and of those around it, each with the value outside."""
+    found = {}
+    while tracer is not None:
+        for outside, inside in tracer.lifted_freevars.items():
+            found[inside.node] = outside.node
+        tracer = tracer.parent
+    return found
+
+
+def _is_hashable(x: Any) -> bool:
+    return getattr(x, "__hash__", None) is not None

@@ -1,0 +1,191 @@
+"""The changes of Dynamo while it reads a captured function: rows of `patches.PATCHES`."""
+
+from __future__ import annotations
+
+from ..patching import NEVER, Patch, methods
+from . import dtensor_calls, generators, reading, tree_functions
+
+VARIABLES = "torch._dynamo.variables:"
+BUILDER = "torch._dynamo.variables.builder:"
+REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
+
+READING = (  # a captured function, by Dynamo
+    Patch(
+        ("torch._dynamo.trace_rules:is_callable_allowed",),
+        "our own ops stay one op in the graph; allow_in_graph is for good",
+        NEVER,
+        new=reading.kept_in_graph,
+    ),
+    Patch(
+        ("torch._dynamo.trace_rules:is_polyfilled_callable",),
+        "Dynamo cannot read these functions: it reads ours; substitute_in_graph is for good",
+        NEVER,
+        new=reading.is_substituted,
+        takes="substitutes",
+    ),
+    Patch(
+        methods(VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"),
+        "what it reads in their place",
+        NEVER,
+        new=reading.substitutes,
+        takes="substitutes",
+    ),
+    Patch(
+        (BUILDER + "wrap_to_fake_tensor_and_record",),
+        "a view that is closed over, or a result of autograd, becomes a fake of another mode",
+        "later than 2.13",
+        new=reading.faked,
+    ),
+    Patch(
+        methods(
+            VARIABLES + "TensorVariable",
+            "var_getattr",
+            "call_method",
+            "unpack_var_sequence",
+        ),
+        "it answers with a shape from before squeeze_, t_ and their kin",
+        "later than 2.13",
+        new=reading.fresh,
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "it leaves out random_, whose ATen name is a word of Python's",
+        "later than 2.13",
+        new=reading.random_in_place,
+    ),
+    Patch(
+        methods(VARIABLES + "AutogradFunctionVariable", "call_apply"),
+        "under torch.func it looks inside, where the function's own derivatives count",
+        "later than 2.13",
+        new=reading.intact,
+    ),
+    Patch(
+        methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
+        "the number of the rank that traces is taken for every rank's; " + REFUSED,
+        NEVER,
+        new=reading.refused_rank_call,
+    ),
+    Patch(
+        (
+            "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method",
+            "torch._dynamo.variables.distributed:DeviceMeshVariable.call_method",
+        ),
+        "the same, asked of a mesh or of a group",
+        NEVER,
+        new=reading.refused_rank_method,
+        optional=True,
+    ),
+    Patch(
+        (
+            VARIABLES + "TorchInGraphFunctionVariable.call_function",
+            VARIABLES + "UserFunctionVariable.call_function",
+            VARIABLES + "SkipFunctionVariable.call_function",
+            VARIABLES + "UserDefinedClassVariable.call_function",
+            BUILDER + "TensorSubclassVariable.call_function",
+        ),
+        "a call that makes a DTensor or communicates; " + REFUSED,
+        NEVER,
+        new=reading.refused_call,
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "a generator of random numbers given to a method; " + REFUSED,
+        NEVER,
+        new=generators.refused_generator,
+    ),
+    Patch(
+        (
+            "torch._dynamo.variables.user_defined:call_random_fn",
+            "torch._dynamo.variables.misc:call_random_fn",
+        ),
+        "Python's random, which Dynamo calls while it reads; " + REFUSED,
+        NEVER,
+        new=generators.refused_random,
+    ),
+    Patch(
+        (
+            "torch._dynamo.variables.functions:"
+            "CollectiveFunctionRewriteVariable.call_function",
+        ),
+        "a collective of torch.distributed; " + REFUSED,
+        NEVER,
+        new=reading.refused_collective,
+    ),
+    Patch(
+        methods(VARIABLES + "UserFunctionVariable", "call_function"),
+        "it reads hundreds of bytecodes a leaf in functions of trees, which may run as they are",
+        NEVER,
+        new=tree_functions.run_as_it_is,
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "method_as_subclass"),
+        "a cast to a class of tensors; " + REFUSED,
+        NEVER,
+        new=reading.refused_cast,
+    ),
+    Patch(
+        methods(BUILDER + "VariableBuilder", "wrap_tensor"),
+        "a tensor of a class of its own; " + REFUSED,
+        NEVER,
+        new=reading.refused_class,
+    ),
+    Patch(
+        (
+            VARIABLES + "TorchInGraphFunctionVariable.call_function",
+            VARIABLES + "UserFunctionVariable.call_function",
+            VARIABLES + "SkipFunctionVariable.call_function",
+            "torch._dynamo.variables.functions:"
+            "CollectiveFunctionRewriteVariable.call_function",
+        ),
+        "a call of DTensor or a collective: it reads ours, of global and of local tensors",
+        NEVER,
+        new=dtensor_calls.function_called,
+        takes="dtensors",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "call_method"),
+        "a method of DTensor, of a global tensor",
+        NEVER,
+        new=dtensor_calls.method_called,
+        takes="dtensors",
+    ),
+    Patch(
+        methods(VARIABLES + "TensorVariable", "var_getattr"),
+        "an attribute of DTensor, of a global tensor",
+        NEVER,
+        new=dtensor_calls.attribute_read,
+        takes="dtensors",
+    ),
+    Patch(
+        methods(VARIABLES + "BuiltinVariable", "call_isinstance"),
+        "a global tensor that the code takes for a DTensor",
+        NEVER,
+        new=dtensor_calls.is_instance,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
+        ("torch._dynamo.output_graph:SubgraphTracer.create_node",),
+        "an op of a DTensor and a plain tensor; " + REFUSED,
+        NEVER,
+        new=dtensor_calls.node_created,
+        takes="dtensors",
+    ),
+    Patch(
+        (
+            "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method",
+            "torch._dynamo.variables.distributed:DeviceMeshVariable.call_method",
+        ),
+        "a question for the rank, asked of a mesh: the answer is a tensor",
+        NEVER,
+        new=dtensor_calls.mesh_method_called,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
+        ("three settings of torch._dynamo.config",),
+        "shapes stay numbers, and what a function stores is left out",
+        NEVER,
+        enter=reading.reading_settings,
+    ),
+)

@@ -1,0 +1,1 @@
+"""DTensors inside a captured function: global tensors whose placements capture knows."""

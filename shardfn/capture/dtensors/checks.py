@@ -1,0 +1,268 @@
+"""The mesh and the placements that a call of DTensor names, checked while a function is traced.
+
+Dynamo runs these functions on constants, so errors reach the user unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ... import _compat
+from ...errors import CaptureError, PlacementError
+from ...mesh import (
+    EVERY,
+    axes_of,
+    check_mesh,
+    current_mesh,
+    real_mesh,
+    refuse_ended,
+)
+from ...ops.text_formats import parse_placed, print_placed
+from ..shard_map.axis_names import current_scope
+
+REDUCED = ("sum", "avg", "max", "min")
+
+
+class NeedsRanks(CaptureError):
+    """A function that is the code of one rank, read as one of global tensors."""
+
+    mesh: Any
+
+
+@_compat.constant_in_graph
+def placed_on(
+    what: str,
+    mesh: Any,
+    before: str | None,
+    said: tuple[Any, ...] | None,
+    shape: tuple[int, ...],
+) -> Any:
+    """The placements that a call names, as rows.
+
+    Args:
+        what: the call.
+        mesh: that it names, or None for that of the DTensor or the current one.
+        before: the placements of the DTensor, as text, if there is one.
+        said: the placement on each axis, as `S0`, `R` or `Psum`; None for all replicated.
+        shape: of the tensor.
+
+    Returns:
+        ((axis, its size, placement), ...)
+
+    Raises:
+        NeedsRanks: outside of a shard_map.
+        PlacementError: placements that do not fit the mesh or the tensor.
+    """
+    names, sizes = _axes(what, mesh, before)
+    said = ("R",) * len(names) if said is None else said
+    if len(said) != len(names):
+        got = f"{len(said)} placements for a mesh of {len(names)} axes {names}"
+        raise PlacementError.of(what, got, fix="one placement for each axis")
+    rows = zip(names, sizes, said, strict=True)
+    return tuple((name, n, _settled(what, p, shape)) for name, n, p in rows)
+
+
+def _axes(
+    what: str, mesh: Any, before: str | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names and sizes of the axes that a call works over, which are manual here."""
+    here, mesh = current_scope(), real_mesh(mesh)
+    if mesh is None and before is not None:
+        names = tuple(axis for axis, _ in parse_placed(before))
+    else:
+        mesh = mesh if mesh is not None else current_mesh()
+        check_mesh(what, mesh)
+        refuse_ended(what, mesh)
+        _refuse_stranger(what, mesh)
+        names = axes_of(mesh).names
+    free = [name for name in names if name not in here.manual]
+    if free:
+        raise needs_ranks(what, mesh)
+    known = dict(
+        zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True)
+    )
+    if before is not None and names != tuple(a for a, _ in parse_placed(before)):
+        got = (
+            f"the DTensor is on {before}, and the call names a mesh of axes {names}"
+        )
+        raise PlacementError.of(what, got, fix="the mesh of the DTensor")
+    return names, tuple(known[name] for name in names)
+
+
+def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
+    """The error for code of one rank, where values are global."""
+    got = "it is code of one rank, and values are global tensors here"
+    fix = (
+        "sf.jit(fn) or sf.shard_map, for code of one rank; in shard: global tensors, and "
+        "sf.constrain(x, placements)"
+    )
+    error = NeedsRanks.of(what, got, fix=fix)
+    error.mesh = _compat.root_mesh(mesh) if mesh is not None else None
+    return error
+
+
+def _refuse_stranger(what: str, mesh: Any) -> None:
+    """Refuse a mesh that is neither the one of the call nor a part of it.
+
+    Raises:
+        PlacementError: naming both.
+    """
+    around = current_scope().mesh
+    if around is None or not current_scope().manual:
+        return
+    if axes_of(around).names == (EVERY,):  # of collectives that named no mesh
+        raise needs_ranks(what, mesh)
+    if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
+        got = f"its mesh is {axes_of(mesh)}, that of the code around it {axes_of(around)}"
+        fix = "one mesh, or a part of it: mesh['axis']"
+        raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
+
+
+def _settled(what: str, said: str, shape: Sequence[int]) -> str:
+    """A placement with a dim that is not negative."""
+    if said[0] == "S":
+        dim = int(said[1:])
+        if not -len(shape) <= dim < len(shape):
+            got = f"Shard({dim}) of a tensor with {len(shape)} dims, shape {tuple(shape)}"
+            raise PlacementError.of(what, got, dim=dim)
+        return f"S{dim % len(shape)}"
+    if said[0] == "?" or (said[0] == "P" and said[1:] not in REDUCED):
+        got = f"{said[1:]} is not a placement that shardfn knows"
+        needed = f"Shard, Replicate, or Partial of {', '.join(REDUCED)}"
+        raise PlacementError.of(what, got, needed=needed)
+    return said
+
+
+@_compat.constant_in_graph
+def shards_of(what: str, rows: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+    """How mesh axes shard a global tensor of this shape, as text for the prims.
+
+    Raises:
+        PlacementError: into shards of different sizes.
+    """
+    left = list(shape)
+    for name, n, said in rows:
+        dim = _dim(said)
+        if dim is not None and left[dim] % n:
+            got = f"dim {dim} of {shape[dim]} elements, sharded over {name} of {n} ranks"
+            needed = "shards of equal size, since all ranks share one program"
+            fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
+            raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
+        if dim is not None:
+            left[dim] //= n
+    dims = [(name, n, _dim(said)) for name, n, said in rows]
+    return ",".join(
+        [f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in dims]
+    )
+
+
+def _dim(said: str) -> int | None:
+    return int(said[1:]) if said[0] == "S" else None
+
+
+@_compat.constant_in_graph
+def check_shape(
+    what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape: Any
+) -> str:
+    """Check the global shape that `from_local` is given, if it is. Returns the shards as text.
+
+    Raises:
+        PlacementError: the local tensors of all ranks do not make it, if they are of one shape.
+    """
+    found = list(local)
+    for _, n, said in rows:
+        dim = _dim(said)
+        if dim is not None:
+            found[dim] *= n
+    if shape is not None and tuple(shape) != tuple(found):
+        got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
+        needed = f"{tuple(found)}: shards of equal size, since all ranks share one program"
+        raise PlacementError.of(what, got, needed=needed, fix="pad the tensor")
+    return shards_of(what, rows, tuple(found))
+
+
+@_compat.constant_in_graph
+def text_of(rows: tuple[Any, ...]) -> str:
+    """Placements as text."""
+    return print_placed([(name, said) for name, _, said in rows])
+
+
+@_compat.constant_in_graph
+def rows_of(what: str, text: str | None, op: str) -> Any:
+    """The placements of a DTensor as rows.
+
+    Raises:
+        CaptureError: it is a plain tensor.
+    """
+    refuse_plain(what, text)
+    axes = axes_of(current_scope().mesh)
+    sizes = dict(zip(axes.names, axes.sizes, strict=True))
+    return tuple(
+        (name, sizes[name], said) for name, said in parse_placed(text or "")
+    )
+
+
+@_compat.constant_in_graph
+def refuse_plain(what: str, text: str | None) -> None:
+    """Refuse a plain tensor where a DTensor is needed.
+
+    Raises:
+        CaptureError: it is a plain tensor.
+    """
+    if text is None:
+        mesh = current_scope().mesh
+        if not current_scope().manual:
+            raise needs_ranks(what, mesh or current_mesh())
+        fix = "DTensor.from_local(x, mesh, placements), or distribute_tensor"
+        raise CaptureError.of(
+            what, "of a plain tensor", needed="a DTensor", fix=fix
+        )
+
+
+@_compat.constant_in_graph
+def refuse_term(what: str, rows: tuple[Any, ...]) -> None:
+    """Refuse to take a Partial DTensor apart.
+
+    Raises:
+        PlacementError: naming the axes.
+    """
+    wrong = [name for name, _, said in rows if said[0] == "P"]
+    if wrong:
+        got = (
+            f"the DTensor is Partial over {', '.join(wrong)}: each rank has a term"
+        )
+        fix = (
+            "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
+        )
+        raise PlacementError.of(what, got, needed="a value", fix=fix)
+
+
+@_compat.constant_in_graph
+def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
+    """Refuse Partial placements where torch does.
+
+    Raises:
+        PlacementError: naming the axes.
+    """
+    wrong = [name for name, _, said in rows if said[0] == "P"]
+    if wrong:
+        got = f"Partial over {', '.join(wrong)}"
+        raise PlacementError.of(what, got, needed="Shard or Replicate")
+
+
+@_compat.constant_in_graph
+def refuse_option(what: str, option: str, fix: str) -> None:
+    """Refuse an option that has no meaning here.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError.of(what, option, fix=fix)
+
+
+@_compat.constant_in_graph
+def count_of(rows: tuple[Any, ...], kind: str) -> int:
+    """The number of ranks on the axes of a placement."""
+    return math.prod(n for _, n, said in rows if said == kind)

@@ -1,0 +1,11 @@
+"""The functions that Dynamo reads in place of those of DTensors. `transforms/dtensors` fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+METHODS: dict[str, Callable[..., Any]] = {}  # of (tensor, its placements, *args)
+ATTRIBUTES: dict[str, Callable[..., Any]] = {}  # of the placements of the tensor
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # of torch, each with ours
+OF_MESHES: dict[str, Callable[..., Any]] = {}  # methods of (mesh, *args)

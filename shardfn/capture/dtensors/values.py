@@ -1,0 +1,210 @@
+"""Which values of Dynamo's graph are DTensors, and how torch places each.
+
+A DTensor inside a captured function is a global tensor. Its placements are needed where the code
+asks for them, as `to_local` does. They are those that torch gives it: torch's own code runs the
+ops that lead to the value, on DTensors without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from ... import _compat
+from ...errors import CaptureError
+from ...mesh import axes_of
+from ...ops import placement
+from ...ops.nodes import args_of
+from ...ops.prims import CALLS
+from ...ops.text_formats import parse_placed, print_placed
+from ..shard_map.axis_names import current_scope
+from ..shard_map.varying_nodes import BACKWARD, PLUMBING
+from . import table
+from .mixing import refuse_mixed
+
+Outer = Mapping[torch.fx.Node, torch.fx.Node]
+PLACING = ("redistribute", "full_tensor")
+FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
+
+
+class DTensors:
+    """The DTensors of one capture."""
+
+    methods, attributes = table.METHODS, table.ATTRIBUTES
+    functions, of_meshes = table.FUNCTIONS, table.OF_MESHES
+
+    def __init__(self) -> None:
+        self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
+        self.kinds: dict[torch.fx.Node, bool] = {}
+        self.are_any = False
+
+    @_compat.located
+    def check(self, node: torch.fx.Node, outer: Outer) -> None:
+        """Refuse a new node of Dynamo's graph that mixes DTensors and plain tensors.
+
+        Raises:
+            CaptureError: it does.
+        """
+        self.are_any = self.are_any or node.target is placement.placed
+        if self.are_any:
+            refuse_mixed(node, lambda x: self.is_dtensor(x, outer))
+
+    def is_dtensor(self, node: torch.fx.Node, outer: Outer) -> bool:
+        """Whether the value of a node is a DTensor."""
+        return is_dtensor(node, outer, self.kinds)
+
+    @_compat.located
+    def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:
+        """The placements of a DTensor, as text; None for a plain tensor.
+
+        Raises:
+            CaptureError: torch does not say how it is placed.
+        """
+        if not self.is_dtensor(node, outer):
+            return None
+        if node.target is placement.placed:
+            return str(node.args[1])
+        if name in PLACING:  # they say themselves how the result is placed
+            return print_placed((axis, "?") for axis in _axes_of(node, outer))
+        try:
+            with _compat.neutral():
+                found = self.value(node, outer)
+        except Exception as error:
+            got = f"torch places no such DTensor: {_first_line(error)}"
+            raise CaptureError.of(f"DTensor.{name}", got, fix=FIX) from error
+        if not isinstance(found, DTensor):
+            raise CaptureError.of(
+                f"DTensor.{name}", "the placements are not known here", fix=FIX
+            )
+        return text_of(found)
+
+    def value(self, node: torch.fx.Node, outer: Outer) -> Any:
+        """The value of a node, as torch places it."""
+        node = outer.get(node, node)
+        if node not in self.known:
+            self.known[node] = self._made(node, outer)
+        return self.known[node]
+
+    def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
+        name = getattr(node.target, "__name__", "")
+        if node.target is placement.placed:
+            return self._from_text(node, str(node.args[1]))
+        if any(x.op == "get_attr" for x in node.all_input_nodes):
+            return None  # of a subgraph
+        if not self.is_dtensor(node, outer):
+            return self._plain(node.meta.get("example_value"))
+        if name in PLUMBING:
+            return self.value(args_of(node)[0], outer) if name in SAME else None
+        if name in BACKWARD:
+            return [self.value(x, outer) for x in args_of(node)[1]]
+        if node.target is placement.align:
+            return [self.value(x, outer) for x in args_of(node)[1]]
+        args, kwargs = torch.fx.node.map_arg(
+            (node.args, node.kwargs), lambda x: self.value(x, outer)
+        )
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        call: Any = node.target
+        return call(*args, **kwargs)
+
+    def _from_text(self, node: torch.fx.Node, text: str) -> DTensor:
+        x = node.meta["example_value"]
+        rows = parse_placed(text)
+        mesh = _mesh_of(tuple(axis for axis, _ in rows))
+        placements = [placement_of(said) for _, said in rows]
+        shape, stride = tuple(x.shape), tuple(x.stride())
+        return _compat.empty_dtensor(mesh, placements, shape, stride, x.dtype)
+
+    def _plain(self, x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        shape, stride = tuple(x.shape), tuple(x.stride())
+        return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
+
+
+SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
+
+
+def is_dtensor(
+    node: torch.fx.Node, outer: Outer, known: dict[torch.fx.Node, bool]
+) -> bool:
+    """Whether the value of a node of Dynamo's graph is a DTensor.
+
+    Args:
+        node: the node.
+        outer: the inputs of subgraphs, each with the value outside.
+        known: answers so far.
+    """
+    stack = [node]
+    while stack:
+        here = stack[-1]
+        sources = _sources(here, outer)
+        missing = [x for x in sources if x not in known]
+        if missing:
+            stack += missing
+            continue
+        known[here] = here.target is placement.placed or any(
+            known[x] for x in sources
+        )
+        stack.pop()
+    return known[node]
+
+
+def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
+    """The values that make a value a DTensor if one of them is."""
+    if node in outer:
+        return [outer[node]]
+    if node.target is placement.placed or node.target in CALLS:
+        return []
+    if getattr(node.target, "__name__", "") in BACKWARD:
+        return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
+    return node.all_input_nodes
+
+
+def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
+    """The axes of the mesh of a DTensor."""
+    seen, queue = set(), [node]
+    while queue:
+        here = queue.pop()
+        if here.target is placement.placed:
+            return tuple(axis for axis, _ in parse_placed(str(here.args[1])))
+        if here not in seen:
+            seen.add(here)
+            queue += _sources(here, outer)
+    return ()
+
+
+def _mesh_of(names: tuple[str, ...]) -> Any:
+    """The mesh of a capture, or the part of it with these axes."""
+    mesh = current_scope().mesh
+    return mesh if axes_of(mesh).names == names else mesh[names]
+
+
+def text_of(x: DTensor) -> str:
+    """The placements of a DTensor as text."""
+    names = axes_of(x.device_mesh).names
+    return print_placed(zip(names, map(_said, x.placements), strict=True))
+
+
+def _said(placement: Placement) -> str:
+    """A DTensor placement as text."""
+    if type(placement) is Shard:
+        return f"S{placement.dim}"
+    if isinstance(placement, Partial):
+        return f"P{placement.reduce_op}"
+    return "R" if isinstance(placement, Replicate) else f"?{placement}"
+
+
+def placement_of(text: str) -> Placement:
+    """The DTensor placement of a text."""
+    kind, rest = text[0], text[1:]
+    if kind == "S":
+        return Shard(int(rest))
+    return Partial(rest) if kind == "P" else Replicate()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,1 @@
+"""DTensors inside a captured function, in place of torch's own calls."""

@@ -1,0 +1,202 @@
+"""The calls of DTensor inside a captured function, by the prims of per-rank code.
+
+A DTensor is a global tensor, a local tensor is each rank's own. `from_local` and `to_local` lead
+from one to the other.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+from ... import _compat
+from ...capture.dtensors import checks, table
+from ...ops import placement
+from ...ops import shard_map as prims
+
+FROM_LOCAL, DISTRIBUTE = "DTensor.from_local", "distribute_tensor"
+
+
+@_compat.read_by_dynamo
+def from_local(
+    local_tensor: torch.Tensor,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    run_check: bool = False,
+    shape: Any = None,
+    stride: Any = None,
+    grad_placements: Any = None,
+) -> torch.Tensor:
+    """DTensor.from_local. A replicated placement says that all ranks have the same tensor."""
+    local = tuple(local_tensor.shape)
+    rows = checks.placed_on(FROM_LOCAL, device_mesh, None, _said(placements), local)
+    shards = checks.check_shape(
+        FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
+    )
+    x = placement.shared(local_tensor, "a DTensor")
+    same = ",".join([name for name, _, said in rows if said == "R"])
+    if same:
+        x = _of_first(x, same) if run_check else prims.as_invariant(x, same)
+    for name, n, said in rows:
+        if said[0] == "P":
+            x = _reduced(x, name, n, said[1:])
+    x = prims.from_local(x, shards, where=f"{FROM_LOCAL}: its argument")
+    return placement.placed(x, checks.text_of(rows))
+
+
+@_compat.read_by_dynamo
+def redistribute(
+    x: torch.Tensor,
+    placed: str | None,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: Any = None,
+    backward_dtype: Any = None,
+) -> torch.Tensor:
+    """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
+    what = "DTensor.redistribute"
+    checks.refuse_plain(what, placed)
+    rows = checks.placed_on(
+        what, device_mesh, placed, _said(placements), tuple(x.shape)
+    )
+    checks.refuse_partial(what, rows)
+    if backward_dtype is not None:
+        checks.refuse_option(
+            what, "backward_dtype", "forward_dtype, or x.to(dtype)"
+        )
+    x = x if forward_dtype is None else x.to(forward_dtype)
+    return placement.placed(x, checks.text_of(rows))
+
+
+@_compat.read_by_dynamo
+def to_local(
+    x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
+) -> torch.Tensor:
+    """DTensor.to_local. Its gradient is summed over ranks where that is due, so
+    `grad_placements` changes nothing.
+    """
+    what = "DTensor.to_local"
+    rows = checks.rows_of(what, placed, "to_local")
+    checks.refuse_term(what, rows)
+    x = prims.to_local(x, checks.shards_of(what, rows, tuple(x.shape)))
+    return placement.shared(x, "a DTensor")
+
+
+@_compat.read_by_dynamo
+def full_tensor(
+    x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
+) -> torch.Tensor:
+    """DTensor.full_tensor."""
+    return to_local(redistribute(x, placed), _replicated(placed))
+
+
+@_compat.constant_in_graph
+def _replicated(placed: str) -> str:
+    """The text of placements that replicate over the same axes."""
+    rows = checks.rows_of("DTensor.full_tensor", placed, "full_tensor")
+    return checks.text_of(tuple((name, n, "R") for name, n, _ in rows))
+
+
+@_compat.read_by_dynamo
+def distributed(
+    tensor: torch.Tensor,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> torch.Tensor:
+    """distribute_tensor: the tensor of the first rank of the mesh, or of all if
+    `src_data_rank` is None.
+    """
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(device_mesh, placements)
+    shape = tuple(tensor.shape)
+    rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(placements), shape)
+    checks.refuse_partial(DISTRIBUTE, rows)
+    axes = ",".join([name for name, _, _ in rows])
+    x = (
+        prims.as_invariant(tensor, axes)
+        if src_data_rank is None
+        else _of_first(tensor, axes)
+    )
+    return placement.placed(x, checks.text_of(rows))
+
+
+@_compat.read_by_dynamo
+def placements_of(placed: str | None) -> tuple[Any, ...]:
+    """DTensor.placements."""
+    rows = checks.rows_of("DTensor.placements", placed, "placements")
+    return tuple([_placement(said) for _, _, said in rows])
+
+
+@_compat.read_by_dynamo
+def _placement(said: str) -> Any:
+    if said[0] == "S":
+        return Shard(int(said[1:]))
+    return Partial(said[1:]) if said[0] == "P" else Replicate()
+
+
+@_compat.read_by_dynamo
+def _said(placements: Any) -> Any:
+    """Placements as constants, as `S0`, `R` or `Psum`. None stays None."""
+    if placements is None:
+        return None
+    return tuple([_one(p) for p in placements])
+
+
+@_compat.read_by_dynamo
+def _one(p: Any) -> str:
+    if p.is_shard():
+        return f"S{p.dim}"
+    if p.is_partial():
+        return f"P{p.reduce_op}"
+    return "R" if p.is_replicate() else f"?{type(p).__name__}"
+
+
+@_compat.read_by_dynamo
+def _reduced(x: torch.Tensor, axis: str, n: int, kind: str) -> torch.Tensor:
+    """The value whose terms the ranks of an axis hold."""
+    if kind in ("max", "min"):
+        return prims.extremum(x, axis, kind)
+    return prims.psum(x / n if kind == "avg" else x, axis, True)
+
+
+@_compat.read_by_dynamo
+def _of_first(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """The value of the first rank of some axes, on all of them."""
+    carried = x.to(torch.uint8) if x.dtype == torch.bool else x
+    for axis in axes.split(","):
+        is_first = prims.axis_index(axis, x.device) == 0
+        carried = prims.psum(
+            torch.where(is_first, carried, torch.zeros_like(carried)), axis, False
+        )
+    return carried.to(x.dtype)
+
+
+table.METHODS.update(
+    {
+        "redistribute": redistribute,
+        "to_local": to_local,
+        "full_tensor": full_tensor,
+    }
+)
+table.ATTRIBUTES["placements"] = placements_of
+table.FUNCTIONS.update(
+    {
+        DTensor.from_local: from_local,
+        distribute_tensor: distributed,
+    }
+)

@@ -1,0 +1,71 @@
+"""The tensors of one rank as DTensors of all, and back: around a call of code of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from ... import _compat, _tree
+from ...capture.dtensors.values import text_of
+from ...mesh import axes_of
+from ...runtime import Request
+from ...runtime.arguments import refuse_lost_gradient
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors
+from ...world import current_world
+
+
+def placed(args: Any, kwargs: Any) -> tuple[str, ...]:
+    """For each leaf of the arguments the placements of a DTensor, as text; empty for others."""
+    return tuple(
+        text_of(x) if isinstance(x, DTensor) else ""
+        for x in _tree.quick_leaves((args, kwargs))
+    )
+
+
+def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments, with DTensors of all ranks' tensors in place of plain tensors.
+
+    Raises:
+        ShardError: a plain tensor requires grad.
+    """
+    paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    where = dict(zip(map(id, _tree.leaves((args, kwargs))), paths, strict=True))
+    leaves = []
+    for x in _tree.quick_leaves((args, kwargs)):
+        if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
+            path = where.get(id(x), "")
+            refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+            x = _global(x, mesh)
+        leaves.append(x)
+    return _tree.refill((args, kwargs), leaves)
+
+
+def leaving(out: Any) -> Any:
+    """The results, with this rank's tensors in place of DTensors of all ranks'."""
+    result, kinds = out
+    rows = zip(_tree.quick_leaves((result,)), kinds, strict=True)
+    (found,) = _tree.refill((result,), [_own(x, is_given) for x, is_given in rows])
+    return found
+
+
+def _own(x: Any, is_given: bool) -> Any:
+    if is_given or not isinstance(x, DTensor):
+        return x
+    return _compat.local_tensor(x).squeeze(0)
+
+
+def _global(x: torch.Tensor, mesh: Any) -> DTensor:
+    """A global tensor with one element of dim 0 for each rank: its own x."""
+    count, world = mesh.size(), current_world()
+    row = x.detach().unsqueeze(0)
+    if world.kind == "fake":
+        row = UnreadTensor(row)
+    elif world.kind == "simulated" and not isinstance(row, SimulatedTensor):
+        row = SimulatedTensor([row] * count, world.rank)
+    shape = (count, *x.shape)
+    stride = (max(x.numel(), 1), *x.stride())
+    placements = (Shard(0),) * len(axes_of(mesh).names)
+    spec = _compat.dtensor_spec(mesh, placements, shape, stride, x.dtype)
+    return dtensors([row], [spec])[0]

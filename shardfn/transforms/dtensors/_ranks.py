@@ -1,0 +1,78 @@
+"""A function as the code of one rank: its plain tensors are each rank's own, its DTensors are
+global.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree
+from ...capture.shard_map import axis_names
+from ...ops import placement
+from ...ops import shard_map as prims
+from ...ops.text_formats import print_shards, print_spec
+from ...runtime import Request
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class OnRanks:
+    """A function as the code of each rank of a mesh, as one of global tensors.
+
+    Each local tensor enters and leaves as a shard of a global tensor that has one more dim in
+    front, of one element for each rank.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    mesh: Any
+    placed: tuple[str, ...]  # for each leaf: the text of a DTensor, or nothing
+
+    @_compat.read_by_dynamo
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
+        """The result, and for each leaf of it whether it is a DTensor."""
+        axes = axis_names.enter_mesh(self.name, self.mesh, None)
+        rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
+        leaves = [_entering(x, text, axes) for x, text in rows]
+        args, kwargs = _tree.refill((args, kwargs), leaves)
+        out = (self.fn(*args, **kwargs),)
+        found = _tree.quick_leaves(out)
+        kinds = tuple([isinstance(x, DTensor) for x in found])
+        (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
+        axis_names.leave(len(axes))
+        return result, kinds
+
+
+def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
+    """A request as one for the code of each rank of a mesh."""
+    fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
+    return attrs.evolve(asks, fn=fn, mesh=mesh, needs_mesh=True, structure=None)
+
+
+@_compat.read_by_dynamo
+def _entering(x: Any, text: str, axes: Any) -> Any:
+    """An argument as the code of one rank sees it."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    if text:
+        return placement.placed(x, text)
+    shards = print_shards([(name, n, 0) for name, n in axes])
+    x = prims.to_local(x, shards).squeeze(0)
+    return placement.shared(x, "an argument")
+
+
+@_compat.read_by_dynamo
+def _leaving(x: Any, axes: Any) -> Any:
+    """A result as a global tensor."""
+    if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
+        return x
+    shards = print_shards([(name, n, 0) for name, n in axes])
+    x = prims.from_local(x.unsqueeze(0), shards, where="jit: result")
+    names = [name for name, _ in axes]
+    return placement.redistribute(x, print_spec([names] + [[]] * (x.dim() - 1)))

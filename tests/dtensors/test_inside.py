@@ -1,0 +1,159 @@
+"""DTensors and collectives by hand inside `jit`: as eager torch computes them on real ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch.distributed.tensor import DTensor
+
+import shardfn as sf
+from shardfn.simulated import SimulatedTensor
+from tests.dtensors.programs import (
+    LOSSES,
+    PROGRAMS,
+    Program,
+    loss_of_rows_unsaid,
+    own,
+)
+
+MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
+
+
+def _mesh(shape: tuple[int, ...]) -> Any:
+    return sf.make_mesh(shape, MESHES[shape])
+
+
+def _plain(out: Any) -> Any:
+    """A result with this rank's tensors in place of DTensors, and their placements."""
+    if isinstance(out, DTensor):
+        return out.to_local(), [str(p) for p in out.placements]
+    if isinstance(out, dict):
+        return {key: _plain(x) for key, x in out.items()}
+    if isinstance(out, list | tuple):
+        return [_plain(x) for x in out]
+    if isinstance(out, torch.Tensor):
+        return out.clone()  # of one that is still arriving, which waits
+    return out if isinstance(out, str | int | float) else str(out)
+
+
+def _staged(program: Program, mesh: Any, backend: str) -> Any:
+    return sf.jit(lambda x, w: program(x, w, mesh), backend=backend)
+
+
+def _gradients(loss: Program, mesh: Any, backend: str) -> Any:
+    fn = lambda x, w: loss(x, w, mesh)
+    return sf.jit(sf.grad(fn, argnums=(0, 1)), backend=backend)
+
+
+def _eager_gradients(loss: Program, mesh: Any, x: Any, w: Any) -> Any:
+    x, w = x.requires_grad_(), w.requires_grad_()
+    return torch.autograd.grad(loss(x, w, mesh), (x, w))
+
+
+def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
+    """For each program what eager torch returns here, and what `jit` does."""
+    mesh, rank = _mesh(shape), torch.distributed.get_rank()
+    found = {
+        name: (
+            _plain(program(*own(rank), mesh)),
+            _plain(_staged(program, mesh, "aten")(*own(rank))),
+        )
+        for name, program in PROGRAMS.items()
+    }
+    unsaid = _gradients(loss_of_rows_unsaid, mesh, "aten")(*own(rank))
+    wrong = _eager_gradients(loss_of_rows_unsaid, mesh, *own(rank))
+    found["unsaid"] = _plain(wrong), _plain(unsaid)
+    for name, loss in LOSSES.items():
+        found[name] = (
+            _plain(_eager_gradients(loss, mesh, *own(rank))),
+            _plain(_gradients(loss, mesh, "aten")(*own(rank))),
+        )
+    return found
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=str)
+def answers(request: pytest.FixtureRequest) -> Any:
+    """(shape of the mesh, the answers of each real rank)."""
+    shape = request.param
+    return shape, run_ranks(torch.Size(shape).numel(), _on_a_rank, shape)
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES])
+def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
+    name: str, answers: Any
+) -> None:
+    _, ranks = answers
+    for eager, staged in (found[name] for found in ranks):
+        _assert_same(staged, eager)
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES])
+def test_a_simulated_world_answers_as_real_ranks(name: str, answers: Any) -> None:
+    shape, ranks = answers
+    with sf.fake_world(len(ranks)):
+        mesh = _mesh(shape)
+        staged = (
+            _staged(PROGRAMS[name], mesh, "aten")
+            if name in PROGRAMS
+            else _gradients(LOSSES[name], mesh, "aten")
+        )
+        columns = zip(*map(own, range(len(ranks))), strict=True)
+        out = _plain(staged(*map(SimulatedTensor, columns)))
+        for rank, found in enumerate(ranks):
+            _assert_same(_of_rank(out, rank), found[name][0])
+
+
+def test_the_gradient_of_to_local_is_right_where_torchs_is_wrong(
+    answers: Any,
+) -> None:
+    ranks = answers[1]
+    for found in ranks:
+        _assert_same(found["unsaid"][1], found["loss_of_rows"][0])
+    rows = [found["unsaid"] for found in ranks]
+    assert any(not torch.allclose(eager[0], ours[0]) for eager, ours in rows)
+
+
+def _compiled(shape: tuple[int, ...]) -> Any:
+    mesh, rank = _mesh(shape), torch.distributed.get_rank()
+    return [
+        (
+            _plain(PROGRAMS[name](*own(rank), mesh)),
+            _plain(_staged(PROGRAMS[name], mesh, "inductor")(*own(rank))),
+        )
+        for name in ("sequence_parallel", "functions")
+    ]
+
+
+@pytest.mark.inductor
+def test_s2_2_a_compiled_program_answers_as_eager_torch() -> None:
+    for rank in run_ranks(2, _compiled, (2,)):
+        for eager, staged in rank:
+            _assert_same(staged, eager)
+
+
+def _of_rank(out: Any, rank: int) -> Any:
+    if isinstance(out, SimulatedTensor):
+        return out.shards[rank]
+    if isinstance(out, dict):
+        return {key: _of_rank(x, rank) for key, x in out.items()}
+    return (
+        [_of_rank(x, rank) for x in out] if isinstance(out, list | tuple) else out
+    )
+
+
+def _assert_same(got: Any, wanted: Any) -> None:
+    if isinstance(wanted, torch.Tensor):
+        assert isinstance(got, torch.Tensor)
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    elif isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        _assert_same(list(got.values()), list(wanted.values()))
+    elif isinstance(wanted, list | tuple):
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted, strict=True):
+            _assert_same(a, b)
+    else:
+        assert got == wanted
