@@ -69,6 +69,7 @@ def capture(
     device: str = "cpu",
     undecomposed: frozenset[Any] = frozenset(),
     mesh: Any = None,
+    may_be_of_ranks: bool = False,
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -83,6 +84,7 @@ def capture(
         device: where `ShapeDtype`s live.
         undecomposed: ops that are not decomposed.
         mesh: the mesh of the call, which a shard_map inside may use.
+        may_be_of_ranks: whether to raise NeedsRanks for the code of one rank.
 
     Returns:
         The Program and the closed-over tensors.
@@ -102,7 +104,7 @@ def capture(
             inputs,
             mode,
             decompositions.table(undecomposed),
-            named.scope(mesh, device),
+            named.scope(mesh, device, may_be_of_ranks),
         )
     except ShardError:
         raise

@@ -72,14 +72,14 @@ def holding(
     """A function that closes over its object arguments, since Dynamo accepts objects only
     there.
     """
-    odd = [i for i, x in enumerate(args) if _is_object(x)]
+    odd = {i: x for i, x in enumerate(args) if _is_object(x)}
     named = {key: x for key, x in kwargs.items() if _is_object(x)}
     if not odd and not named:
         return fn, args, kwargs
 
     def held(*given: Any, **others: Any) -> Any:
         return fn(
-            *[args[i] if i in odd else x for i, x in enumerate(given)],
+            *[odd.get(i, x) for i, x in enumerate(given)],
             **{**others, **named},
         )
 

@@ -170,6 +170,11 @@ def placed(x: torch.Tensor, text: str) -> torch.Tensor:
     return redistribute(x, print_spec(axes))
 
 
+def unmarked(x: torch.Tensor) -> torch.Tensor:
+    """A global tensor that is no longer taken for a DTensor."""
+    return x
+
+
 def shared(x: torch.Tensor, what: str) -> torch.Tensor:
     """The tensor, whose memory is an argument's or that of a DTensor, as `what` says. Capture
     refuses to write to it.
@@ -184,3 +189,4 @@ def install() -> None:
     _compat.keep_in_graph(named)
     _compat.keep_in_graph(placed)
     _compat.keep_in_graph(shared)
+    _compat.keep_in_graph(unmarked)

@@ -49,4 +49,6 @@ class Request:
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
     # the function under the transforms of fn, and their key, if equal ones share captures
     structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
+    # whether it may be the code of one rank, which capture finds out
+    may_be_of_ranks: bool = False
     store: CallStore = attrs.field(factory=CallStore, init=False)

@@ -62,6 +62,10 @@ class Transformed:
         """The request to the stages when this is the outermost call."""
         return Request(self.__name__, self.inline, innermost(self.fn))
 
+    def asking_for(self) -> Request:
+        """The request, with what all transforms say of themselves."""
+        return attrs.evolve(self.asked(), may_be_of_ranks=self.may_be_of_ranks)
+
     def options(self) -> Any:
         """The transform's arguments except the function. Equal options of one function share
         their captures.
@@ -73,7 +77,7 @@ class Transformed:
         """The request to the stages, made once."""
         if "_request" not in self.__dict__:
             self.__dict__["_request"] = cache.request(
-                type(self), self.fn, self.options(), self.asked
+                type(self), self.fn, self.options(), self.asking_for
             )
         return self.__dict__["_request"]
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 import shardfn as sf
 from shardfn import P
@@ -283,7 +283,6 @@ OF_ONE_RANK: dict[str, Callable[[Tensor], Any]] = {
     "all_reduce": meets(lambda x: dist.all_reduce(x)),
     "broadcast": meets(lambda x: dist.broadcast(x, 0)),
     "DTensor.from_local": lambda x: DTensor.from_local(x, MESHES[0], [Shard(0)]),
-    "distribute_tensor": lambda x: distribute_tensor(x, MESHES[0], [Shard(0)]),
     "DTensor.to_local": lambda x: x.to_local(),
 }
 

@@ -28,8 +28,12 @@ class DTensors(Protocol):
         """Refuse a new node that mixes DTensors and plain tensors."""
         ...
 
-    def is_dtensor(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
-        """Whether the value of a node is a DTensor."""
+    def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
+        """The mesh of a DTensor."""
+        ...
+
+    def asked_for(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
+        """Whether the value of a node is a DTensor, for code that asks."""
         ...
 
 
@@ -57,6 +61,8 @@ def attribute_read(
 
     if name in dtensors.methods:
         return GetAttrVariable(tensor, name)
+    if name == "device_mesh":
+        return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
     if name not in dtensors.attributes:
         return read(tensor, tx, name)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
@@ -125,7 +131,7 @@ def is_instance(
     asked = classes.as_python_constant()
     every = asked if isinstance(asked, tuple) else (asked,)
     is_asked = DTensor in every and isinstance(x, TensorVariable)
-    if is_asked and dtensors.is_dtensor(_node(x), _outer(tx)):
+    if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
         return VariableTracker.build(tx, True)
     return call(builtin, tx, x, classes)
 
@@ -139,6 +145,15 @@ def _read(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
         for x in args
     ]
     return VariableTracker.build(tx, fn).call_function(tx, given, kwargs)
+
+
+def _mesh(tx: Any, mesh: DeviceMesh) -> Any:
+    """A mesh as a variable of Dynamo's."""
+    from torch._dynamo.source import GlobalSource
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    name = tx.output.install_global_by_id("mesh", mesh)
+    return VariableBuilder(tx, GlobalSource(name))(mesh)
 
 
 def _node(tensor: Any) -> torch.fx.Node:

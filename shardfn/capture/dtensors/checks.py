@@ -22,6 +22,12 @@ from ...mesh import (
 from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
 
+CONSTRAINTS = (  # in `shard`
+    "DTensor.redistribute",
+    "distribute_tensor",
+    "torch.distributed.tensor.zeros",
+    "torch.distributed.tensor.ones",
+)
 REDUCED = ("sum", "avg", "max", "min")
 
 
@@ -72,13 +78,14 @@ def _axes(
     if mesh is None and before is not None:
         names = tuple(axis for axis, _ in parse_placed(before))
     else:
-        mesh = mesh if mesh is not None else current_mesh()
+        around = here.mesh if among_global_tensors() else current_mesh()
+        mesh = mesh if mesh is not None else around
         check_mesh(what, mesh)
         refuse_ended(what, mesh)
         _refuse_stranger(what, mesh)
         names = axes_of(mesh).names
     free = [name for name in names if name not in here.manual]
-    if free:
+    if free and not (what in CONSTRAINTS and among_global_tensors()):
         raise needs_ranks(what, mesh)
     known = dict(
         zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True)
@@ -89,6 +96,18 @@ def _axes(
         )
         raise PlacementError.of(what, got, fix="the mesh of the DTensor")
     return names, tuple(known[name] for name in names)
+
+
+@_compat.constant_in_graph
+def is_constraint() -> bool:
+    """Whether a placement is a constraint here: among global tensors on a mesh, as in `shard`."""
+    return among_global_tensors()
+
+
+def among_global_tensors() -> bool:
+    """Whether values here are global tensors on the mesh of the call, and stay so."""
+    here = current_scope()
+    return not here.may_be_of_ranks and here.mesh is not None and not here.manual
 
 
 def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
@@ -110,7 +129,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
         PlacementError: naming both.
     """
     around = current_scope().mesh
-    if around is None or not current_scope().manual:
+    if around is None or not (current_scope().manual or among_global_tensors()):
         return
     if axes_of(around).names == (EVERY,):  # of collectives that named no mesh
         raise needs_ranks(what, mesh)
@@ -213,8 +232,9 @@ def refuse_plain(what: str, text: str | None) -> None:
     """
     if text is None:
         mesh = current_scope().mesh
-        if not current_scope().manual:
-            raise needs_ranks(what, mesh or current_mesh())
+        mesh = mesh if mesh is not None else current_mesh()
+        if mesh is not None and not current_scope().manual:
+            raise needs_ranks(what, mesh)
         fix = "DTensor.from_local(x, mesh, placements), or distribute_tensor"
         raise CaptureError.of(
             what, "of a plain tensor", needed="a DTensor", fix=fix

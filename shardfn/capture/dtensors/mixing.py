@@ -12,6 +12,7 @@ import torch
 from ...errors import CaptureError
 from ...ops import placement
 from ...ops.prims import CALLS
+from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..shard_map.varying_nodes import (
     BACKWARD,
@@ -23,7 +24,12 @@ from ..shard_map.varying_nodes import (
     written_by,
 )
 
-MARKS = (placement.placed, placement.shared, placement.align)
+MARKS = (
+    placement.placed,
+    placement.unmarked,
+    placement.shared,
+    placement.align,
+)
 
 
 def refuse_mixed(
@@ -34,13 +40,7 @@ def refuse_mixed(
     Raises:
         CaptureError: names the op.
     """
-    is_apart = (
-        node.target in CALLS
-        or node.target in MARKS
-        or name_of(node) in (*BACKWARD, *PLUMBING)
-        or any(x.op == "get_attr" for x in node.all_input_nodes)
-    )
-    if is_apart:
+    if _is_apart(node):
         return
     every = [x for x in nodes_in((node.args, node.kwargs)) if _counts(x)]
     kinds = {x: is_dtensor(x) for x in every}
@@ -52,6 +52,49 @@ def refuse_mixed(
         "one that all have; or x.to_local() of the DTensor"
     )
     raise CaptureError.of(name_of(node), f"of {names}", fix=fix)
+
+
+def _is_apart(node: torch.fx.Node) -> bool:
+    """Whether a node only carries values on, or runs a subgraph."""
+    return (
+        node.target in CALLS
+        or node.target in MARKS
+        or name_of(node) in (*BACKWARD, *PLUMBING)
+        or any(x.op == "get_attr" for x in node.all_input_nodes)
+    )
+
+
+def refuse_varying(
+    graph: torch.fx.Graph, varies: Callable[[torch.fx.Node], frozenset[str]]
+) -> None:
+    """Refuse a DTensor that would have another value on each rank: it has met a number that does.
+
+    Args:
+        graph: Dynamo's.
+        varies: the axes over which a value varies.
+
+    Raises:
+        CaptureError: names the op and the user's line.
+    """
+    placed = [n for n in graph.nodes if n.target is placement.placed]
+    axes = {n: {axis for axis, _ in parse_placed(str(n.args[1]))} for n in placed}
+    for node in graph.nodes if placed else ():
+        if node.op not in ("call_function", "call_method") or node in axes:
+            continue
+        if _is_apart(node) and name_of(node) not in PLUMBING:
+            continue
+        mine: set[str] = set().union(
+            *(axes.get(x, ()) for x in node.all_input_nodes)
+        )
+        axes[node] = mine
+        wrong = sorted(mine & varies(node))
+        if wrong:
+            raise CaptureError.of(
+                name_of(node),
+                f"of a DTensor and a number that differs over {', '.join(wrong)}",
+                fix="a number that all ranks have: dist.all_reduce or sf.psum it first",
+                source=sources.line_of(node.meta.get("stack_trace")),
+            )
 
 
 def _counts(x: torch.fx.Node) -> bool:

@@ -22,10 +22,11 @@ from ...ops.prims import CALLS
 from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
-from . import table
+from . import checks, table
 from .mixing import refuse_mixed
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
+APART = (placement.placed, placement.unmarked)
 PLACING = ("redistribute", "full_tensor")
 FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 
@@ -57,6 +58,18 @@ class DTensors:
         return is_dtensor(node, outer, self.kinds)
 
     @_compat.located
+    def asked_for(self, node: torch.fx.Node, outer: Outer) -> bool:
+        """Whether a value is a DTensor, for code that asks.
+
+        Raises:
+            NeedsRanks: it may be, and is read as a global tensor.
+        """
+        here = current_scope()
+        if here.may_be_of_ranks and here.mesh is not None and not here.manual:
+            raise checks.needs_ranks("isinstance(x, DTensor)", here.mesh)
+        return self.is_dtensor(node, outer)
+
+    @_compat.located
     def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:
         """The placements of a DTensor, as text; None for a plain tensor.
 
@@ -80,6 +93,13 @@ class DTensors:
                 f"DTensor.{name}", "the placements are not known here", fix=FIX
             )
         return text_of(found)
+
+    @_compat.located
+    def mesh(self, node: torch.fx.Node, outer: Outer) -> Any:
+        """The mesh of a DTensor."""
+        if not self.is_dtensor(node, outer):
+            checks.refuse_plain("DTensor.device_mesh", None)
+        return _mesh_of(_axes_of(node, outer))
 
     def value(self, node: torch.fx.Node, outer: Outer) -> Any:
         """The value of a node, as torch places it."""
@@ -157,7 +177,7 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
     """The values that make a value a DTensor if one of them is."""
     if node in outer:
         return [outer[node]]
-    if node.target is placement.placed or node.target in CALLS:
+    if node.target in APART or node.target in CALLS:
         return []
     if getattr(node.target, "__name__", "") in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]

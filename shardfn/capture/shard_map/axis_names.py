@@ -40,6 +40,9 @@ class Scope:
 
     mesh: Any  # the call's, or the first that a shard_map inside brings along
     device: str
+    may_be_of_ranks: bool = (
+        False  # it is refused as code of global tensors, and read again
+    )
     own: Any = None  # the first mesh that a transform inside names itself
     brought: Any = None  # the first mesh that a shard_map inside names itself
     uses_mesh: bool = (
@@ -66,9 +69,9 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def scope(mesh: Any, device: str) -> Iterator[Scope]:
+def scope(mesh: Any, device: str, may_be_of_ranks: bool = False) -> Iterator[Scope]:
     """The scope of one capture."""
-    made = Scope(mesh, device)
+    made = Scope(mesh, device, may_be_of_ranks)
     token = _scope.set(made)
     try:
         yield made

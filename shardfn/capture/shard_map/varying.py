@@ -20,6 +20,7 @@ from ...ops.nodes import args_of
 from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes
 from .. import annotations as sources
+from ..dtensors.mixing import refuse_varying
 from . import varying_control_flow, varying_prims
 from .varying_nodes import (
     BACKWARD,
@@ -98,6 +99,7 @@ class Kinds:
     def settle(self, inputs: Sequence[Axes]) -> None:
         """Infer all varying axes, then change the graph."""
         self.result(inputs)
+        refuse_varying(self.graph, self.flat)
         for node in self.ask():
             self.rewrite(node)
         for node, axes in self.floor.items():

@@ -119,7 +119,7 @@ def constrained(
         raise ValueError(
             f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}"
         )
-    if [e for e in entries if e] and len(entries) > max(len(shape), 1):
+    if any(entries[len(shape) :]):
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )

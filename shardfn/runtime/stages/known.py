@@ -26,7 +26,8 @@ def captured_for(
     # composite ops that are not decomposed, because they have a rule
     undecomposed = frozenset(decompositions.table().keys() & registry.ops())
     known, transforms = cache.programs(request)
-    signature = transforms, *_signature(args, kwargs, placed, undecomposed)
+    kind = transforms, request.may_be_of_ranks
+    signature = *kind, *_signature(args, kwargs, placed, undecomposed)
     for made in known:
         if _is_for(made, signature, placed):
             return made.captured
@@ -41,6 +42,7 @@ def captured_for(
         placed.mesh.device_type if placed.mesh is not None else "cpu",
         undecomposed,
         placed.mesh,
+        request.may_be_of_ranks,
     )
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
     return captured

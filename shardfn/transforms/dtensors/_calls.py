@@ -68,7 +68,9 @@ def redistribute(
 ) -> torch.Tensor:
     """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
     what = "DTensor.redistribute"
-    checks.refuse_plain(what, placed)
+    is_constraint = checks.is_constraint()
+    if not is_constraint:
+        checks.refuse_plain(what, placed)
     rows = checks.placed_on(
         what, device_mesh, placed, _said(placements), tuple(x.shape)
     )
@@ -78,7 +80,15 @@ def redistribute(
             what, "backward_dtype", "forward_dtype, or x.to(dtype)"
         )
     x = x if forward_dtype is None else x.to(forward_dtype)
-    return placement.placed(x, checks.text_of(rows))
+    return _placed(x, rows, is_constraint)
+
+
+@_compat.read_by_dynamo
+def _placed(x: torch.Tensor, rows: Any, is_constraint: bool) -> torch.Tensor:
+    """A global tensor at placements, as a DTensor, or in `shard` as any other tensor."""
+    text = checks.text_of(rows)
+    y = placement.placed(x, text)
+    return placement.unmarked(y) if is_constraint else y
 
 
 @_compat.read_by_dynamo
@@ -100,6 +110,8 @@ def full_tensor(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
     """DTensor.full_tensor."""
+    if checks.is_constraint():
+        return redistribute(x, placed)
     return to_local(redistribute(x, placed), _replicated(placed))
 
 
@@ -126,6 +138,8 @@ def distributed(
     shape = tuple(tensor.shape)
     rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(placements), shape)
     checks.refuse_partial(DISTRIBUTE, rows)
+    if checks.is_constraint():
+        return _placed(tensor, rows, True)
     axes = ",".join([name for name, _, _ in rows])
     x = (
         prims.as_invariant(tensor, axes)
@@ -186,6 +200,33 @@ def _of_first(x: torch.Tensor, axes: str) -> torch.Tensor:
     return carried.to(x.dtype)
 
 
+@_compat.read_by_dynamo
+def _filled(
+    what: str, size: tuple[Any, ...], value: Any, options: Any
+) -> torch.Tensor:
+    """A DTensor of one number."""
+    size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = tuple([int(n) for n in size])
+    mesh, placements = options.get("device_mesh"), options.get("placements")
+    rows = checks.placed_on(what, mesh, None, _said(placements), shape)
+    checks.refuse_partial(what, rows)
+    x = torch.full(shape, value, dtype=options.get("dtype"))
+    x = x.to(torch.get_default_dtype()) if options.get("dtype") is None else x
+    return _placed(x, rows, checks.is_constraint())
+
+
+@_compat.read_by_dynamo
+def zeros(*size: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.zeros."""
+    return _filled("torch.distributed.tensor.zeros", size, 0.0, options)
+
+
+@_compat.read_by_dynamo
+def ones(*size: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.ones."""
+    return _filled("torch.distributed.tensor.ones", size, 1.0, options)
+
+
 table.METHODS.update(
     {
         "redistribute": redistribute,
@@ -198,5 +239,7 @@ table.FUNCTIONS.update(
     {
         DTensor.from_local: from_local,
         distribute_tensor: distributed,
+        torch.distributed.tensor.zeros: zeros,
+        torch.distributed.tensor.ones: ones,
     }
 )

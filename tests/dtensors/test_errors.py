@@ -1,0 +1,206 @@
+"""Mistakes with DTensors and collectives inside a captured function: what the errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from message import without_line
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import shardfn as sf
+
+X = torch.ones(4, 2)
+S, R = [Shard(0)], [Replicate()]
+Case = tuple[Callable[[Any, Any], Any], str]
+
+
+def from_local(x: Any, mesh: Any, placements: Any = S, **options: Any) -> Any:
+    return DTensor.from_local(x, mesh, placements, **options)
+
+
+def written(x: Any, mesh: Any) -> Any:
+    d = from_local(x * 1, mesh)
+    d.to_local().add_(1)
+    return d
+
+
+def written_after(x: Any, mesh: Any) -> Any:
+    y = x * 1
+    d = from_local(y, mesh)
+    y.add_(1)
+    return d
+
+
+def of_a_branch(x: Any, mesh: Any) -> Any:
+    return x if dist.get_rank() == 0 else x * 2
+
+
+CASES: dict[str, Case] = {
+    "a DTensor and a plain tensor": (
+        lambda x, mesh: from_local(x, mesh) + x[:1],
+        """add: of a DTensor of shape (8, 2) and a plain tensor of shape (1, 2)
+  try: DTensor.from_local(x, mesh, placements) for each rank's own, distribute_tensor for one \
+that all have; or x.to_local() of the DTensor""",
+    ),
+    "a number of each rank": (
+        lambda x, mesh: from_local(x, mesh) * x.sum(),
+        """mul: of a DTensor and a number that differs over dp
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+    ),
+    "a term": (
+        lambda x, mesh: from_local(x, mesh, [Partial()]).to_local(),
+        """DTensor.to_local: the DTensor is Partial over dp: each rank has a term
+  needed: a value
+  try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
+    ),
+    "shards of two sizes": (
+        lambda x, mesh: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),
+        """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks
+  needed: shards of equal size, since all ranks share one program
+  try: x.full_tensor(), x.redistribute to another dim, or pad it""",
+    ),
+    "a shape that the shards do not make": (
+        lambda x, mesh: from_local(x, mesh, shape=(7, 2), stride=(2, 1)),
+        """DTensor.from_local: shape (7, 2), of local tensors of shape (4, 2)
+  needed: (8, 2): shards of equal size, since all ranks share one program
+  try: pad the tensor""",
+    ),
+    "too many placements": (
+        lambda x, mesh: from_local(x, mesh, [Shard(0), Shard(1)]),
+        """DTensor.from_local: 2 placements for a mesh of 1 axes ('dp',)
+  try: one placement for each axis""",
+    ),
+    "no such dim": (
+        lambda x, mesh: from_local(x, mesh, [Shard(2)]),
+        "DTensor.from_local: Shard(2) of a tensor with 2 dims, shape (4, 2)",
+    ),
+    "a reduction that is not known": (
+        lambda x, mesh: from_local(x, mesh, [Partial("product")]),
+        """DTensor.from_local: product is not a placement that shardfn knows
+  needed: Shard, Replicate, or Partial of sum, avg, max, min""",
+    ),
+    "redistribute to terms": (
+        lambda x, mesh: from_local(x, mesh).redistribute(mesh, [Partial()]),
+        """DTensor.redistribute: Partial over dp
+  needed: Shard or Replicate""",
+    ),
+    "a plain tensor taken apart": (
+        lambda x, mesh: from_local(x, mesh) * 1 if x.to_local() is None else x,
+        """DTensor.to_local: of a plain tensor
+  needed: a DTensor
+  try: DTensor.from_local(x, mesh, placements), or distribute_tensor""",
+    ),
+    "a dtype of the gradient": (
+        lambda x, mesh: from_local(x, mesh).redistribute(
+            mesh, R, backward_dtype=torch.float16
+        ),
+        """DTensor.redistribute: backward_dtype
+  try: forward_dtype, or x.to(dtype)""",
+    ),
+    "a write to an argument": (
+        lambda x, mesh: (dist.all_reduce(x), x)[1],
+        """jit(<lambda>): copy_ writes to the memory of an argument
+  needed: a function that only returns
+  try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "a write to the local tensor of a DTensor": (
+        written,
+        """jit(<lambda>): add_ writes to the memory of a DTensor
+  needed: a function that only returns
+  try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "a write to what a DTensor was made of": (
+        written_after,
+        """jit(<lambda>): add_ writes to the memory of a DTensor
+  needed: a function that only returns
+  try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "an op that a collective does not have": (
+        lambda x, mesh: dist.all_reduce(x * 1, op=dist.ReduceOp.PRODUCT),
+        f"""torch.distributed.all_reduce: op is {dist.ReduceOp.PRODUCT!r}
+  needed: one of sum, avg, max, min""",
+    ),
+    "a maximum that is scattered": (
+        lambda x, mesh: dist.reduce_scatter_tensor(
+            x[:2] * 1, x, op=dist.ReduceOp.MAX
+        ),
+        """torch.distributed.reduce_scatter_tensor: op is max
+  needed: sum or avg
+  try: all_reduce, and each rank's part of it""",
+    ),
+    "uneven splits": (
+        lambda x, mesh: dist.all_to_all_single(x * 1, x, [1, 3], [3, 1]),
+        """torch.distributed.all_to_all_single: split sizes [1, 3]
+  needed: equal parts
+  try: parts of equal size, padded""",
+    ),
+    "the rank as a number": (
+        of_a_branch,
+        """jit(<lambda>): it branches on a tensor's value
+  needed: one pure graph of tensor ops
+  try: torch.where(condition, a, b)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
+    fn, text = CASES[case]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        staged = sf.jit(lambda x: fn(x, mesh), backend="aten")
+        with pytest.raises(sf.ShardError) as caught:
+            staged(X)
+    assert without_line(caught.value) == text
+    assert (caught.value.source or "").startswith(__file__)
+
+
+def test_a_group_that_no_mesh_has() -> None:
+    with sf.fake_world(4):
+        sf.make_mesh((4,), ("dp",))
+        pair = dist.new_group([0, 1])
+        fn = sf.jit(lambda x: dist.all_reduce(x * 1, group=pair))
+        with pytest.raises(sf.CaptureError, match="an axis of 0 meshes") as caught:
+            fn(X)
+    assert "use_mesh(mesh)" in (caught.value.fix or "")
+
+
+def test_two_meshes_in_one_function() -> None:
+    with sf.fake_world(2):
+        mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
+        fn = lambda x: (from_local(x, mesh), from_local(x, other))
+        with pytest.raises(sf.PlacementError, match=r"its mesh is \(tp=2\)"):
+            sf.jit(fn)(X)
+
+
+def test_a_mesh_of_a_world_that_has_ended() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+    with sf.fake_world(2), pytest.raises(sf.PlacementError, match="has ended"):
+        sf.jit(lambda x: from_local(x, mesh))(X)
+
+
+def test_an_argument_whose_gradient_would_be_lost() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        fn = sf.jit(lambda x: from_local(x, mesh).full_tensor())
+        with pytest.raises(sf.ShardError, match="argument x: it requires grad"):
+            fn(X.clone().requires_grad_())
+
+
+def test_placements_that_torch_does_not_know() -> None:
+    def fn(x: Any) -> Any:
+        d = from_local(x, mesh)
+        y = torch.cdist(d, d)  # torch has no strategy for it
+        return y.to_local()
+
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        with pytest.raises(sf.CaptureError) as caught:
+            sf.jit(fn)(X)
+    assert "torch places no such DTensor" in str(caught.value)
+    assert "x.redistribute(mesh, placements)" in (caught.value.fix or "")

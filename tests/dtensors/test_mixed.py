@@ -1,0 +1,297 @@
+"""DTensor programs under shardfn's transforms, as arguments and results, and in `shard` and
+`shard_map`: in a simulated world of two ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+import shardfn as sf
+from shardfn import P
+from shardfn.runtime.cache import counts
+from shardfn.simulated import SimulatedTensor
+
+R, S = [Replicate()], [Shard(0)]
+ROWS = [torch.arange(8.0).view(4, 2) + 10 * k for k in range(2)]
+X = torch.cat(ROWS)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    with sf.fake_world(2):
+        yield sf.make_mesh((2,), ("dp",))
+
+
+def local() -> Any:
+    """Each rank's own tensor."""
+    return SimulatedTensor(ROWS)
+
+
+def shards(out: Any) -> Any:
+    return out.shards if isinstance(out, SimulatedTensor) else sf.full(out)
+
+
+def same(got: Any, *wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(shards(got), list(wanted))
+
+
+def test_s2_1_a_dtensor_argument_and_result(mesh: Any) -> None:
+    d = distribute_tensor(X, mesh, S)
+    out, mine, placements = sf.jit(
+        lambda d: (d * 2, d.to_local() + 1, d.placements), backend="aten"
+    )(d)
+    assert isinstance(out, DTensor)
+    assert placements == out.placements == (Shard(0),)
+    torch.testing.assert_close(sf.full(out), X * 2)
+    same(mine, ROWS[0] + 1, ROWS[1] + 1)
+
+
+def test_s2_4_equal_placements_and_meshes_never_retrace(mesh: Any) -> None:
+    def moved(x: Any, mesh: Any, dim: int) -> Any:
+        return DTensor.from_local(x, mesh, [Shard(dim)]).full_tensor()
+
+    fn = sf.jit(moved, backend="aten")
+    fn(local(), mesh, 0)
+    before = dict(counts)
+    again = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    assert again == mesh
+    same(fn(local(), again, 0), X, X)
+    assert dict(counts) == before
+    same(fn(local(), mesh, 1), *[torch.cat(ROWS, 1)] * 2)
+    captures, partitions = counts["captures"], counts["partitions"]
+    assert (captures, partitions) == (
+        before["captures"] + 1,
+        before["partitions"] + 1,
+    )
+    fn(local(), again, 1)
+    assert counts["captures"] == captures
+
+
+def test_s2_3_and_s2_5_the_program_of_the_pull_request(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        dt = DTensor.from_local(x, mesh, [Shard(0)], run_check=False)
+        return dt.redistribute(mesh, [Replicate()]).to_local() + 2
+
+    traced = str(sf.jit(fn).trace(torch.ones(4, 2)))
+    names = [
+        line.split(" = ")[1].split("(")[0]
+        for line in traced.splitlines()
+        if " = prim_" in line
+    ]
+    first = names.index("prim_from_local")
+    assert names[first : first + 4] == [
+        "prim_from_local",
+        "prim_redistribute",  # to its own placements: nothing moves
+        "prim_redistribute",
+        "prim_to_local",
+    ]
+    lowered = sf.jit(fn).lower(torch.ones(4, 2))
+    assert [c.kind for c in lowered.collectives] == ["all_gather"]
+    same(sf.jit(fn)(local()), X + 2, X + 2)
+
+
+def test_s4_a_local_program_has_no_copies_of_dtensors(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        d = DTensor.from_local(x, mesh, S)
+        return ((d + 1).sin() * d).to_local()
+
+    ops = [str(n.target) for n in sf.jit(fn).lower(local()).program.graph.nodes]
+    assert not [op for op in ops if "detach" in op or "clone" in op or "copy" in op]
+
+
+def test_a_gradient_of_dtensors_has_their_placements(mesh: Any) -> None:
+    loss = lambda d: (d * d * d).sum().full_tensor()
+    d = distribute_tensor(X, mesh, S)
+    for fn in (sf.jit(sf.grad(loss)), sf.grad(loss)):
+        out = fn(d)
+        assert out.placements == (Shard(0),)
+        torch.testing.assert_close(sf.full(out), 3 * X * X)
+
+
+def test_bucketed_gradients_of_dtensors_and_local_batches(mesh: Any) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return (DTensor.from_local(x, mesh, S) @ w).square().sum().full_tensor()
+
+    w = distribute_tensor(torch.ones(2, 3), mesh, R)
+    value, gradient = sf.jit(sf.bucketed_grad(loss), backend="aten")(w, local())
+    plain = torch.func.grad_and_value(lambda w: (X @ w).square().sum())
+    wanted, expected = plain(torch.ones(2, 3))
+    torch.testing.assert_close(sf.full(gradient), wanted)
+    same(value, expected, expected)
+
+
+def test_vmap(mesh: Any) -> None:
+    def row(x: Any) -> Any:
+        d = DTensor.from_local(x, mesh, S)
+        return d.sin().to_local(), d.redistribute(mesh, R).to_local()
+
+    own, every = sf.jit(sf.vmap(row), backend="aten")(local())
+    same(own, *[x.sin() for x in ROWS])
+    same(every, *[torch.cat(ROWS, 1)] * 2)
+
+
+@pytest.mark.parametrize("wrap", [sf.checkpoint, lambda fn: fn])
+def test_checkpoint(mesh: Any, wrap: Any) -> None:
+    def inner(x: Any) -> Any:
+        return DTensor.from_local(x, mesh, S).sin().full_tensor().square().sum()
+
+    gradient = sf.jit(sf.grad(wrap(inner)), backend="aten")(local())
+    # all ranks have one loss, which counts once
+    wanted = [2 * x.sin() * x.cos() for x in ROWS]
+    torch.testing.assert_close(gradient.shards, wanted)
+
+
+def test_scan(mesh: Any) -> None:
+    def step(carry: Any, row: Any) -> Any:
+        every = DTensor.from_local(row, mesh, S).full_tensor()
+        return carry + every.sum(), every
+
+    def fn(x: Any) -> Any:
+        return sf.scan(step, torch.zeros(()), x)
+
+    total, rows = sf.jit(fn, backend="aten")(local())
+    same(total, X.sum(), X.sum())
+    same(rows, *[torch.cat(ROWS, 1)] * 2)
+
+
+def test_uneven_dtensors_inside_and_as_results(mesh: Any) -> None:
+    d = distribute_tensor(torch.arange(257.0), mesh, S)
+    out, total = sf.jit(lambda d: (d * 2, d.sum().full_tensor()), backend="aten")(d)
+    torch.testing.assert_close(sf.full(out), torch.arange(257.0) * 2)
+    same(total, torch.arange(257.0).sum(), torch.arange(257.0).sum())
+
+
+def test_s2_2_factories(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        a = torch.distributed.tensor.ones(4, 2, device_mesh=mesh, placements=S)
+        b = torch.distributed.tensor.zeros((4, 2), device_mesh=mesh, placements=S)
+        return a.to_local() + x[:2], (a + b).full_tensor()
+
+    mine, total = sf.jit(fn, backend="aten")(local())
+    same(mine, *[x[:2] + 1 for x in ROWS])
+    same(total, torch.ones(4, 2), torch.ones(4, 2))
+
+
+def test_in_shard_map(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        y = DTensor.from_local(x, mesh, S).redistribute(mesh, R).to_local() * 2
+        dist.all_reduce(x := x.clone(), group=mesh.get_group())
+        return y, x
+
+    mapped = sf.shard_map(fn, mesh, P("dp"), (P(), P("dp")), backend="aten")
+    doubled, total = mapped(X)
+    torch.testing.assert_close(sf.full(doubled), X * 2)
+    torch.testing.assert_close(sf.full(total), torch.cat([ROWS[0] + ROWS[1]] * 2))
+
+
+def test_in_shard_placements_are_constraints(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        a = distribute_tensor(x * 2, mesh, [Shard(1)])
+        return (
+            a,
+            a.redistribute(mesh, S),
+            a.full_tensor(),
+            a + x,
+            isinstance(a, DTensor),
+        )
+
+    *out, is_dtensor = sf.shard(fn, mesh, P("dp"), backend="aten")(X)
+    placed = [x.placements for x in out[:3]]
+    assert placed == [(Shard(1),), (Shard(0),), (Replicate(),)]
+    for x, wanted in zip(out, (X * 2, X * 2, X * 2, X * 3), strict=True):
+        torch.testing.assert_close(sf.full(x), wanted)
+    assert is_dtensor is False  # as for one device
+
+
+def test_the_mesh_of_a_dtensor(mesh: Any) -> None:
+    def fn(d: Any) -> Any:
+        here = d.device_mesh
+        return d.redistribute(here, R).to_local() * here.size(), isinstance(
+            d, DTensor
+        )
+
+    every, is_dtensor = sf.jit(fn, backend="aten")(distribute_tensor(X, mesh, S))
+    same(every, X * 2, X * 2)
+    assert is_dtensor is True
+
+
+def test_s6_1_the_current_mesh_serves_where_none_is_named(mesh: Any) -> None:
+    fn = sf.jit(
+        lambda x: DTensor.from_local(x, None, S).full_tensor(), backend="aten"
+    )
+    with sf.use_mesh(mesh):
+        same(fn(local()), X, X)
+    with mesh:
+        same(fn(local()), X, X)
+
+
+def test_partial_results_are_reduced(mesh: Any) -> None:
+    fn = lambda x: DTensor.from_local(x, mesh, [Partial()])
+    out = sf.jit(fn, backend="aten")(local())
+    torch.testing.assert_close(sf.full(out), ROWS[0] + ROWS[1])
+
+
+def test_a_collective_by_hand_has_the_right_derivative(mesh: Any) -> None:
+    def loss(x: Any) -> Any:
+        total = x * 1
+        dist.all_reduce(total)
+        return (total * x).sum()
+
+    gradient = sf.jit(sf.grad(loss), backend="aten")(local())
+    total = ROWS[0] + ROWS[1]  # d/dx of the sum over ranks of total * x
+    torch.testing.assert_close(gradient.shards, [total + total] * 2)
+
+
+def test_s7_2_and_s7_3_queries_are_constants(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        part = mesh["dp"]
+        facts = (
+            mesh.ndim,
+            mesh.size(),
+            mesh.size(0),
+            tuple(mesh.shape),
+            mesh.mesh_dim_names,
+            mesh.device_type,
+            part.size(),
+            dist.get_world_size(),
+            dist.get_world_size(mesh.get_group("dp")),
+            mesh.get_group("dp").size(),
+            Shard(-1).dim,
+            Shard(0).is_shard(0),
+            Replicate().is_replicate(),
+            Partial("avg").reduce_op,
+            Shard(0) == Shard(0),
+        )
+        return x + len(facts), facts
+
+    _, facts = sf.jit(fn, backend="aten")(torch.ones(2))
+    assert facts == (
+        *(1, 2, 2, (2,), ("dp",), "cpu", 2, 2, 2, 2),
+        *(-1, True, True, "avg", True),
+    )
+
+
+def test_a_second_world_is_found_out_anew() -> None:
+    def fn(x: Any) -> Any:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    staged = sf.jit(fn, backend="aten")
+    for n in (2, 4):
+        with sf.fake_world(n):
+            out = staged(torch.ones(3))
+            assert len(out.shards) == n
+            torch.testing.assert_close(out.shards[0], torch.full((3,), float(n)))
