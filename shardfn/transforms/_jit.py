@@ -50,6 +50,10 @@ def jit(
     placements, and results are DTensors with the placements that propagation chose. Inside
     another transform, `jit(fn)` is `fn`.
 
+    A function that calls DTensor or collectives of torch.distributed is the code of one rank: its
+    plain tensors are each rank's own, and DTensors are global. It is run on all ranks of their
+    mesh, as docs/dtensor.md says.
+
     Args:
         fn: a pure function of pytrees. Without it, a decorator is returned. Each call looks at
             what fn closes over: tensors by reference, everything else by value. A changed value
