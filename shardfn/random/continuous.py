@@ -241,18 +241,25 @@ def gamma(
 def _gamma(
     key: torch.Tensor, a: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts."""
-    keys = split(key, 2 * ATTEMPTS + 1)
-    d = torch.where(a < 1, a + 1, a) - 1 / 3
-    value, done = d, torch.zeros(shape, dtype=torch.bool, device=key.device)
-    for i in range(ATTEMPTS):
-        x = normal(keys[2 * i], shape, a.dtype)
-        u = positive(draw(keys[2 * i + 1], shape, a.dtype))
-        cube = (1 + x / torch.sqrt(9 * d)) ** 3
-        accepted = (cube > 0) & (torch.log(u) < _bound(x, d, cube))
-        value = torch.where(accepted & ~done, d * cube, value)
-        done = done | accepted
-    u = positive(draw(keys[2 * ATTEMPTS], shape, a.dtype))
+    """Marsaglia's and Tsang's method; the first of several attempts that is accepted counts.
+
+    All attempts are one tensor: written one after the other, they are code that takes a compiler
+    minutes.
+    """
+    keys = split(key, 2 * ATTEMPTS + 1)  # (2 * ATTEMPTS + 1, 2)
+    d = torch.where(a < 1, a + 1, a) - 1 / 3  # shape
+    x = from_uniform.normal(
+        draw(keys[0:-1:2], shape, a.dtype)
+    )  # (ATTEMPTS, *shape)
+    u = positive(draw(keys[1:-1:2], shape, a.dtype))
+    cube = (1 + x / torch.sqrt(9 * d)) ** 3
+    accepted = (cube > 0) & (torch.log(u) < _bound(x, d, cube))
+    left = torch.arange(ATTEMPTS, 0, -1, device=key.device)
+    left = left.view(ATTEMPTS, *[1] * len(shape)) * accepted  # most for the first
+    first = left.amax(0)
+    chosen = torch.where(accepted & (left == first), d * cube, 0).sum(0)
+    value = torch.where(first > 0, chosen, d)
+    u = positive(draw(keys[-1], shape, a.dtype))
     return torch.where(a < 1, value * torch.exp(torch.log(u) / a), value)
 
 

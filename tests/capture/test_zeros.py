@@ -31,7 +31,9 @@ def nothing_known() -> None:
 
 def captures() -> Any:
     """Torch as it is for a capture."""
-    return _compat.patched("capture", substitutes=None, custom_ops=None)
+    return _compat.patched(
+        "capture", substitutes=None, custom_ops=None, dtensors=None
+    )
 
 
 VIEWS = {

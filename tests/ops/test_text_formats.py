@@ -15,6 +15,10 @@ NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 AXES = st.lists(NAMES, unique=True, max_size=4).map(tuple)
 NUMBERS = st.integers(0, 99)
 SHARDS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS), max_size=4)
+PLACED = st.lists(
+    st.tuples(NAMES, st.sampled_from(["R", "S0", "S12", "Psum", "Pavg"])),
+    max_size=4,
+).map(tuple)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
@@ -22,6 +26,7 @@ RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tu
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),
+    "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),
     "record": (RECORDS, texts.print_record, texts.parse_record),

@@ -69,6 +69,18 @@ def attribute_read(
     return _read(tx, dtensors.attributes[name], [placed], {})
 
 
+def has_attribute(
+    dtensors: DTensors, asked: Callable[..., Any], tensor: Any, tx: Any, name: str
+) -> Any:
+    """Whether a tensor has an attribute, which may be one of DTensors."""
+    from torch._dynamo.variables.base import VariableTracker
+
+    if name not in {*dtensors.methods, *dtensors.attributes, "device_mesh"}:
+        return asked(tensor, tx, name)
+    found = dtensors.asked_for(_node(tensor), _outer(tx))
+    return VariableTracker.build(tx, found)
+
+
 def function_called(
     dtensors: DTensors,
     call: Callable[..., Any],

@@ -157,6 +157,14 @@ READING = (  # a captured function, by Dynamo
         takes="dtensors",
     ),
     Patch(
+        methods(VARIABLES + "TensorVariable", "call_obj_hasattr"),
+        "the same, asked for by hasattr",
+        NEVER,
+        new=dtensor_calls.has_attribute,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "BuiltinVariable", "call_isinstance"),
         "a global tensor that the code takes for a DTensor",
         NEVER,
