@@ -20,6 +20,7 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
+from torch.distributed.tensor.experimental import local_map
 
 Program = Callable[[torch.Tensor, torch.Tensor, Any], Any]
 
@@ -237,6 +238,39 @@ def functions(x: Any, w: Any, mesh: Any) -> Any:
     )
 
 
+def mapped(x: Any, w: Any, mesh: Any) -> Any:
+    """The example of torch's local_map: a row-wise product with a reduction by hand."""
+
+    def product(a: Any, b: Any) -> Any:
+        return functional.all_reduce(a @ b, "sum", (mesh, mesh.ndim - 1))
+
+    local = local_map(
+        product,
+        out_placements=(every(mesh, Replicate()),),
+        in_placements=(last(mesh, Shard(1)), last(mesh, Shard(0))),
+        device_mesh=mesh,
+    )
+    a = distribute_tensor(x, mesh, last(mesh, Shard(1)))
+    b = distribute_tensor(w, mesh, last(mesh, Shard(0)))
+    return local(a, b)
+
+
+def mapped_after_redistribution(x: Any, w: Any, mesh: Any) -> Any:
+    local = local_map(
+        lambda a, n: (a * n).sin(),
+        out_placements=last(mesh, Shard(0)),
+        in_placements=(last(mesh, Shard(0)), None),
+        redistribute_inputs=True,
+    )
+    return local(distribute_tensor(x, mesh, last(mesh, Shard(1))), 3)
+
+
+def filled(x: Any, w: Any, mesh: Any) -> Any:
+    make = torch.distributed.tensor.full
+    d = make((8, 6), 2.5, device_mesh=mesh, placements=every(mesh, Shard(0)))
+    return d.to_local() + mesh.get_group(0).rank()
+
+
 def ranks(x: Any, w: Any, mesh: Any) -> Any:
     name = mesh.mesh_dim_names[-1]
     place = mesh.get_coordinate()
@@ -275,6 +309,9 @@ PROGRAMS: dict[str, Program] = {
         exchanged,
         broadcast,
         functions,
+        mapped,
+        mapped_after_redistribution,
+        filled,
         ranks,
     )
 }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor
 
 import shardfn as sf
@@ -125,6 +126,23 @@ def _compiled(shape: tuple[int, ...]) -> Any:
         )
         for name in ("sequence_parallel", "functions")
     ]
+
+
+def _arriving() -> Any:
+    mesh = _mesh((2,))
+    x, _ = own(torch.distributed.get_rank())
+    total = functional.all_reduce(x, "sum", mesh.get_group())
+    assert type(total) is not torch.Tensor
+    wanted = sum(own(rank)[0] for rank in range(2)) + 1
+    return [
+        sf.jit(lambda x: x + 1, backend="aten")(total) for _ in range(2)
+    ], wanted
+
+
+def test_s2_2_an_argument_that_is_still_arriving_is_awaited() -> None:
+    for found, wanted in run_ranks(2, _arriving):
+        for x in found:
+            torch.testing.assert_close(x, wanted)
 
 
 @pytest.mark.inductor

@@ -56,7 +56,9 @@ def test_every_prim_of_a_tensor_has_a_transpose_or_two_derivatives(
 
 
 # as_invariant is left out: capture narrows it to the axes over which its tensor varies
-LINEAR = [c for c in SAMPLES if CALLS[c].transpose and c is not shard_map.as_invariant]
+LINEAR = [
+    c for c in SAMPLES if CALLS[c].transpose and c is not shard_map.as_invariant
+]
 
 
 @pytest.mark.parametrize("call", LINEAR)

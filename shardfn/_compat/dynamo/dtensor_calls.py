@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +18,7 @@ class DTensors(Protocol):
     attributes: Mapping[str, Callable[..., Any]]
     functions: Mapping[Any, Callable[..., Any]]
     of_meshes: Mapping[str, Callable[..., Any]]
+    of_groups: Mapping[str, Callable[..., Any]]
 
     def placed(
         self, name: str, node: torch.fx.Node, outer: Mapping[Any, Any]
@@ -120,12 +122,15 @@ def mesh_method_called(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """A call of a method of a mesh, which may ask for the rank."""
+    """A call of a method of a mesh or a group, which may ask for the rank."""
     held = getattr(owner, "value", None)
-    is_mesh = isinstance(getattr(held, "real_obj", held), DeviceMesh)
-    if not is_mesh or name not in dtensors.of_meshes:
+    held = getattr(held, "real_obj", held)
+    is_mesh = isinstance(held, DeviceMesh)
+    is_group = isinstance(held, dist.ProcessGroup)
+    ours = dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
+    if name not in ours:
         return call(owner, tx, name, args, kwargs)
-    return _read(tx, dtensors.of_meshes[name], [owner, *args], kwargs)
+    return _read(tx, ours[name], [owner, *args], kwargs)
 
 
 def is_instance(

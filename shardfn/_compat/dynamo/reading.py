@@ -193,6 +193,11 @@ MADE = "makes a tensor of class"
 COMMUNICATES = "communicates by itself:"
 
 OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
+READABLE = (  # by calls of DTensor that Dynamo reads ours for
+    "torch.distributed.tensor.placement_types",
+    "torch.distributed.tensor.experimental._func_map",
+    "torch.distributed.tensor.experimental.local_map",
+)
 
 
 def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,16 +207,15 @@ def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def makes_dtensors(fn: Any) -> bool:
-    """Whether a function belongs to torch.distributed.tensor, except for the placements, or is
-    marked as making DTensors.
+    """Whether a function belongs to torch.distributed.tensor, except for what Dynamo can read, or
+    is marked as making DTensors.
     """
     if getattr(fn, "makes_dtensors", False) is True:
         return True
     module = getattr(fn, "__module__", None)
     inside = isinstance(module, str) and module.startswith(OF_DTENSORS)
-    return inside and not str(module).startswith(
-        "torch.distributed.tensor.placement_types"
-    )
+    name = f"{module}.{getattr(fn, '__qualname__', '')}"
+    return inside and not name.startswith(READABLE)
 
 
 def refusal(fn: Any) -> str | None:

@@ -27,6 +27,8 @@ CONSTRAINTS = (  # in `shard`
     "distribute_tensor",
     "torch.distributed.tensor.zeros",
     "torch.distributed.tensor.ones",
+    "torch.distributed.tensor.empty",
+    "torch.distributed.tensor.full",
 )
 REDUCED = ("sum", "avg", "max", "min")
 

@@ -8,4 +8,5 @@ from typing import Any
 METHODS: dict[str, Callable[..., Any]] = {}  # of (tensor, its placements, *args)
 ATTRIBUTES: dict[str, Callable[..., Any]] = {}  # of the placements of the tensor
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # of torch, each with ours
+OF_GROUPS: dict[str, Callable[..., Any]] = {}  # methods of (group, *args)
 OF_MESHES: dict[str, Callable[..., Any]] = {}  # methods of (mesh, *args)

@@ -35,7 +35,8 @@ class DTensors:
     """The DTensors of one capture."""
 
     methods, attributes = table.METHODS, table.ATTRIBUTES
-    functions, of_meshes = table.FUNCTIONS, table.OF_MESHES
+    functions = table.FUNCTIONS
+    of_meshes, of_groups = table.OF_MESHES, table.OF_GROUPS
 
     def __init__(self) -> None:
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device

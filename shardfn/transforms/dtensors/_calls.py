@@ -201,30 +201,43 @@ def _of_first(x: torch.Tensor, axes: str) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
-def _filled(
-    what: str, size: tuple[Any, ...], value: Any, options: Any
+def _made(
+    make: Any, name: str, size: tuple[Any, ...], options: Any
 ) -> torch.Tensor:
-    """A DTensor of one number."""
+    """A DTensor that a function of a shape and a dtype makes."""
+    what = f"torch.distributed.tensor.{name}"
     size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     shape = tuple([int(n) for n in size])
     mesh, placements = options.get("device_mesh"), options.get("placements")
     rows = checks.placed_on(what, mesh, None, _said(placements), shape)
     checks.refuse_partial(what, rows)
-    x = torch.full(shape, value, dtype=options.get("dtype"))
-    x = x.to(torch.get_default_dtype()) if options.get("dtype") is None else x
+    x = make(shape, dtype=options.get("dtype"))
     return _placed(x, rows, checks.is_constraint())
 
 
 @_compat.read_by_dynamo
 def zeros(*size: Any, **options: Any) -> torch.Tensor:
     """torch.distributed.tensor.zeros."""
-    return _filled("torch.distributed.tensor.zeros", size, 0.0, options)
+    return _made(torch.zeros, "zeros", size, options)
 
 
 @_compat.read_by_dynamo
 def ones(*size: Any, **options: Any) -> torch.Tensor:
     """torch.distributed.tensor.ones."""
-    return _filled("torch.distributed.tensor.ones", size, 1.0, options)
+    return _made(torch.ones, "ones", size, options)
+
+
+@_compat.read_by_dynamo
+def empty(*size: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.empty, of zeros."""
+    return _made(torch.zeros, "empty", size, options)
+
+
+@_compat.read_by_dynamo
+def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.full."""
+    make = lambda shape, dtype: torch.full(shape, fill_value, dtype=dtype)
+    return _made(make, "full", (size,), options)
 
 
 table.METHODS.update(
@@ -241,5 +254,7 @@ table.FUNCTIONS.update(
         distribute_tensor: distributed,
         torch.distributed.tensor.zeros: zeros,
         torch.distributed.tensor.ones: ones,
+        torch.distributed.tensor.empty: empty,
+        torch.distributed.tensor.full: full,
     }
 )

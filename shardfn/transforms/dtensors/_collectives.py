@@ -247,6 +247,7 @@ FUNCTIONAL = {
 table.FUNCTIONS.update(
     {_compat.FUNCTIONAL[name]: fn for name, fn in FUNCTIONAL.items()}
 )
+table.OF_GROUPS["rank"] = rank
 table.OF_MESHES.update(
     {
         "get_local_rank": local_rank,
