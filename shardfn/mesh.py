@@ -245,6 +245,15 @@ def meshes_here() -> list[DeviceMesh]:
     return [mesh for mesh in known if _compat.root_mesh(mesh) is mesh]
 
 
+def living(mesh: DeviceMesh) -> DeviceMesh:
+    """The equal mesh of the current world, for one of a world that has ended: torch's caches give
+    tensors the meshes of earlier ones. The mesh itself if there is none.
+    """
+    if not is_over(mesh):
+        return mesh
+    return next((known for known in meshes_here() if known == mesh), mesh)
+
+
 EVERY = "world"  # the axis of a mesh of all ranks
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from ..errors import CaptureError, ShardError
@@ -22,7 +23,7 @@ from .closure import closed_over
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
 from .dtensors.mixing import refuse_writes
-from .dtensors.values import DTensors
+from .dtensors.values import DTensors, stand_in
 from .inputs import Inputs, holding
 from .printing import program_text
 from .refusals import leaks, tensor_classes
@@ -196,7 +197,7 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
             "capture",
             substitutes=python_calls.TABLE,
             custom_ops=differentiated(),
-            dtensors=DTensors(),
+            dtensors=DTensors(mode),
         ),
     ):
         yield
@@ -262,7 +263,10 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
     if any(isinstance(x, leaks.LeakedTensor) for x in tensors):
         raise leaks.leaked(f"{name}, a tensor that it closes over")
     wrong = [
-        x for x in tensors if type(x) not in (torch.Tensor, torch.nn.Parameter)
+        x
+        for x in tensors
+        if type(x) not in (torch.Tensor, torch.nn.Parameter)
+        and not isinstance(x, DTensor)
     ]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
@@ -356,6 +360,8 @@ def _replayed(
 
 def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
     """A fake tensor for a closed-over tensor."""
+    if isinstance(x, DTensor):
+        return stand_in(x, mode)
     return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
 

@@ -64,7 +64,9 @@ class Donation:
         """
         seen: dict[int, str] = {}
         for x in self.closed_over:
-            seen[_compat.storage_of(x)] = f"a tensor that {self.name} closes over"
+            for local in _locals(x):
+                said = f"a tensor that {self.name} closes over"
+                seen[_compat.storage_of(local)] = said
         for i in self.others:
             for local in _locals(leaves[i]):
                 seen[_compat.storage_of(local)] = f"argument {self.paths[i]}"

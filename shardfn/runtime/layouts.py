@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from .. import _compat
 from ..capture import Captured
 from ..capture.rewrites.strides import refuse_view
 from ..partition import layout
 from ..random import ambient
+from ..simulated import SimulatedTensor
 from ..types import LocalProgram
 from .arguments import Placed, reader
 
@@ -62,7 +65,10 @@ def closed_over(
     """The readers of closed-over tensors: a list for each program."""
     closed, draws = list(captured.closed_over), captured.outside.draws
     read = _with_state(captured, closed) if draws else lambda: closed
-    if not any(_is_odd(x.shape, x.stride(), x.dtype) for x in closed):
+    are_placed = any(isinstance(x, DTensor) for x in closed)
+    if not are_placed and not any(
+        _is_odd(x.shape, x.stride(), x.dtype) for x in closed
+    ):
         return lambda: [read()] * len(programs)
     columns = _strides(programs)[-len(closed) :]
     rows = list(zip(*columns, strict=True))
@@ -70,11 +76,22 @@ def closed_over(
     def laid() -> list[list[torch.Tensor]]:
         now = read()
         return [
-            [laid_out(x, stride) for x, stride in zip(now, row, strict=True)]
-            for row in rows
+            [
+                laid_out(_local(x, rank), stride)
+                for x, stride in zip(now, row, strict=True)
+            ]
+            for rank, row in enumerate(rows)
         ]
 
     return laid
+
+
+def _local(x: torch.Tensor, rank: int) -> torch.Tensor:
+    """The local tensor of a closed-over tensor, of this rank or of a simulated one."""
+    if not isinstance(x, DTensor):
+        return x
+    local = _compat.local_tensor(x)
+    return local.shards[rank] if isinstance(local, SimulatedTensor) else local
 
 
 def _with_state(

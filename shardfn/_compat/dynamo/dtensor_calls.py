@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -26,8 +27,18 @@ class DTensors(Protocol):
         """The placements of a DTensor, as text; None for a plain tensor."""
         ...
 
-    def check(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> None:
+    def check(
+        self, node: torch.fx.Node, outer: Callable[[], Mapping[Any, Any]]
+    ) -> None:
         """Refuse a new node that mixes DTensors and plain tensors."""
+        ...
+
+    def closed_over(self, x: DTensor) -> tuple[Callable[..., Any], str]:
+        """The function of a tensor and a text that places a closed-over DTensor, and the text."""
+        ...
+
+    def stand_in(self, x: DTensor) -> torch.Tensor:
+        """A fake tensor for a DTensor."""
         ...
 
     def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
@@ -109,7 +120,7 @@ def node_created(
     """A new node of Dynamo's graph."""
     node = create(tracer, *args, **kw)
     if node.op in ("call_function", "call_method"):
-        dtensors.check(node, _outside(tracer))
+        dtensors.check(node, functools.partial(_outside, tracer))
     return node
 
 
@@ -131,6 +142,17 @@ def mesh_method_called(
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
     return _read(tx, ours[name], [owner, *args], kwargs)
+
+
+def closed_over(
+    dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any
+) -> Any:
+    """Dynamo's handling of a new tensor, which may be a DTensor that the function closes over."""
+    if not isinstance(x, DTensor):
+        return wrap(builder, x)
+    tag, text = dtensors.closed_over(x)
+    like = dtensors.stand_in(x)
+    return _read(builder.tx, tag, [wrap(builder, like), text], {})
 
 
 def is_instance(

@@ -130,6 +130,13 @@ READING = (  # a captured function, by Dynamo
         new=reading.refused_class,
     ),
     Patch(
+        methods(BUILDER + "VariableBuilder", "wrap_tensor"),
+        "a DTensor that the function closes over, as a global tensor",
+        NEVER,
+        new=dtensor_calls.closed_over,
+        takes="dtensors",
+    ),
+    Patch(
         (
             VARIABLES + "TorchInGraphFunctionVariable.call_function",
             VARIABLES + "UserFunctionVariable.call_function",

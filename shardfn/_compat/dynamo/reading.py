@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from ...errors import ShardError, call_site, is_ours
 from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
@@ -197,6 +198,8 @@ READABLE = (  # by calls of DTensor that Dynamo reads ours for
     "torch.distributed.tensor.placement_types",
     "torch.distributed.tensor.experimental._func_map",
     "torch.distributed.tensor.experimental.local_map",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor._api.distribute_module.",
 )
 
 
@@ -343,7 +346,8 @@ def refused_cast(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> 
 
 def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     """Dynamo's handling of a new tensor, which may be of a subclass."""
-    _refuse(f"{FOREIGN} {class_name(value)};" if is_foreign(value) else None)
+    is_refused = is_foreign(value) and not isinstance(value, DTensor)
+    _refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
     return wrap(builder, value)
 
 

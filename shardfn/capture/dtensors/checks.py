@@ -16,6 +16,7 @@ from ...mesh import (
     axes_of,
     check_mesh,
     current_mesh,
+    living,
     real_mesh,
     refuse_ended,
 )
@@ -122,6 +123,21 @@ def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
     error = NeedsRanks.of(what, got, fix=fix)
     error.mesh = _compat.root_mesh(mesh) if mesh is not None else None
     return error
+
+
+def check_closed_over(mesh: Any) -> None:
+    """Check the mesh of a DTensor that a function closes over.
+
+    Raises:
+        NeedsRanks: values are global tensors here.
+        PlacementError: its mesh is another one than that of the code here.
+    """
+    what = "a DTensor that the function closes over"
+    mesh = living(mesh)
+    refuse_ended(what, mesh)
+    _refuse_stranger(what, mesh)
+    if not current_scope().manual and not among_global_tensors():
+        raise needs_ranks(what, mesh)
 
 
 def _refuse_stranger(what: str, mesh: Any) -> None:

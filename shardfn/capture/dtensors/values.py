@@ -7,7 +7,7 @@ ops that lead to the value, on DTensors without values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,13 +38,14 @@ class DTensors:
     functions = table.FUNCTIONS
     of_meshes, of_groups = table.OF_MESHES, table.OF_GROUPS
 
-    def __init__(self) -> None:
+    def __init__(self, mode: _compat.FakeTensorMode) -> None:
+        self.mode = mode
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
         self.kinds: dict[torch.fx.Node, bool] = {}
         self.are_any = False
 
     @_compat.located
-    def check(self, node: torch.fx.Node, outer: Outer) -> None:
+    def check(self, node: torch.fx.Node, outer: Callable[[], Outer]) -> None:
         """Refuse a new node of Dynamo's graph that mixes DTensors and plain tensors.
 
         Raises:
@@ -52,7 +53,8 @@ class DTensors:
         """
         self.are_any = self.are_any or node.target is placement.placed
         if self.are_any:
-            refuse_mixed(node, lambda x: self.is_dtensor(x, outer))
+            around = outer()
+            refuse_mixed(node, lambda x: self.is_dtensor(x, around))
 
     def is_dtensor(self, node: torch.fx.Node, outer: Outer) -> bool:
         """Whether the value of a node is a DTensor."""
@@ -94,6 +96,24 @@ class DTensors:
                 f"DTensor.{name}", "the placements are not known here", fix=FIX
             )
         return text_of(found)
+
+    @_compat.located
+    def closed_over(self, x: DTensor) -> tuple[Any, str]:
+        """How a DTensor that the function closes over becomes a global tensor: the function of a
+        tensor and a text that places it, and the text.
+
+        Raises:
+            NeedsRanks: among plain tensors.
+            PlacementError: its mesh is another one.
+        """
+        checks.check_closed_over(x.device_mesh)
+        is_constraint = checks.among_global_tensors()
+        return _constrained if is_constraint else placement.placed, text_of(x)
+
+    def stand_in(self, x: DTensor) -> torch.Tensor:
+        """A fake tensor for a DTensor."""
+        with _compat.neutral():
+            return stand_in(x, self.mode)
 
     @_compat.located
     def mesh(self, node: torch.fx.Node, outer: Outer) -> Any:
@@ -147,6 +167,21 @@ class DTensors:
 
 
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
+
+
+@_compat.read_by_dynamo
+def _constrained(x: torch.Tensor, text: str) -> torch.Tensor:
+    """A global tensor at the placements of a DTensor, not taken for one."""
+    return placement.unmarked(placement.placed(x, text))
+
+
+def stand_in(x: torch.Tensor, mode: Any) -> torch.Tensor:
+    """A fake tensor of the global shape, with the device of the local tensor."""
+    with mode, torch.enable_grad():
+        made = torch.empty_strided(
+            tuple(x.shape), tuple(x.stride()), dtype=x.dtype, device=x.device
+        )
+        return made.requires_grad_(x.requires_grad)
 
 
 def is_dtensor(

@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 import attrs
+import torch
+from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ... import schedule as passes
@@ -20,9 +22,10 @@ from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
-from ...mesh import all_coordinates, group_names
+from ...mesh import all_coordinates, group_names, refuse_other
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
+from ...placements import marks_of
 from ...schedule.agenda import rewished
 from ...types import Collective, LocalProgram, Marks, Program
 from .. import cache
@@ -96,14 +99,23 @@ class Traced:
         which inputs are unreduced gradients.
         """
         axes = self.placed.axes
-        whole: Marks = ("R",) * len(axes.names)
-        ins = (*self.placed.marks, *[whole] * len(self.captured.closed_over))
+        closed = [self._marks_of(x) for x in self.captured.closed_over]
+        ins = (*self.placed.marks, *closed)
         return (
             axes,
             ins,
             out_marks(self.request, self.program, self.placed),
             self.placed.unreduced,
         )
+
+    def _marks_of(self, x: torch.Tensor) -> Marks:
+        """The placements of a closed-over tensor: a plain one is replicated."""
+        axes, mesh = self.placed.axes, self.placed.mesh
+        if not isinstance(x, DTensor) or mesh is None:
+            return ("R",) * len(axes.names)
+        if x.device_mesh != mesh:
+            refuse_other(f"{self.request.name}, a DTensor", x.device_mesh, mesh)
+        return marks_of(list(x.placements), x.shape, axes)
 
     def lower(
         self,

@@ -163,11 +163,11 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
         ),
         "a closed-over DTensor": (
             lambda x: x + placed.full_tensor(),
-            "it closes over a DTensor",
+            None,
         ),
         "a closed-over DTensor, returned": (
             lambda x: (x, placed),
-            "it closes over a DTensor",
+            None,
         ),
         "redistribute of an argument": (
             lambda x: x.redistribute(mesh, [Replicate()]),

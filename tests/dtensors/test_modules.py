@@ -1,0 +1,142 @@
+"""Modules from parallelize_module, and DTensors that a function closes over: inside `jit` as
+eager torch computes them on real ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import shardfn as sf
+from shardfn import P
+from shardfn.runtime.cache import counts
+from shardfn.simulated import SimulatedTensor
+
+PLANS: dict[str, dict[str, Any]] = {
+    "tensor parallel": {"0": ColwiseParallel(), "2": RowwiseParallel()},
+    "sequence parallel": {
+        "0": ColwiseParallel(input_layouts=Shard(0)),
+        "2": RowwiseParallel(output_layouts=Shard(0)),
+    },
+    "results as DTensors": {
+        "0": ColwiseParallel(use_local_output=False),
+        "2": RowwiseParallel(use_local_output=False),
+    },
+}
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.GELU(), nn.Linear(8, 5)).double()
+
+
+def _x(plan: str, rank: int) -> torch.Tensor:
+    """The rows of one rank, or in plain tensor parallel those of all."""
+    made = torch.Generator().manual_seed(rank if plan.startswith("seq") else 0)
+    return torch.randn(4, 3, generator=made, dtype=torch.float64)
+
+
+def _local(x: Any) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _staged(net: nn.Module, x: Any) -> Any:
+    with torch.no_grad():
+        return sf.jit(lambda x: net(x), backend="aten")(x)
+
+
+def _on_a_rank(plan: str) -> Any:
+    mesh, rank = sf.make_mesh((2,), ("tp",)), torch.distributed.get_rank()
+    net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
+    x = _x(plan, rank)
+    eager = (
+        _local(net(x)).detach().clone()
+    )  # of one that is still arriving, which waits
+    return eager, _local(_staged(net, x))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
+    real = run_ranks(2, _on_a_rank, plan)
+    for eager, staged in real:
+        torch.testing.assert_close(staged, eager, rtol=1e-12, atol=1e-12)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
+        out = _local(_staged(net, SimulatedTensor([_x(plan, r) for r in range(2)])))
+        for rank, (eager, _) in enumerate(real):
+            torch.testing.assert_close(
+                out.shards[rank], eager, rtol=1e-12, atol=1e-12
+            )
+
+
+def test_a_pair_of_layers_sends_one_all_reduce() -> None:
+    with sf.fake_world(2), torch.no_grad():
+        mesh = sf.make_mesh((2,), ("tp",))
+        net = parallelize_module(_net(), mesh, PLANS["tensor parallel"])
+        lowered = sf.jit(lambda x: net(x), backend="aten").lower(_x("", 0))
+        assert [c.kind for c in lowered.collectives] == ["all_reduce"]
+
+
+def test_s2_1_a_dtensor_that_a_function_closes_over() -> None:
+    x = torch.arange(10.0).view(5, 2)  # uneven over 2 ranks
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        held = {"w": distribute_tensor(x, mesh, [Shard(0)])}
+
+        def fn(y: torch.Tensor) -> Any:
+            w = held["w"]
+            return (w * 2, w.placements, w.full_tensor() + y)
+
+        staged = sf.jit(fn, backend="aten")
+        doubled, placements, total = staged(torch.ones(2))
+        torch.testing.assert_close(sf.full(doubled), x * 2)
+        assert placements == (Shard(0),)
+        torch.testing.assert_close(total.shards, [x + 1] * 2)
+        before = counts["captures"]
+        held["w"].add_(1)  # in place: it is read at each call
+        torch.testing.assert_close(staged(torch.ones(2))[2].shards, [x + 2] * 2)
+        assert counts["captures"] == before
+        held["w"] = distribute_tensor(x * 3, mesh, [Replicate()])
+        doubled, placements, _ = staged(torch.ones(2))
+        torch.testing.assert_close(sf.full(doubled), x * 6)
+        assert placements == (Replicate(),)
+        assert counts["captures"] == before + 1
+
+
+def test_in_shard_it_is_a_global_tensor_with_placements() -> None:
+    x = torch.arange(10.0).view(5, 2)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        w = distribute_tensor(x, mesh, [Shard(0)])
+        out = sf.shard(lambda y: w * 2 + y, mesh, P("dp"), backend="aten")(x)
+        torch.testing.assert_close(sf.full(out), x * 3)
+
+
+def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
+    with sf.fake_world(2):
+        mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
+        w = distribute_tensor(torch.ones(4), other, [Shard(0)])
+        with pytest.raises(sf.PlacementError, match=r"its mesh is \(tp=2\)"):
+            sf.shard(lambda x: x + w, mesh, P("dp"))(torch.ones(4))
+    with sf.fake_world(2), pytest.raises(sf.PlacementError, match="has ended"):
+        sf.jit(lambda x: w * 2)(torch.ones(4))
+
+
+def test_its_gradient_would_be_lost() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        w = distribute_tensor(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        with pytest.raises(sf.CaptureError, match="w, which requires grad"):
+            sf.jit(lambda x: (w * 2).full_tensor() + x)(torch.ones(4))
