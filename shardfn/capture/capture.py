@@ -22,8 +22,8 @@ from . import annotations as sources
 from .closure import closed_over
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
-from .dtensors.mixing import refuse_writes
 from .dtensors.values import DTensors, stand_in
+from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
 from .printing import program_text
 from .refusals import leaks, tensor_classes

@@ -170,6 +170,11 @@ def placed(x: torch.Tensor, text: str) -> torch.Tensor:
     return redistribute(x, print_spec(axes))
 
 
+def returned(x: torch.Tensor) -> torch.Tensor:
+    """A DTensor that is a result of the code of one rank."""
+    return x
+
+
 def unmarked(x: torch.Tensor) -> torch.Tensor:
     """A global tensor that is no longer taken for a DTensor."""
     return x
@@ -190,3 +195,4 @@ def install() -> None:
     _compat.keep_in_graph(placed)
     _compat.keep_in_graph(shared)
     _compat.keep_in_graph(unmarked)
+    _compat.keep_in_graph(returned)

@@ -131,8 +131,12 @@ def _defined(name: str, fake: Callable[..., torch.Tensor]) -> Any:
         if p.kind is not inspect.Parameter.KEYWORD_ONLY
     ]
 
-    def body(*_: Any) -> torch.Tensor:
-        return uncaptured()
+    def body(*args: Any) -> torch.Tensor:
+        if not _compat.is_capturing():
+            return uncaptured()
+        # torch asks for the value of a fake tensor that is a constant: a meta tensor says that
+        # there is none
+        return fake(args[0].to("meta"), *args[1:])
 
     body.__signature__ = signature.replace(parameters=positional)
     schema = torch.library.infer_schema(body, mutates_args=())

@@ -9,7 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from message import without_line
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 
 import shardfn as sf
 
@@ -35,6 +41,19 @@ def written_after(x: Any, mesh: Any) -> Any:
     return d
 
 
+def written_before_it_is_read(x: Any, mesh: Any) -> Any:
+    d = from_local(x * 1, mesh)
+    local = d.to_local()
+    d.add_(1)
+    return local
+
+
+def written_through_its_double(x: Any, mesh: Any) -> Any:
+    d = from_local(x * 1, mesh)
+    d.redistribute(mesh, S).mul_(2)
+    return d
+
+
 def of_a_branch(x: Any, mesh: Any) -> Any:
     return x if dist.get_rank() == 0 else x * 2
 
@@ -48,7 +67,21 @@ that all have; or x.to_local() of the DTensor""",
     ),
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
-        """mul: of a DTensor and a number that differs over dp
+        """mul: of a DTensor and a number or a condition that differs over dp
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+    ),
+    "a condition of each rank": (
+        lambda x, mesh: sf.cond(
+            x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
+        ).full_tensor(),
+        """a DTensor: of a DTensor and a number or a condition that differs over dp
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+    ),
+    "a condition of each rank, for a result": (
+        lambda x, mesh: sf.cond(
+            x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
+        ),
+        """a DTensor: of a DTensor and a number or a condition that differs over dp
   try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
     ),
     "a term": (
@@ -118,6 +151,30 @@ that all have; or x.to_local() of the DTensor""",
         """jit(<lambda>): add_ writes to the memory of a DTensor
   needed: a function that only returns
   try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "a write to a DTensor whose local tensor is read later": (
+        written_before_it_is_read,
+        """jit(<lambda>): add_ writes to the memory of a DTensor
+  needed: a function that only returns
+  try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "a write to a DTensor by another name": (
+        written_through_its_double,
+        """jit(<lambda>): mul_ writes to the memory of a DTensor
+  needed: a function that only returns
+  try: return the new value, or write to a copy: x.clone()""",
+    ),
+    "a DTensor made of a DTensor": (
+        lambda x, mesh: from_local(from_local(x, mesh), mesh),
+        """DTensor.from_local: of a DTensor
+  needed: each rank's own tensor
+  try: x.to_local() of it, or x.redistribute(mesh, placements)""",
+    ),
+    "a collective of a DTensor": (
+        lambda x, mesh: sf.psum(from_local(x, mesh), "dp"),
+        """psum: of a DTensor
+  needed: each rank's own tensor
+  try: x.to_local() of it, or x.redistribute(mesh, placements)""",
     ),
     "an op that a collective does not have": (
         lambda x, mesh: dist.all_reduce(x * 1, op=dist.ReduceOp.PRODUCT),
@@ -204,3 +261,16 @@ def test_placements_that_torch_does_not_know() -> None:
             sf.jit(fn)(X)
     assert "torch places no such DTensor" in str(caught.value)
     assert "x.redistribute(mesh, placements)" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("is_closed_over", [False, True])
+def test_a_write_to_a_dtensor_of_the_caller(is_closed_over: bool) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = distribute_tensor(X, mesh, S)
+        held = (lambda x: d.add_(1).full_tensor()) if is_closed_over else None
+        fn = held or (lambda x: x.add_(1).to_local())
+        with pytest.raises(
+            sf.CaptureError, match="add_ writes to the memory of an arg"
+        ):
+            sf.jit(fn)(d)

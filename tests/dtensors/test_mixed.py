@@ -295,3 +295,68 @@ def test_a_second_world_is_found_out_anew() -> None:
             out = staged(torch.ones(3))
             assert len(out.shards) == n
             torch.testing.assert_close(out.shards[0], torch.full((3,), float(n)))
+
+
+def test_writes_to_dtensors_made_inside(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        d = DTensor.from_local(x * 1, mesh, S)
+        d.add_(1)
+        d[0] = 5
+        d.view(-1)[-1:].zero_()
+        return d.full_tensor(), d
+
+    wanted = X + 1
+    wanted[0], wanted[-1, -1] = 5, 0
+    total, d = sf.jit(fn, backend="aten")(local())
+    same(total, wanted, wanted)
+    torch.testing.assert_close(sf.full(d), wanted)
+
+
+def test_branches_and_loops_over_dtensors(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        d = DTensor.from_local(x, mesh, S)
+        doubled = sf.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), d)
+        )[1]
+        positive = d.sum().full_tensor() > 0
+        chosen = sf.cond(positive, lambda d: d + 1, lambda d: d - 1, d)
+        start = torch.distributed.tensor.zeros(2, device_mesh=mesh, placements=R)
+        total, rows = sf.scan(lambda c, row: (c + row, row * 2), start, d)
+        return [y.full_tensor() for y in (doubled, chosen, total, rows)]
+
+    wanted = X * 8, X + 1, X.sum(0), X * 2
+    for got, expected in zip(
+        sf.jit(fn, backend="aten")(local()), wanted, strict=True
+    ):
+        same(got, expected, expected)
+
+
+def test_derivatives_of_derivatives(mesh: Any) -> None:
+    def loss(x: Any) -> Any:
+        return DTensor.from_local(x, mesh, S).sin().full_tensor().square().sum()
+
+    plain = lambda x: x.sin().square().sum()
+    hessian = sf.jit(sf.hessian(loss), backend="aten")(local())
+    wanted = torch.func.hessian(plain)(X).reshape(2, 4, 2, 2, 4, 2)
+    same(hessian, wanted[0, :, :, 0], wanted[1, :, :, 1])
+    value, tangent = sf.jit(lambda x: sf.jvp(loss, (x,), (x,)), backend="aten")(
+        local()
+    )
+    expected = torch.func.jvp(plain, (X,), (X,))
+    same(value, *[expected[0]] * 2)
+    same(tangent, *[expected[1]] * 2)
+    rows = sf.jit(sf.vmap(sf.grad(loss)), backend="aten")(local())
+    same(rows, *[torch.func.grad(plain)(x) for x in ROWS])
+
+
+def test_dropout_of_a_dtensor_is_that_of_one_device(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        d = DTensor.from_local(x, mesh, S)
+        return torch.nn.functional.dropout(d, 0.5).full_tensor()
+
+    sf.random.state.seed(1)
+    got = sf.jit(fn, backend="aten")(local())
+    sf.random.state.seed(1)
+    with sf.random.plain():
+        wanted = torch.nn.functional.dropout(X, 0.5)
+    same(got, wanted, wanted)

@@ -1,32 +1,30 @@
-"""Mistakes with DTensors inside a captured function: torch refuses them, or they would give
-wrong values here.
+"""Ops that a captured function may not have: of DTensors and plain tensors, and of a DTensor and
+a number of each rank. torch refuses the first; the second would give wrong values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ...errors import CaptureError
 from ...ops import placement
 from ...ops.prims import CALLS
+from ...ops.shard_map import to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..shard_map.varying_nodes import (
     BACKWARD,
     PLUMBING,
-    graphs_of,
     name_of,
     nodes_in,
-    root_of,
-    written_by,
 )
 
 MARKS = (
     placement.placed,
     placement.unmarked,
+    placement.returned,
     placement.shared,
     placement.align,
 )
@@ -40,6 +38,7 @@ def refuse_mixed(
     Raises:
         CaptureError: names the op.
     """
+    _refuse_global(node, is_dtensor)
     if _is_apart(node):
         return
     every = [x for x in nodes_in((node.args, node.kwargs)) if _counts(x)]
@@ -52,6 +51,25 @@ def refuse_mixed(
         "one that all have; or x.to_local() of the DTensor"
     )
     raise CaptureError.of(name_of(node), f"of {names}", fix=fix)
+
+
+def _refuse_global(
+    node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]
+) -> None:
+    """Refuse a DTensor where each rank's own tensor is needed.
+
+    Raises:
+        CaptureError: names the call.
+    """
+    is_local = node.target in CALLS and node.target is not to_local
+    if not is_local and node.target is not placement.shared:
+        return
+    if any(is_dtensor(x) for x in node.all_input_nodes[:1]):
+        call = CALLS.get(node.target)
+        name = (call.public or name_of(node)) if call else "DTensor.from_local"
+        fix = "x.to_local() of it, or x.redistribute(mesh, placements)"
+        got, needed = "of a DTensor", "each rank's own tensor"
+        raise CaptureError.of(name, got, needed=needed, fix=fix)
 
 
 def _is_apart(node: torch.fx.Node) -> bool:
@@ -76,25 +94,46 @@ def refuse_varying(
     Raises:
         CaptureError: names the op and the user's line.
     """
-    placed = [n for n in graph.nodes if n.target is placement.placed]
-    axes = {n: {axis for axis, _ in parse_placed(str(n.args[1]))} for n in placed}
-    for node in graph.nodes if placed else ():
-        if node.op not in ("call_function", "call_method") or node in axes:
-            continue
-        if _is_apart(node) and name_of(node) not in PLUMBING:
-            continue
-        mine: set[str] = set().union(
-            *(axes.get(x, ()) for x in node.all_input_nodes)
-        )
-        axes[node] = mine
-        wrong = sorted(mine & varies(node))
+    for node, axes in _mesh_axes(graph).items():
+        is_result = node.target is placement.returned
+        wrong = sorted(varies(node) if is_result else axes & varies(node))
         if wrong:
-            raise CaptureError.of(
-                name_of(node),
-                f"of a DTensor and a number that differs over {', '.join(wrong)}",
-                fix="a number that all ranks have: dist.all_reduce or sf.psum it first",
-                source=sources.line_of(node.meta.get("stack_trace")),
-            )
+            raise _varying(node, wrong)
+
+
+def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
+    """The axes of the mesh of each DTensor, as far as ops lead from one to the other."""
+    axes: dict[torch.fx.Node, set[str]] = {}
+    for node in graph.nodes:
+        if node.target is placement.placed:
+            axes[node] = {axis for axis, _ in parse_placed(str(node.args[1]))}
+        elif node.target is placement.returned:
+            axes[node] = set()
+        elif not _is_apart(node) or name_of(node) in PLUMBING:
+            found = [axes[x] for x in node.all_input_nodes if x in axes]
+            axes.update({node: set().union(*found)} if found else {})
+    return axes
+
+
+def _varying(node: torch.fx.Node, axes: list[str]) -> CaptureError:
+    name = "a DTensor" if node.target in MARKS else name_of(node)
+    got = "of a DTensor and a number or a condition that differs"
+    return CaptureError.of(
+        name,
+        f"{got} over {', '.join(axes)}",
+        fix="a number that all ranks have: dist.all_reduce or sf.psum it first",
+        source=_line_of(node),
+    )
+
+
+def _line_of(node: torch.fx.Node) -> str | None:
+    """The user's line of a node, or of the nearest one that leads to it."""
+    queue = [node]
+    for x in queue:
+        if line := sources.line_of(x.meta.get("stack_trace")):
+            return line
+        queue += [y for y in x.all_input_nodes if y not in queue]
+    return None
 
 
 def _counts(x: torch.fx.Node) -> bool:
@@ -106,36 +145,3 @@ def _counts(x: torch.fx.Node) -> bool:
 def _said(x: torch.fx.Node, is_placed: bool) -> str:
     kind = "a DTensor" if is_placed else "a plain tensor"
     return f"{kind} of shape {tuple(x.meta['example_value'].shape)}"
-
-
-def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
-    """Refuse writes to memory that a DTensor or an argument of one rank shares.
-
-    Raises:
-        CaptureError: names the op and the user's line.
-    """
-    for graph in graphs_of(python):
-        order = {node: k for k, node in enumerate(graph.nodes)}
-        for node in graph.nodes:
-            _refuse_written(node, name, order)
-
-
-def _refuse_written(
-    node: torch.fx.Node, name: str, order: dict[torch.fx.Node, int]
-) -> None:
-    for x in written_by(node):
-        root = root_of(x)
-        known = [root, *(u for u in root.users if order[u] < order[node])]
-        for other in known:
-            if other.target is placement.shared:
-                _refuse_write(node, name, other)
-
-
-def _refuse_write(node: torch.fx.Node, name: str, shared: Any) -> None:
-    raise CaptureError.of(
-        name,
-        f"{name_of(node)} writes to the memory of {shared.args[1]}",
-        needed="a function that only returns",
-        fix="return the new value, or write to a copy: x.clone()",
-        source=sources.line_of(node.meta.get("stack_trace")),
-    )

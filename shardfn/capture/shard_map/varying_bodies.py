@@ -105,14 +105,30 @@ def _run(
 
 
 def _fixed(
-    kinds: Varying, body: Body, carry: list[Axes], rows: list[Axes], floor: Axes
+    kinds: Varying,
+    body: Body,
+    carry: list[Axes],
+    rows: list[Axes],
+    floor: Axes,
+    *,
+    feeds: bool = True,
 ) -> tuple[list[Axes], list[Axes], dict[int, Axes]]:
-    """The fixed point of the varying axes of carries, results and closed-over values."""
+    """The fixed point of the varying axes of carries, results and closed-over values.
+
+    Args:
+        kinds: of the graph around the body.
+        body: of a loop or a branch.
+        carry: the axes of the carries at first.
+        rows: those of the per-step inputs.
+        floor: the axes over which all of them vary.
+        feeds: whether its first results are the next carries; those of a test are not.
+    """
     free = {k: floor for k in range(len(body.given)) if body.entered(k) is None}
     carry = [c | floor for c in carry]
     while True:
         outs, more = _run(kinds, body, [*carry, *rows], free)
-        wider = [c | o for c, o in zip(carry, outs, strict=False)]
+        fed = zip(carry, outs, strict=False) if feeds else ()
+        wider = [*(c | o for c, o in fed), *carry[len(outs) if feeds else 0 :]]
         spread = {k: axes | more.get(k, NONE) for k, axes in free.items()}
         if (wider, spread) == (carry, free):
             return carry, outs, free
@@ -162,7 +178,7 @@ def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     floor, carry = NONE, [kinds.flat(x) for x in init]
     while True:
         carry, _, free = _fixed(kinds, body, carry, [], floor)
-        _, (truth, *_), told = _fixed(kinds, test, carry, [], floor)
+        _, (truth, *_), told = _fixed(kinds, test, carry, [], floor, feeds=False)
         if truth <= floor:
             break
         floor |= truth

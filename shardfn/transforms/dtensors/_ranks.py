@@ -70,8 +70,10 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
 @_compat.read_by_dynamo
 def _leaving(x: Any, axes: Any) -> Any:
     """A result as a global tensor."""
-    if not isinstance(x, torch.Tensor) or isinstance(x, DTensor):
+    if not isinstance(x, torch.Tensor):
         return x
+    if isinstance(x, DTensor):
+        return placement.returned(x)
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.from_local(x.unsqueeze(0), shards, where="jit: result")
     names = [name for name, _ in axes]

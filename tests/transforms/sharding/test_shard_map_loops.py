@@ -299,3 +299,39 @@ def test_a_collective_in_a_function_with_a_rule_is_refused() -> None:
         str(error.value).splitlines()[0]
         == "a function with a rule of its own: psum inside of it"
     )
+
+
+def test_a_test_may_read_any_carry_and_vary_over_other_axes_than_the_first() -> (
+    None
+):
+    def body(x: Tensor) -> Tensor:
+        limit = x.sum() + 4  # each rank's own
+        go_on = lambda c: c[2] < limit
+        step = lambda c: (c[0] + 1, c[1] * 2, c[2] + c[1].abs().sum())
+        n, y, _ = sf.while_loop(go_on, step, (torch.tensor(0), x, x.sum()))
+        return y + n
+
+    x = torch.arange(1.0, 9.0, dtype=F64).view(4, 2)
+    wanted = []
+    for c in x.chunk(RANKS):
+        n, y, total = 0, c, c.sum()
+        while total < c.sum() + 4:
+            n, y, total = n + 1, y * 2, total + y.abs().sum()
+        wanted.append(y + n)
+    with sf.fake_world(RANKS):
+        mesh = sf.make_mesh((RANKS,), ("a",))
+        mapped = sf.shard_map(body, mesh, P("a"), P("a"), backend="aten")
+        close(sf.full(mapped(x)), torch.cat(wanted))
+
+
+def test_a_collective_of_a_number_that_is_a_constant() -> None:
+    def body(x: Tensor) -> Tensor:
+        one = torch.tensor(1.0, dtype=F64)
+        many = sf.psum(one, "a") + sf.all_gather(one, "a").sum()
+        return x * many + sf.psum(torch.tensor(True).to(F64), "a")
+
+    x = torch.arange(4.0, dtype=F64)
+    with sf.fake_world(RANKS):
+        mesh = sf.make_mesh((RANKS,), ("a",))
+        mapped = sf.shard_map(body, mesh, P("a"), P("a"), backend="aten")
+        close(sf.full(mapped(x)), x * 2 * RANKS + RANKS)
