@@ -30,6 +30,11 @@ from .options import Request
 from .simulator import simulate
 from .store import Compared
 
+OF_RANKS = (
+    SimulatedTensor,
+    UnreadTensor,
+)  # each rank's own, which no program takes
+
 
 def _donation(compiled: Compiled) -> Donation | None:
     placed, taken = compiled.placed, compiled.placed.donated
@@ -168,7 +173,7 @@ def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
     rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
     for i, marks, aval in rows:
         x, path = leaves[i], placed.paths[i]
-        is_tensor = isinstance(x, torch.Tensor)
+        is_tensor = isinstance(x, torch.Tensor) and type(x) not in OF_RANKS
         if not is_tensor or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
             yield f"{path}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
             continue

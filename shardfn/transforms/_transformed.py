@@ -111,7 +111,8 @@ class Transformed:
                 if not self.may_be_of_ranks or error.mesh in (None, mesh):
                     raise
                 mesh = error.mesh
-                self.__dict__["_ranks"] = current_world(), mesh
+                if error.is_for_good:
+                    self.__dict__["_ranks"] = current_world(), mesh
 
     def mesh_of_ranks(self) -> Any:
         """The mesh whose ranks this is code of, or None for a function of global tensors."""

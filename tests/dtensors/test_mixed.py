@@ -360,3 +360,24 @@ def test_dropout_of_a_dtensor_is_that_of_one_device(mesh: Any) -> None:
     with sf.random.plain():
         wanted = torch.nn.functional.dropout(X, 0.5)
     same(got, wanted, wanted)
+
+
+def test_a_plain_function_of_each_ranks_own_tensor(mesh: Any) -> None:
+    d = distribute_tensor(X, mesh, S)
+    for fn in (
+        sf.jit(torch.sin),
+        sf.jit(torch.sin, donate_argnums=0),
+        sf.vmap(torch.sin),
+    ):
+        same(fn(d.to_local()), *[x.sin() for x in ROWS])
+        assert type(fn(X)) is torch.Tensor  # whatever was called before
+
+
+def test_each_ranks_own_tensor_is_refused_among_global_ones(mesh: Any) -> None:
+    for call in (
+        lambda: sf.shard(torch.sin, mesh)(local()),
+        lambda: sf.jit(torch.sin)(SimulatedTensor([X] * 3)),
+        lambda: sf.jit(torch.sin).compile(ROWS[0])(local()),
+    ):
+        with pytest.raises(sf.TreeError):
+            call()

@@ -38,6 +38,9 @@ class NeedsRanks(CaptureError):
     """A function that is the code of one rank, read as one of global tensors."""
 
     mesh: Any
+    is_for_good: bool = (
+        True  # found out by reading the function, not by the arguments of a call
+    )
 
 
 @_compat.constant_in_graph

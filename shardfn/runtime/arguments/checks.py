@@ -13,9 +13,16 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, argnums
 from ...capture.closure.closed_over import lost_tangent
+from ...capture.dtensors.checks import needs_ranks
 from ...capture.refusals.leaks import LeakedTensor, leaked
 from ...errors import ShardError, TreeError, call_site
-from ...simulated import DonatedTensor, used_after_donation
+from ...mesh import current_mesh, mesh_of_world
+from ...simulated import (
+    DonatedTensor,
+    SimulatedTensor,
+    UnreadTensor,
+    used_after_donation,
+)
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
 
@@ -129,6 +136,8 @@ def check_leaves(
             if isinstance(x, LeakedTensor) or _compat.is_fake(x):
                 raise leaked(where)
             _refuse_foreign(where, path, x)
+            if isinstance(x, (SimulatedTensor, UnreadTensor)):
+                raise _of_each_rank(request, where, path, x, leaves)
             refuse_lost_gradient(where, path, x)
         elif (
             not isinstance(x, (*CONSTANTS, ShapeDtype, DeviceMesh))
@@ -166,6 +175,27 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
 def _is_numpys(x: Any) -> bool:
     """Whether x is numpy's str or bytes, which Dynamo takes for an array."""
     return isinstance(x, (str, bytes)) and type(x).__module__ == "numpy"
+
+
+def _of_each_rank(
+    request: Request, where: str, path: str, x: torch.Tensor, leaves: list[Any]
+) -> ShardError:
+    """The error for each rank's own tensor, which only the code of one rank takes."""
+    meshes = [
+        request.mesh,
+        *(y.device_mesh for y in leaves if isinstance(y, DTensor)),
+    ]
+    mesh = next((m for m in (*meshes, current_mesh()) if m is not None), None)
+    mesh = mesh_of_world(x.device.type) if mesh is None else mesh
+    count = len(x.shards) if isinstance(x, SimulatedTensor) else mesh.size()
+    if request.may_be_of_ranks and count == mesh.size():
+        error = needs_ranks(where, mesh)
+        error.is_for_good = False
+        return error
+    fix = "sf.from_local(x, mesh, placements), a DTensor; or sf.jit, for code of one rank"
+    got = f"a {type(x).__name__}, the local tensors of {count} ranks"
+    needed = "a global tensor or a DTensor"
+    return TreeError.of(where, got, needed=needed, fix=fix, arg_path=path)
 
 
 def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:

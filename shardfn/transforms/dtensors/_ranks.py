@@ -50,9 +50,12 @@ class OnRanks:
 
 
 def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
-    """A request as one for the code of each rank of a mesh."""
+    """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
+    donated.
+    """
     fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
-    return attrs.evolve(asks, fn=fn, mesh=mesh, needs_mesh=True, structure=None)
+    options = {"fn": fn, "mesh": mesh, "needs_mesh": True}
+    return attrs.evolve(asks, **options, structure=None, donate_argnums=())
 
 
 @_compat.read_by_dynamo
