@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .reading import refuse_call, refused_collective
+
 
 class DTensors(Protocol):
     """Our functions for those of DTensors, and the tensors of a capture that are DTensors."""
@@ -102,11 +104,29 @@ def function_called(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """A call of any function, which may be one of DTensors."""
+    """A call of any function or class, which may be one of DTensors, or one that is refused. One
+    patch for both, since each is one more frame of every call that Dynamo reads inside another.
+    """
     called = getattr(function, "fn", None) or getattr(function, "value", None)
     ours = dtensors.functions.get(called) if _is_hashable(called) else None
+    if ours is not None:
+        return _read(tx, ours, args, kwargs)
+    refuse_call(called, kwargs)
+    return call(function, tx, args, kwargs)
+
+
+def collective_called(
+    dtensors: DTensors,
+    call: Callable[..., Any],
+    function: Any,
+    tx: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a collective of torch.distributed that Dynamo would rewrite."""
+    ours = dtensors.functions.get(function.fn)
     if ours is None:
-        return call(function, tx, args, kwargs)
+        return refused_collective(call, function, tx, args, kwargs)
     return _read(tx, ours, args, kwargs)
 
 

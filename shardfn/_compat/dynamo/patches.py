@@ -83,9 +83,11 @@ READING = (  # a captured function, by Dynamo
             VARIABLES + "UserDefinedClassVariable.call_function",
             BUILDER + "TensorSubclassVariable.call_function",
         ),
-        "a call that makes a DTensor or communicates; " + REFUSED,
+        "a call of DTensor: it reads ours; another one that makes a DTensor or communicates; "
+        + REFUSED,
         NEVER,
-        new=reading.refused_call,
+        new=dtensor_calls.function_called,
+        takes="dtensors",
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
@@ -107,9 +109,10 @@ READING = (  # a captured function, by Dynamo
             "torch._dynamo.variables.functions:"
             "CollectiveFunctionRewriteVariable.call_function",
         ),
-        "a collective of torch.distributed; " + REFUSED,
+        "a collective of torch.distributed: it reads ours; " + REFUSED,
         NEVER,
-        new=reading.refused_collective,
+        new=dtensor_calls.collective_called,
+        takes="dtensors",
     ),
     Patch(
         methods(VARIABLES + "UserFunctionVariable", "call_function"),
@@ -134,19 +137,6 @@ READING = (  # a captured function, by Dynamo
         "a DTensor that the function closes over, as a global tensor",
         NEVER,
         new=dtensor_calls.closed_over,
-        takes="dtensors",
-    ),
-    Patch(
-        (
-            VARIABLES + "TorchInGraphFunctionVariable.call_function",
-            VARIABLES + "UserFunctionVariable.call_function",
-            VARIABLES + "SkipFunctionVariable.call_function",
-            "torch._dynamo.variables.functions:"
-            "CollectiveFunctionRewriteVariable.call_function",
-        ),
-        "a call of DTensor or a collective: it reads ours, of global and of local tensors",
-        NEVER,
-        new=dtensor_calls.function_called,
         takes="dtensors",
     ),
     Patch(

@@ -324,13 +324,9 @@ def refused_rank_method(
     return call(owner, tx, name, *args, **kw)
 
 
-def refused_call(
-    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A call of any function or class, which may make a DTensor or communicate."""
-    called = getattr(function, "fn", None) or getattr(function, "value", None)
-    _refuse(refusal(called) or generators.seeds(called, args[-1]))
-    return call(function, *args, **kwargs)
+def refuse_call(called: Any, kwargs: Any) -> None:
+    """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator."""
+    _refuse(refusal(called) or generators.seeds(called, kwargs))
 
 
 def refused_collective(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
