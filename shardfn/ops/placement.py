@@ -176,7 +176,7 @@ def returned(x: torch.Tensor) -> torch.Tensor:
 
 
 def unmarked(x: torch.Tensor) -> torch.Tensor:
-    """A global tensor that is no longer taken for a DTensor."""
+    """A global tensor that is not taken for a DTensor from here on."""
     return x
 
 

@@ -97,8 +97,14 @@ class Transformed:
         """
         return self.staged(call, args, kwargs, leaving)
 
-    def staged(self, stage: Any, args: Any, kwargs: Any, leaving: Any) -> Any:
-        """A stage of this function, or of it as the code of one rank."""
+    def staged(
+        self,
+        stage: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        unwrap: Callable[[Any], Any],
+    ) -> Any:
+        """A stage of this function, or of it as the code of one rank, whose result is unwrapped."""
         mesh = self.mesh_of_ranks()
         while True:
             try:
@@ -106,7 +112,7 @@ class Transformed:
                     return stage(self.request, args, kwargs)
                 request = self.on_ranks(mesh, args, kwargs)
                 given = entering(request, mesh, args, kwargs)
-                return leaving(stage(request, *given))
+                return unwrap(stage(request, *given))
             except NeedsRanks as error:
                 if not self.may_be_of_ranks or error.mesh in (None, mesh):
                     raise
@@ -121,9 +127,10 @@ class Transformed:
 
     def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
         """The request for code of each rank, made once for each placements of arguments."""
-        options = self.options(), mesh, placed(args, kwargs)
+        texts = placed(args, kwargs)
+        options = type(self), self.options(), mesh, texts
         return cache.request(
-            OnRanks, self.fn, options, lambda: on_ranks(self.request, *options[1:])
+            OnRanks, self.fn, options, lambda: on_ranks(self.request, mesh, texts)
         )
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:

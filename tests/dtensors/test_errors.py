@@ -58,6 +58,11 @@ def of_a_branch(x: Any, mesh: Any) -> Any:
     return x if dist.get_rank() == 0 else x * 2
 
 
+def strided(x: Any, mesh: Any) -> Any:
+    d = DTensor.from_local(x.view(2, 2, 2), mesh, [Shard(1)])
+    return d.view(-1, 2).to_local()
+
+
 CASES: dict[str, Case] = {
     "a DTensor and a plain tensor": (
         lambda x, mesh: from_local(x, mesh) + x[:1],
@@ -89,6 +94,18 @@ that all have; or x.to_local() of the DTensor""",
         """DTensor.to_local: the DTensor is Partial over dp: each rank has a term
   needed: a value
   try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
+    ),
+    "shards that are not in one place": (
+        strided,
+        """DTensor.to_local: torch has placed the DTensor as _StridedShard over dp
+  needed: Shard or Replicate
+  try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
+    ),
+    "a rank that the group does not have": (
+        lambda x, mesh: dist.broadcast(x * 1, 2),
+        """torch.distributed.broadcast: src is 2, a rank of the world, in a group over world
+  needed: a rank of the group
+  try: group_src=...""",
     ),
     "shards of two sizes": (
         lambda x, mesh: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),

@@ -349,6 +349,33 @@ def test_derivatives_of_derivatives(mesh: Any) -> None:
     same(rows, *[torch.func.grad(plain)(x) for x in ROWS])
 
 
+def test_transforms_of_one_function_do_not_share_a_result(mesh: Any) -> None:
+    def loss(x: Any) -> Any:
+        return DTensor.from_local(x, mesh, S).sin().full_tensor().sum()
+
+    same(sf.grad(loss)(local()), *[x.cos() for x in ROWS])
+    value, gradient = sf.value_and_grad(loss)(local())
+    same(value, *[X.sin().sum()] * 2)
+    same(gradient, *[x.cos() for x in ROWS])
+    wanted = torch.func.hessian(lambda x: x.sin().sum())(X)
+    wanted = wanted.reshape(2, 4, 2, 2, 4, 2)
+    same(sf.hessian(loss)(local()), wanted[0, :, :, 0], wanted[1, :, :, 1])
+    same(sf.jacrev(loss)(local()), *[x.cos() for x in ROWS])
+
+
+def test_shapes_in_place_of_each_ranks_own_tensors(mesh: Any) -> None:
+    def fn(x: Any) -> Any:
+        return DTensor.from_local(x, mesh, S).full_tensor()
+
+    staged = sf.jit(fn, backend="aten")
+    lowered = staged.lower(sf.ShapeDtype((4, 2), torch.float32))
+    (gather,) = lowered.collectives
+    assert gather.kind == "all_gather"
+    (result,) = [n for n in lowered.program.graph.nodes if n.op == "output"]
+    (x,) = result.all_input_nodes
+    assert tuple(x.meta["val"].shape) == (1, 8, 2)
+
+
 def test_dropout_of_a_dtensor_is_that_of_one_device(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         d = DTensor.from_local(x, mesh, S)

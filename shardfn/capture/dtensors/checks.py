@@ -5,7 +5,6 @@ Dynamo runs these functions on constants, so errors reach the user unchanged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -230,8 +229,26 @@ def text_of(rows: tuple[Any, ...]) -> str:
 
 
 @_compat.constant_in_graph
-def rows_of(what: str, text: str | None, op: str) -> Any:
+def rows_of(what: str, text: str | None) -> Any:
     """The placements of a DTensor as rows.
+
+    Raises:
+        CaptureError: it is a plain tensor.
+        PlacementError: torch has placed it in a way that shardfn does not know.
+    """
+    rows = meshed(what, text)
+    wrong = [f"{said[1:]} over {name}" for name, _, said in rows if said[0] == "?"]
+    if wrong:
+        fix = (
+            "x.redistribute(mesh, placements) with Replicate() or Shard(dim) first"
+        )
+        got = f"torch has placed the DTensor as {', '.join(wrong)}"
+        raise PlacementError.of(what, got, needed="Shard or Replicate", fix=fix)
+    return rows
+
+
+def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
+    """The axes of a DTensor, their sizes, and its placements, known or not.
 
     Raises:
         CaptureError: it is a plain tensor.
@@ -242,6 +259,12 @@ def rows_of(what: str, text: str | None, op: str) -> Any:
     return tuple(
         (name, sizes[name], said) for name, said in parse_placed(text or "")
     )
+
+
+@_compat.constant_in_graph
+def replicated(what: str, text: str | None) -> str:
+    """The text of placements that replicate over the axes of a DTensor."""
+    return print_placed([(name, "R") for name, _, _ in meshed(what, text)])
 
 
 @_compat.constant_in_graph
@@ -301,9 +324,3 @@ def refuse_option(what: str, option: str, fix: str) -> None:
         CaptureError: always.
     """
     raise CaptureError.of(what, option, fix=fix)
-
-
-@_compat.constant_in_graph
-def count_of(rows: tuple[Any, ...], kind: str) -> int:
-    """The number of ranks on the axes of a placement."""
-    return math.prod(n for _, n, said in rows if said == kind)

@@ -52,9 +52,9 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         and group
         and isinstance(real_mesh(group[0]), DeviceMesh)
     ):
-        return axes_of_mesh.__wrapped__(what, group[0], group[1])
+        return axes_of_mesh(what, group[0], group[1])
     if isinstance(group, DeviceMesh):
-        return axes_of_mesh.__wrapped__(what, group, None)
+        return axes_of_mesh(what, group, None)
     mesh = _mesh(what, group)
     found = [axes for axes in _groups(mesh) if _fits(mesh, axes, group)]
     if not found:
@@ -162,7 +162,7 @@ def scattered_reduction(what: str, op: Any) -> str:
     Raises:
         CaptureError: it is neither a sum nor a mean.
     """
-    kind = reduction.__wrapped__(what, op)
+    kind = reduction(what, op)
     if kind not in ("sum", "avg"):
         fix = "all_reduce, and each rank's part of it"
         raise CaptureError.of(what, f"op is {kind}", needed="sum or avg", fix=fix)
@@ -192,11 +192,11 @@ def source_of(what: str, group: Any, src: Any, group_src: Any) -> int:
     """
     if group_src is not None:
         return group_src
-    axes = axes_of_group.__wrapped__(what, group)
+    axes = axes_of_group(what, group)
     mesh = current_scope().mesh
-    if len(axes) == mesh.ndim:
+    if len(axes) == mesh.ndim and src in ranks_of(mesh):
         return ranks_of(mesh).index(src)
-    got = f"src is {src}, a rank of the world, in a group of {', '.join(axes)}"
+    got = f"src is {src}, a rank of the world, in a group over {', '.join(axes)}"
     raise CaptureError.of(
         what, got, needed="a rank of the group", fix="group_src=..."
     )

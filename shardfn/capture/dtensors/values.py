@@ -251,7 +251,9 @@ def _said(placement: Placement) -> str:
         return f"S{placement.dim}"
     if isinstance(placement, Partial):
         return f"P{placement.reduce_op}"
-    return "R" if isinstance(placement, Replicate) else f"?{placement}"
+    return (
+        "R" if isinstance(placement, Replicate) else f"?{type(placement).__name__}"
+    )
 
 
 def placement_of(text: str) -> Placement:

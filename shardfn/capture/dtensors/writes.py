@@ -4,7 +4,7 @@ here they are values of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
 
 import torch
 
@@ -33,44 +33,35 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
         CaptureError: names the op and the user's line.
     """
     for graph in graphs_of(python):
-        if not any(node.target in OF_DTENSORS for node in graph.nodes):
-            continue
-        order = {node: k for k, node in enumerate(graph.nodes)}
-        for node in graph.nodes:
-            for x in written_by(node):
-                _refuse_write(node, x, name, order)
+        if any(node.target in OF_DTENSORS for node in graph.nodes):
+            _refuse_writes(graph, name)
 
 
-def _refuse_write(
-    node: torch.fx.Node,
-    x: torch.fx.Node,
-    name: str,
-    order: dict[torch.fx.Node, int],
-) -> None:
-    *between, base = _bases(x)
-    is_shared = any(y.target in OF_DTENSORS for y in between)
-    if is_shared and base.op in ("placeholder", "get_attr"):
-        raise _refused(node, name, "an argument")
-    root, now = root_of(x), order[node]
-    before = [y for y, k in order.items() if k <= now and y.op != "output"]
-    aliases = [
-        y for y in before if root_of(y) is not root and _bases(y)[-1] is base
-    ]
-    if any(order[user] > now for y in aliases for user in y.users):
-        raise _refused(node, name, "a DTensor")
+def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    sharing = collections.defaultdict[torch.fx.Node, list[torch.fx.Node]](list)
+    for node in graph.nodes:
+        if node.op != "output":
+            sharing[_memory(node)[-1]].append(node)
+    for node in graph.nodes:
+        for x in written_by(node):
+            root, *_ = memory = _memory(x)
+            is_shared = any(y.target in OF_DTENSORS for y in memory)
+            if is_shared and memory[-1].op in ("placeholder", "get_attr"):
+                raise _refused(node, name, "an argument")
+            now = order[node]
+            before = [y for y in sharing[memory[-1]] if order[y] <= now]
+            others = [y for y in before if root_of(y) is not root]
+            if any(order[user] > now for y in others for user in y.users):
+                raise _refused(node, name, "a DTensor")
 
 
-def _bases(x: torch.fx.Node) -> list[torch.fx.Node]:
+def _memory(x: torch.fx.Node) -> list[torch.fx.Node]:
     """The values whose memory a value shares in eager torch, the first one last."""
-    return [*_steps(x)]
-
-
-def _steps(x: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    x = root_of(x)
-    yield x
-    while x.target in SHARING:
-        x = root_of(args_of(x)[0])
-        yield x
+    found = [root_of(x)]
+    while found[-1].target in SHARING:
+        found.append(root_of(args_of(found[-1])[0]))
+    return found
 
 
 def _refused(node: torch.fx.Node, name: str, of: str) -> CaptureError:

@@ -279,7 +279,7 @@ def _brought(
     node: torch.fx.Node,
     wanted: Mapping[str, Mark],
     dims: Collection[int],
-    pending: Collection[str],
+    partial: Collection[str],
     *,
     alone: bool = False,
 ) -> plan.Slot:
@@ -292,7 +292,7 @@ def _brought(
         wanted: a placement for each of its axes.
         dims: those that it shards or gathers; other axes may shard them only inside of the
             shards of its own axes.
-        pending: the reductions that may stay Partial on other axes.
+        partial: the reductions that may stay Partial on other axes.
         alone: whether no other axis may shard those dims.
     """
     value = walk.values[args_of(node)[0]]
@@ -307,7 +307,7 @@ def _brought(
         elif cut is not None:
             marks.append("R" if cut[0] in dims and (alone or k < last) else cut[0])
         else:
-            marks.append(mark if mark == "R" or mark in pending else "R")
+            marks.append(mark if mark == "R" or mark in partial else "R")
     plain = layout.canonical(value.fake.shape, marks, walk.axes.sizes)
     assert plain is not None, f"{marks} on {value.fake.shape}"
     return walk.redistribute(value, plain, node, implicit=False)

@@ -23,6 +23,8 @@ from ... import _compat
 from ...capture.dtensors import checks, table
 from ...ops import placement
 from ...ops import shard_map as prims
+from ...ops.text_formats import print_axes
+from ._collectives import of_rank
 
 FROM_LOCAL, DISTRIBUTE = "DTensor.from_local", "distribute_tensor"
 
@@ -45,9 +47,9 @@ def from_local(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
     )
     x = placement.shared(local_tensor, "a DTensor")
-    same = ",".join([name for name, _, said in rows if said == "R"])
+    same = tuple([name for name, _, said in rows if said == "R"])
     if same:
-        x = _of_first(x, same) if run_check else prims.as_invariant(x, same)
+        x = of_rank(x, 0, same) if run_check else _invariant(x, same)
     for name, n, said in rows:
         if said[0] == "P":
             x = _reduced(x, name, n, said[1:])
@@ -99,7 +101,7 @@ def to_local(
     `grad_placements` changes nothing.
     """
     what = "DTensor.to_local"
-    rows = checks.rows_of(what, placed, "to_local")
+    rows = checks.rows_of(what, placed)
     checks.refuse_term(what, rows)
     x = prims.to_local(x, checks.shards_of(what, rows, tuple(x.shape)))
     return placement.shared(x, "a DTensor")
@@ -112,14 +114,8 @@ def full_tensor(
     """DTensor.full_tensor."""
     if checks.is_constraint():
         return redistribute(x, placed)
-    return to_local(redistribute(x, placed), _replicated(placed))
-
-
-@_compat.constant_in_graph
-def _replicated(placed: str) -> str:
-    """The text of placements that replicate over the same axes."""
-    rows = checks.rows_of("DTensor.full_tensor", placed, "full_tensor")
-    return checks.text_of(tuple((name, n, "R") for name, n, _ in rows))
+    text = checks.replicated("DTensor.full_tensor", placed)
+    return to_local(redistribute(x, placed), text)
 
 
 @_compat.read_by_dynamo
@@ -140,19 +136,22 @@ def distributed(
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
         return _placed(tensor, rows, True)
-    axes = ",".join([name for name, _, _ in rows])
-    x = (
-        prims.as_invariant(tensor, axes)
-        if src_data_rank is None
-        else _of_first(tensor, axes)
-    )
+    axes = tuple([name for name, _, _ in rows])
+    is_same = src_data_rank is None
+    x = _invariant(tensor, axes) if is_same else of_rank(tensor, 0, axes)
     return placement.placed(x, checks.text_of(rows))
+
+
+@_compat.read_by_dynamo
+def _invariant(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
+    """A tensor of which the code says that all ranks of some axes have the same."""
+    return prims.as_invariant(x, print_axes(axes))
 
 
 @_compat.read_by_dynamo
 def placements_of(placed: str | None) -> tuple[Any, ...]:
     """DTensor.placements."""
-    rows = checks.rows_of("DTensor.placements", placed, "placements")
+    rows = checks.rows_of("DTensor.placements", placed)
     return tuple([_placement(said) for _, _, said in rows])
 
 
@@ -186,18 +185,6 @@ def _reduced(x: torch.Tensor, axis: str, n: int, kind: str) -> torch.Tensor:
     if kind in ("max", "min"):
         return prims.extremum(x, axis, kind)
     return prims.psum(x / n if kind == "avg" else x, axis, True)
-
-
-@_compat.read_by_dynamo
-def _of_first(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """The value of the first rank of some axes, on all of them."""
-    carried = x.to(torch.uint8) if x.dtype == torch.bool else x
-    for axis in axes.split(","):
-        is_first = prims.axis_index(axis, x.device) == 0
-        carried = prims.psum(
-            torch.where(is_first, carried, torch.zeros_like(carried)), axis, False
-        )
-    return carried.to(x.dtype)
 
 
 @_compat.read_by_dynamo

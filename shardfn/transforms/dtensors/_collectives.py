@@ -131,11 +131,11 @@ def broadcast(
     what = "torch.distributed.broadcast"
     source = groups.source_of(what, group, src, group_src)
     axes = groups.axes_of_group(what, group)
-    return _written(tensor, _from(tensor, source, axes), async_op)
+    return _written(tensor, of_rank(tensor, source, axes), async_op)
 
 
 @_compat.read_by_dynamo
-def _from(x: torch.Tensor, source: int, axes: tuple[str, ...]) -> torch.Tensor:
+def of_rank(x: torch.Tensor, source: int, axes: tuple[str, ...]) -> torch.Tensor:
     """The value of one rank of some axes, on all of them."""
     carried = x.to(torch.uint8) if x.dtype == torch.bool else x
     is_source = ours.axis_index(axes) == source
@@ -193,7 +193,7 @@ def functional_broadcast(
 ) -> Any:
     """The functional broadcast."""
     source = groups.source_of("broadcast", group, src, None)
-    return _from(self, source, groups.axes_of_group("broadcast", group))
+    return of_rank(self, source, groups.axes_of_group("broadcast", group))
 
 
 @_compat.read_by_dynamo

@@ -13,6 +13,7 @@ from ...mesh import axes_of
 from ...runtime import Request
 from ...runtime.arguments import refuse_lost_gradient
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors
+from ...types import ShapeDtype
 from ...world import current_world
 
 
@@ -38,6 +39,8 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             path = where.get(id(x), "")
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             x = _global(x, mesh)
+        elif isinstance(x, ShapeDtype):
+            x = ShapeDtype((mesh.size(), *x.shape), x.dtype)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
 
