@@ -32,7 +32,7 @@ optree.register_pytree_node(
     lambda box: ((box.inside,), box.label, ("inside",)),
     lambda label, children: Box(children[0], label),
     path_entry_type=optree.GetAttrEntry,
-    namespace=_tree.NAMESPACE,
+    namespace=_tree.nodes.NAMESPACE,
 )
 
 LEAVES = st.none() | st.integers(0, 9) | st.sampled_from(("a", 1.5))

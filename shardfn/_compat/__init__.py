@@ -33,22 +33,27 @@ from .distributed.groups import (
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read
 from .dynamo.reading import (
-    ASKS_RANK,
-    COMMUNICATES,
-    FOREIGN,
-    MADE,
-    MAKES_DTENSOR,
     capture_python,
     constant_in_graph,
     is_in_dynamo,
     is_tracing,
     keep_in_graph,
     located,
-    outside_only,
     python_results,
     reading,
     wrapped,
 )
+from .dynamo.refused import (
+    ASKS_RANK,
+    COMMUNICATES,
+    FOLLOWED,
+    FOREIGN,
+    MADE,
+    MADE_OF_FOLLOWED,
+    MAKES_DTENSOR,
+    outside_only,
+)
+from .dynamo.shells import Shell, closed, opened
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign
 from .dynamo.tree_functions import of_trees
 from .inductor import (
@@ -93,6 +98,7 @@ from .tracing import (
     inside_transform,
     is_differentiating,
     is_fake,
+    is_wrapped,
     kernels,
     level,
     level_of,
@@ -110,6 +116,7 @@ from .tracing import (
     setup_context_of,
     trace_aten,
     unwound,
+    unwrapped,
     values,
     version_of,
 )
@@ -122,11 +129,14 @@ __all__ = [
     "DYNAMIC_SHAPE",
     "FOREIGN",
     "MADE",
+    "FOLLOWED",
+    "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "PATCHES",
     "READS_GENERATOR",
     "SETTINGS",
+    "Shell",
     "FUNCTIONAL",
     "FakeTensorMode",
     "Integer",
@@ -144,6 +154,7 @@ __all__ = [
     "capture_python",
     "chunk",
     "class_name",
+    "closed",
     "codegen_of",
     "constant_in_graph",
     "core_decompositions",
@@ -175,6 +186,7 @@ __all__ = [
     "is_sole_owner",
     "is_tracing",
     "is_unreduced",
+    "is_wrapped",
     "jvp",
     "keep_in_graph",
     "kernels",
@@ -192,6 +204,7 @@ __all__ = [
     "of_trees",
     "one_thread",
     "open_dual",
+    "opened",
     "ops_replaced",
     "outside_only",
     "overload_of",
@@ -222,6 +235,7 @@ __all__ = [
     "trace_aten",
     "unreduced_spec",
     "unwound",
+    "unwrapped",
     "values",
     "values_per_rank",
     "version_of",

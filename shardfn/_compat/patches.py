@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .distributed import checkpoints, every_rank
-from .dynamo import reading
+from .dynamo import reading, refused
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
 
@@ -109,7 +109,7 @@ MODULE = (  # a module that Dynamo does not trace
         (
             "torch.distributed:get_rank",
             *methods(
-                "torch.distributed.device_mesh:DeviceMesh", *sorted(reading.RANK)
+                "torch.distributed.device_mesh:DeviceMesh", *sorted(refused.RANK)
             ),
         ),
         "a program is for every rank",

@@ -146,6 +146,20 @@ def open_dual() -> Callable[[], None]:
     return functools.partial(torch._C._exit_dual_level, level=level)
 
 
+def is_wrapped(x: Any) -> bool:
+    """Whether a transform of torch.func follows a tensor."""
+    return isinstance(
+        x, torch.Tensor
+    ) and torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """The tensor inside of one that transforms of torch.func follow."""
+    while is_wrapped(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
 def in_dual_level() -> bool:
     """Whether the user has opened a level of forward-mode AD (torch.autograd.forward_ad)."""
     return forward_ad._current_level >= 0

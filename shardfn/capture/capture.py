@@ -17,7 +17,7 @@ from .. import _compat, _tree
 from ..errors import CaptureError, ShardError
 from ..ops import higher_order, placement
 from ..random import ambient
-from ..types import CONSTANTS, TENSOR, Program
+from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
 from .closure.reads import Reads, held_reads
@@ -25,10 +25,10 @@ from .control_flow import endings
 from .dtensors.values import DTensors, stand_in
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
-from .printing import program_text
 from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
 from .replay import Replay
+from .results import Result, program_of
 from .rewrites import decompositions, python_calls, strides
 from .rewrites.custom_op_gradients import differentiated
 from .shard_map import axis_names as named
@@ -160,7 +160,7 @@ def _captured(
     name: str,
     graph: torch.fx.GraphModule,
     tensor_paths: list[str],
-    out: Any,
+    out: Result,
     outside: closed_over.ClosedOver,
     names: named.Scope,
     reads: Reads,
@@ -173,8 +173,8 @@ def _captured(
     )
     memory = strides.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    program, meshes = _program(name, graph, in_paths, out), names.meshes
-    return Captured(program, outside, *meshes, reads, memory)
+    made = program_of(name, graph, in_paths, out)
+    return Captured(made, outside, *names.meshes, reads, memory)
 
 
 def _reads(
@@ -203,26 +203,6 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def _program(
-    name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Any
-) -> Program:
-    out_leaves, out_tree = _tree.flatten(out)
-    _refuse_results(out_leaves, _tree.paths(out), name)
-    return Program(
-        name=name,
-        graph=graph,
-        in_paths=in_paths,
-        out_paths=tuple(
-            "result" + p
-            for p, x in zip(_tree.paths(out), out_leaves, strict=True)
-            if x is TENSOR
-        ),
-        out_leaves=tuple(out_leaves),
-        out_tree=out_tree,
-        show=program_text,
-    )
-
-
 def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
@@ -232,31 +212,6 @@ def _own(
             return error
         error = error.__cause__ or error.__context__
     return None
-
-
-def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
-    wrong = [
-        (p, x)
-        for p, x in zip(paths, leaves, strict=True)
-        if (x is not TENSOR and not isinstance(x, CONSTANTS)) or _untold(x)
-    ]
-    if wrong:
-        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-        lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
-        raise CaptureError.of(
-            name,
-            *lines,
-            needed="a tree of tensors and constants",
-            fix=fix,
-            arg_path="result" + wrong[0][0],
-        )
-
-
-def _untold(x: Any) -> bool:
-    """Whether the error is about str(mesh), which Dynamo evaluates on a stand-in of the mesh
-    (torch 2.13). f"{mesh}" works.
-    """
-    return isinstance(x, str) and "FakeScriptObject object at" in x
 
 
 def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
@@ -297,7 +252,7 @@ class _Flat:
         self.python, self.inputs = python, inputs
         self.positional = inputs.positional
         self.entering = (*inputs.tensors, *outside.tensors)
-        self.result: Any = None
+        self.result: Result | None = None
         self.ends: set[int] = (
             set()
         )  # the leaves that a gradient of a result reaches
@@ -309,19 +264,18 @@ class _Flat:
         with ambient.drawing_from(source):
             known = {id(x): v for x, v in pairs}
             out = _replayed(self.python, self.positional, known)
+        _tree.learn(out)
         tensor_classes.refuse_results(out, self.inputs.name)
+        self.result, self.calls = Result.of(out), source.calls
         leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
-        self.result, self.calls = _tree.tree_map(_mark_tensor, out), source.calls
         self.ends = closed_over.reached_from(leaves)
         return leaves
 
 
 def _flatten(
     python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
-) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any]:
-    """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the result tree
-    with TENSOR for tensors.
-    """
+) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Result]:
+    """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the results."""
     name = inputs.name
     outside = _entering(python, inputs.tensors, inputs.positional)
     _refuse_closed_over(outside.tensors, name)
@@ -336,6 +290,7 @@ def _flatten(
         _drop_last_input(graph)
     constants = lifted_constants(graph, mode, name)
     tensor_classes.refuse_fakes([*outside.tensors, *constants], name)
+    assert flat.result is not None
     return graph, outside.traced(stand_ins, flat.ends, constants), flat.result
 
 
@@ -349,11 +304,12 @@ def _replayed(
     python: torch.fx.GraphModule, positional: Any, values: dict[int, torch.Tensor]
 ) -> Any:
     """Replay Dynamo's graph, with values for the tensors of these ids."""
-    arguments = _tree.tree_map(lambda x: values.get(id(x), x), positional)
-    entering = _compat.codegen_of(python.graph).process_inputs(*arguments)
-    outputs = Replay(python).run(
-        *(values.get(id(x), x) for x in entering), enable_io_processing=False
-    )
+
+    def valued(tree: Any) -> Any:
+        return _tree.tree_map(lambda x: values.get(id(x), x), tree)
+
+    entering = _compat.codegen_of(python.graph).process_inputs(*valued(positional))
+    outputs = Replay(python).run(*map(valued, entering), enable_io_processing=False)
     out, _ = _compat.python_results(python, outputs)
     return out
 
@@ -365,11 +321,6 @@ def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
     return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
 
 
-def _mark_tensor(x: Any) -> Any:
-    """TENSOR for a tensor."""
-    return TENSOR if isinstance(x, torch.Tensor) else x
-
-
 def _entering(
     python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
 ) -> closed_over.ClosedOver:
@@ -379,12 +330,15 @@ def _entering(
     # a value that Dynamo makes from an argument, such as x.T, is an input of its graph too, and a
     # fake tensor
     rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
+    _tree.learn(list(inputs))
     mine = [
         (x, node)
-        for x, node in rows
+        for given, node in rows
+        for x in _tree.leaves(given)
         if isinstance(x, torch.Tensor)
         and id(x) not in known
         and not _compat.is_fake(x)
+        and not known.add(id(x))
     ]
     lines = tuple(
         next(

@@ -22,6 +22,7 @@ from ..partition.rule_api import registry
 from ..simulated import SimulatedDTensor
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
+from .arguments import is_prepared, prepared
 from .changing import restaged
 from .key_use import keys_noted
 from .options import Request
@@ -70,8 +71,8 @@ def _first_call(
     signature: tuple[Any, ...],
 ) -> Any:
     """Stage a function for a new signature, and run it."""
-    if any(map(_compat.is_arriving, leaves)):
-        return _awaited(request, args, kwargs)
+    if not is_prepared(leaves):
+        return call(request, *prepared(request.name, args, kwargs))
     key, _, _, mesh, *_ = signature
     with _compat.staging():
         ready = _staged_meanwhile(request, leaves, *signature)
@@ -83,15 +84,6 @@ def _first_call(
     ):
         raise leaked(f"{request.name}, its result")
     return out
-
-
-def _awaited(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """A call after its arguments have arrived, of which some are results of torch's collectives."""
-    wait: Callable[[Any], Any] = lambda x: x.wait() if _compat.is_arriving(x) else x
-    args, kwargs = _tree.tree_map(wait, (args, kwargs))
-    return call(request, args, kwargs)
 
 
 def _staged_meanwhile(

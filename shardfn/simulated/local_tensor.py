@@ -51,7 +51,7 @@ class SimulatedTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        leaves, treedef = _tree.flatten((args, kwargs or {}))
+        leaves, treedef = _tree.flatten((args, kwargs or {}), _tree.is_tensor)
         mine = [x for x in leaves if isinstance(x, SimulatedTensor)]
         if "c10d" in str(func):
             fix = "redistribute or full_tensor of the DTensor, or sf.shard_map"
@@ -68,7 +68,7 @@ class SimulatedTensor(torch.Tensor):
                 _of_rank(leaves, treedef, r) for r in range(len(mine[0].shards))
             )
         ]
-        columns = [_tree.flatten(r) for r in results]
+        columns = [_tree.flatten(r, _tree.is_tensor) for r in results]
         stacked = [
             _gathered(func, values, mine[0].shown)
             for values in zip(*(c[0] for c in columns), strict=True)

@@ -346,6 +346,15 @@ def loss_of_shards(x: Any, w: Any, mesh: Any) -> Any:
     return (d.sin().to_local() @ w).square().sum()
 
 
+def loss_of_replicas(x: Any, w: Any, mesh: Any) -> Any:
+    """Of a tensor that all ranks have, which becomes a DTensor again."""
+    d = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    again = DTensor.from_local(d.full_tensor(), mesh, every(mesh, Replicate()))
+    same = DTensor.from_local(w, mesh, every(mesh, Replicate()))
+    return (again.sin() @ same).square().sum().full_tensor()
+
+
 LOSSES: dict[str, Program] = {
-    fn.__name__: fn for fn in (loss_of_rows, loss_of_terms, loss_of_shards)
+    fn.__name__: fn
+    for fn in (loss_of_rows, loss_of_terms, loss_of_shards, loss_of_replicas)
 }

@@ -196,6 +196,18 @@ def test_in_shard_map(mesh: Any) -> None:
     torch.testing.assert_close(sf.full(total), torch.cat([ROWS[0] + ROWS[1]] * 2))
 
 
+def test_replicas_of_what_all_ranks_have_count_once(mesh: Any) -> None:
+    def loss(x: Any) -> Any:
+        same = DTensor.from_local(x, mesh, R)
+        return same.sin().square().sum().full_tensor()
+
+    x = torch.arange(4.0)
+    once = sf.grad(sf.shard_map(loss, mesh, P(), P()))
+    twice = sf.shard_map(lambda x: sf.grad(loss)(x).sum(), mesh, P(), P())
+    torch.testing.assert_close(sf.full(once(x)), (2 * x).sin())
+    torch.testing.assert_close(sf.full(sf.grad(twice)(x)), 2 * (2 * x).cos())
+
+
 def test_in_shard_placements_are_constraints(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         a = distribute_tensor(x * 2, mesh, [Shard(1)])

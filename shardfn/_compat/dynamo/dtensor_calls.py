@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .reading import refuse_call, refused_collective
+from .refused import collective_refused, refuse_call
 
 
 class DTensors(Protocol):
@@ -111,7 +111,7 @@ def function_called(
     ours = dtensors.functions.get(called) if _is_hashable(called) else None
     if ours is not None:
         return _read(tx, ours, args, kwargs)
-    refuse_call(called, kwargs)
+    refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)
 
 
@@ -126,7 +126,7 @@ def collective_called(
     """A call of a collective of torch.distributed that Dynamo would rewrite."""
     ours = dtensors.functions.get(function.fn)
     if ours is None:
-        return refused_collective(call, function, tx, args, kwargs)
+        return collective_refused(call, function, tx, args, kwargs)
     return _read(tx, ours, args, kwargs)
 
 

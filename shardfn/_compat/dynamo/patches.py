@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..patching import NEVER, Patch, methods
-from . import dtensor_calls, generators, reading, tree_functions
+from . import dtensor_calls, generators, reading, refused, tree_functions
 
 VARIABLES = "torch._dynamo.variables:"
 BUILDER = "torch._dynamo.variables.builder:"
@@ -63,7 +63,7 @@ READING = (  # a captured function, by Dynamo
         methods(VARIABLES + "TorchInGraphFunctionVariable", "call_function"),
         "the number of the rank that traces is taken for every rank's; " + REFUSED,
         NEVER,
-        new=reading.refused_rank_call,
+        new=refused.rank_call_refused,
     ),
     Patch(
         (
@@ -72,7 +72,7 @@ READING = (  # a captured function, by Dynamo
         ),
         "the same, asked of a mesh or of a group",
         NEVER,
-        new=reading.refused_rank_method,
+        new=refused.rank_method_refused,
         optional=True,
     ),
     Patch(
@@ -124,13 +124,13 @@ READING = (  # a captured function, by Dynamo
         methods(VARIABLES + "TensorVariable", "method_as_subclass"),
         "a cast to a class of tensors; " + REFUSED,
         NEVER,
-        new=reading.refused_cast,
+        new=refused.cast_refused,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),
         "a tensor of a class of its own; " + REFUSED,
         NEVER,
-        new=reading.refused_class,
+        new=refused.class_refused,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),

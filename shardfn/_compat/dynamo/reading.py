@@ -13,14 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from ...errors import ShardError, call_site, is_ours
-from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
-from . import generators
+from ..tracing import (
+    in_dual_level,
+    inside_transform,
+    is_fake,
+    read_by_dynamo,
+)
 from .guards import Read, outside_reads
-from .tensor_classes import PLAIN, class_name, is_foreign
+from .refused import refuse_attribute
+from .tensor_classes import (
+    holds_tensors,
+)
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "reading", default=False
@@ -183,72 +188,16 @@ def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
     )
 
 
-ASKS_RANK = "asks which rank it runs on"
-
-MAKES_DTENSOR = "makes a DTensor or takes one apart"
-
-FOREIGN = "closes over a tensor of class"
-
-MADE = "makes a tensor of class"
-
-COMMUNICATES = "communicates by itself:"
-
-OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
-READABLE = (  # by calls of DTensor that Dynamo reads ours for
-    "torch.distributed.tensor.placement_types",
-    "torch.distributed.tensor.experimental._func_map",
-    "torch.distributed.tensor.experimental.local_map",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.tensor._api.distribute_module.",
-)
-
-
-def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse calls of this function, which makes DTensors, while Dynamo traces."""
-    fn.makes_dtensors = True
-    return fn
-
-
-def makes_dtensors(fn: Any) -> bool:
-    """Whether a function belongs to torch.distributed.tensor, except for what Dynamo can read, or
-    is marked as making DTensors.
-    """
-    if getattr(fn, "makes_dtensors", False) is True:
-        return True
-    module = getattr(fn, "__module__", None)
-    inside = isinstance(module, str) and module.startswith(OF_DTENSORS)
-    name = f"{module}.{getattr(fn, '__qualname__', '')}"
-    return inside and not name.startswith(READABLE)
-
-
-def refusal(fn: Any) -> str | None:
-    """Why a captured function may not call this function or class, or None if it may."""
-    if makes_dtensors(fn):
-        return MAKES_DTENSOR
-    if isinstance(fn, type) and issubclass(fn, torch.Tensor) and fn not in PLAIN:
-        return f"{MADE} {fn.__name__};"
-    collective = (
-        getattr(fn, "__module__", None)
-        == "torch.distributed._functional_collectives"
-    )
-    return f"{COMMUNICATES} {fn.__name__};" if collective else None
-
-
-RANK = {
-    "get_rank",
-    "get_local_rank",
-    "get_coordinate",
-    "rank",
-}  # torch.distributed, a mesh or a group
-
-
 def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """How Dynamo makes fake tensors, also of views and of results of autograd."""
+    """How Dynamo makes fake tensors, also of views, of results of autograd and of tensors that
+    hold others.
+    """
     from torch.utils._python_dispatch import _disable_current_modes
 
     is_plain = not isinstance(x, torch.Tensor) or is_fake(x)
     if not is_plain:
         is_plain = x.is_leaf and not x._is_view() and not in_dual_level()
+        is_plain = is_plain and not holds_tensors(x)
     with contextlib.nullcontext() if is_plain else _disable_current_modes():
         return make_fake(x, *args, **kwargs)
 
@@ -258,6 +207,7 @@ def fresh(
 ) -> Any:
     """Dynamo's handling of a tensor whose shape and strides may have changed in place."""
     fake = tensor.proxy.node.meta.get("example_value")
+    refuse_attribute(fake, args[0] if args else None)
     if tensor._size is not None and is_fake(fake):
         noted = tuple(tensor._size), tensor.stride
         if noted != (tuple(fake.shape), fake.stride()):
@@ -298,53 +248,6 @@ def intact(
     given = proxy_args_kwargs(args, kwargs)
     proxy = tx.output.create_proxy("call_function", function.fn_cls.apply, *given)
     return builder.wrap_fx_proxy(tx, proxy)
-
-
-def _refuse(text: str | None) -> None:
-    """Stop Dynamo with a text that `explained` recognizes. Does nothing without a text."""
-    from torch._dynamo import exc
-
-    if text:
-        raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
-
-
-def refused_rank_call(
-    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A call of a function of torch, which may ask for the rank."""
-    _refuse(ASKS_RANK if function.value is dist.get_rank else None)
-    return call(function, *args, **kwargs)
-
-
-def refused_rank_method(
-    call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
-) -> Any:
-    """A call of a method of a mesh or a group, which may ask for the rank."""
-    _refuse(ASKS_RANK if name in RANK else None)
-    return call(owner, tx, name, *args, **kw)
-
-
-def refuse_call(called: Any, kwargs: Any) -> None:
-    """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator."""
-    _refuse(refusal(called) or generators.seeds(called, kwargs))
-
-
-def refused_collective(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
-    """A call of a collective of torch.distributed that Dynamo would rewrite."""
-    _refuse(f"{COMMUNICATES} {function.fn.__name__};")
-
-
-def refused_cast(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> Any:
-    """tensor.as_subclass(cls), which makes a tensor of another class."""
-    _refuse(refusal(getattr(cls, "value", None)))
-    return method(tensor, tx, cls)
-
-
-def refused_class(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
-    """Dynamo's handling of a new tensor, which may be of a subclass."""
-    is_refused = is_foreign(value) and not isinstance(value, DTensor)
-    _refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
-    return wrap(builder, value)
 
 
 def is_substituted(

@@ -1,4 +1,6 @@
-"""Subclasses of tensors: which are plain, and how the others are called in errors."""
+"""Subclasses of tensors: which are plain, which hold other tensors, and how they are called in
+errors.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..distributed.groups import is_arriving
 from ..tracing import is_fake
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -31,11 +34,28 @@ def is_foreign(x: Any) -> bool:
     return is_traceable_wrapper_subclass(x) or not is_fake(x)
 
 
+def is_foreign_class(x: Any) -> bool:
+    """Whether x is a class of tensors that neither is plain nor holds other tensors."""
+    return (
+        isinstance(x, type)
+        and issubclass(x, torch.Tensor)
+        and x not in PLAIN
+        and not hasattr(x, "__tensor_flatten__")
+    )
+
+
 def class_name(x: torch.Tensor) -> str:
     """The name of a tensor's class in errors."""
     return "DTensor" if isinstance(x, DTensor) else type(x).__name__
 
 
-def holds_tensors(x: torch.Tensor) -> bool:
-    """Whether a tensor is made of other tensors."""
-    return is_traceable_wrapper_subclass(x)
+def holds_tensors(x: Any) -> bool:
+    """Whether a tensor is made of other tensors, and is not a DTensor: torch calls its class a
+    traceable wrapper subclass.
+    """
+    return (
+        isinstance(x, torch.Tensor)
+        and is_traceable_wrapper_subclass(x)
+        and not isinstance(x, DTensor)
+        and not is_arriving(x)
+    )

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree
 
+from .shells import Shell
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype)
@@ -137,7 +139,7 @@ class Values:
             return self.tensors[id(value)]
         if isinstance(value, variables.VariableTracker):
             return value
-        if isinstance(value, _pytree.TreeSpec):
+        if isinstance(value, (_pytree.TreeSpec, Shell)):
             return variables.UserDefinedObjectVariable(value)
         if kind is dict:
             items = {self.variable(k): self.variable(x) for k, x in value.items()}

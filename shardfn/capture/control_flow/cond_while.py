@@ -15,6 +15,7 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import trace
 from ..shard_map import axis_names
+from . import holders
 from .bodies import Left
 from .flat import (
     Body,
@@ -276,36 +277,44 @@ def branched(
     truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
 ) -> Tensors:
     """A cond of two bodies."""
-    first, second = yes[0].region, no[0].region
+    regions = yes[0].region, no[0].region
+    holders.refuse_mixed("cond", [x for region in regions for x in region.free])
+    first, second = (holders.Opened("cond", region, []) for region in regions)
     n = len(first.free)
     end = n + len(second.free)
     yes_body: Body = lambda *xs: first([], xs[:n])
     no_body: Body = lambda *xs: second([], xs[n:end])
     free = [*first.free, *second.free]
     try:
-        return list(_Branch.apply(Branched((yes_body, no_body)), truth, *free))
+        outs = _Branch.apply(Branched((yes_body, no_body)), truth, *free)
     except ambient.StateMissing:
         state = ambient.new_states([], axis_names.device())
         bodies = drawing(yes_body), drawing(no_body)
-        return list(_Branch.apply(Branched(bodies), truth, *free, state))
+        outs = _Branch.apply(Branched(bodies), truth, *free, state)
+    return list(holders.closed("cond", first.left, outs))
 
 
 def looped(
     go_on: Left, left: Sequence[Left], init: Sequence[torch.Tensor]
 ) -> Tensors:
     """A while loop of a condition and a body."""
-    test, body = go_on.region, left[0].region
+    frees = [*go_on.region.free, *left[0].region.free]
+    holders.refuse_mixed("while_loop", [*frees, *init])
+    init, carried = holders.opened(init)
+    test = holders.Opened("while_loop", go_on.region, carried)
+    body = holders.Opened("while_loop", left[0].region, carried)
     n, count = len(test.free), len(test.free) + len(body.free)
     end = count + len(init)
     test_body: Body = lambda *xs: test(xs[count:end], xs[:n])
     step: Body = lambda *xs: body(xs[count:end], xs[n:count])
     inputs = [*test.free, *body.free, *init]
     try:
-        return list(_While.apply(Looped(test_body, step, count), *inputs))
+        outs = _While.apply(Looped(test_body, step, count), *inputs)
     except ambient.StateMissing:
         state = ambient.new_states([], axis_names.device())
         made = Looped(drawing(test_body), _drawing_step(step), count)
-        return list(_While.apply(made, *inputs, state))[:-1]
+        outs = _While.apply(made, *inputs, state)[:-1]
+    return list(holders.closed("while_loop", body.left, outs))
 
 
 def _drawing_step(step: Body) -> Body:

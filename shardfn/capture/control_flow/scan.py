@@ -19,6 +19,7 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import trace
 from ..shard_map import axis_names
+from . import holders
 from .bodies import Left
 from .flat import (
     Body,
@@ -357,7 +358,11 @@ def scanned(
     reverse: bool,
 ) -> Tensors:
     """The scan of a body whose first results are the carries."""
-    region = left[0].region
+    holders.refuse_mixed("scan", [*left[0].region.free, *init, *columns])
+    init, carried = holders.opened(init)
+    columns, given = holders.opened(columns)
+    entered = [*carried, *holders.of_rows(given)]
+    region = holders.Opened("scan", left[0].region, entered)
     count = len(region.free)
     body = lambda *xs: region(xs[count:], xs[:count])
     inputs = [*region.free, *init, *columns]
@@ -368,4 +373,6 @@ def scanned(
         states = ambient.new_states([length], axis_names.device())  # one a step
         made = Scanned(drawing(body), count, len(init), length, reverse)
         outs = _Scan.apply(made, *inputs, states)
-    return list(outs[: len(outs) - len(init)])
+    n = len(carried)
+    shells = [*region.left[:n], *holders.stacked(region.left[n:], length)]
+    return list(holders.closed("scan", shells, outs[: len(outs) - len(init)]))

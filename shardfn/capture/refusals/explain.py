@@ -213,12 +213,21 @@ def _foreign(said: str) -> tuple[str, str] | None:
     methods on an argument.
     """
     if found := re.search(_compat.FOREIGN + r" (\w+);", said):
-        fix = "pass it as an argument, which carries its placement"
-        return f"it closes over a {found[1]}", fix if found[
-            1
-        ] == "DTensor" else tensor_classes.UNWRAPPED
+        return f"it closes over a {found[1]}", tensor_classes.PLAIN
     if found := re.search(_compat.MADE + r" (\w+);", said):
-        return f"it makes a {found[1]}", tensor_classes.UNWRAPPED
+        return f"it makes a {found[1]}", tensor_classes.PLAIN
+    if found := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", said):
+        fix = (
+            f"read {found[2]} outside of the transform, and pass it as an argument"
+        )
+        got = f"a derivative or vmap follows a {found[1]}, and it reads its {found[2]}"
+        return got, fix
+    if found := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", said):
+        fix = f"the {found[1]} as an argument; or the tensors alone"
+        return (
+            f"it makes a {found[1]} of tensors that a derivative or vmap follows",
+            fix,
+        )
     if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
         return f"it communicates by itself: {found[1]}", ALONE
     asked = (

@@ -1,4 +1,6 @@
-"""Tensor subclasses, such as DTensors. A captured function may not make, take or return them."""
+"""Tensor subclasses that a captured function may not make, take or return: those that neither are
+plain nor say what they hold.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,12 @@ FIX = (
     "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
 )
 DTENSOR = "it makes a DTensor inside, or takes one apart"
-UNWRAPPED = (
-    "the plain tensors that it holds, passed and returned as a dict or a NamedTuple"
-)
+PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tensor_flatten__"
 
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
     """The error for a tensor subclass."""
-    fix = FIX if "DTensor" in got else UNWRAPPED
+    fix = FIX if "DTensor" in got else PLAIN
     return CaptureError.of(
         where, got, needed="plain tensors", fix=fix, source=source
     )
@@ -39,13 +39,18 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
     for module in python.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             value = node.meta.get("example_value")
-            if isinstance(value, torch.Tensor) and _compat.is_foreign(value):
+            is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor and _is_refused(value):
                 kind, source = (
                     _compat.class_name(value),
                     sources.line_of(node.meta.get("stack_trace")),
                 )
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
+
+
+def _is_refused(x: Any) -> bool:
+    return _compat.is_foreign(x) and not _compat.holds_tensors(x)
 
 
 def refuse_results(out: Any, name: str) -> None:
@@ -55,7 +60,7 @@ def refuse_results(out: Any, name: str) -> None:
         CaptureError: names the first.
     """
     pairs = zip(_tree.paths(out), _tree.leaves(out), strict=True)
-    wrong = [(path, x) for path, x in pairs if _compat.is_foreign(x)]
+    wrong = [(path, x) for path, x in pairs if _is_refused(x)]
     if wrong:
         path, x = wrong[0]
         error = refused(f"{name}, result{path}", f"a {_compat.class_name(x)}", None)

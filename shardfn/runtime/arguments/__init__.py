@@ -4,14 +4,17 @@ from .checks import refuse_lost_gradient
 from .local_tensors import cut, join, local_of, reader, spec_of
 from .look import look
 from .placed import Placed, aval_of
+from .prepared import is_prepared, prepared
 
 __all__ = [
     "Placed",
     "aval_of",
     "cut",
+    "is_prepared",
     "join",
     "local_of",
     "look",
+    "prepared",
     "reader",
     "refuse_lost_gradient",
     "spec_of",

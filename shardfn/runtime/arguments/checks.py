@@ -95,10 +95,8 @@ def refuse_classes(
     Raises:
         TreeError: names each.
     """
-    roots = _tree.argument_paths(
-        request.signature_of, (0,) * len(args), dict.fromkeys(kwargs, 0)
-    )
-    rows = enumerate(zip(roots, (*args, *kwargs.values()), strict=True))
+    roots, every = _roots(request, args, kwargs), (*args, *kwargs.values())
+    rows = enumerate(zip(roots, every, strict=True))
     given = [(root, x) for i, (root, x) in rows if i not in static]
     wrong = [
         (path, kind) for root, x in given for path, kind in _tree.classes(x, root)
@@ -152,6 +150,25 @@ def check_leaves(
             )
 
 
+def check_holders(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse a tensor that holds others if its gradient would be lost."""
+    given = (*args, *kwargs.values())
+    for root, arg in zip(_roots(request, args, kwargs), given, strict=True):
+        for way, x in _tree.holders(arg):
+            path = root + way
+            refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+
+
+def _roots(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """The path of each argument."""
+    marks = (0,) * len(args), dict.fromkeys(kwargs, 0)
+    return _tree.argument_paths(request.signature_of, *marks)
+
+
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
     """Refuse an argument whose gradient or tangent would be lost.
 
@@ -200,15 +217,9 @@ def _of_each_rank(
 
 def _refuse_foreign(where: str, path: str, x: torch.Tensor) -> None:
     """Refuse a tensor subclass, since its result would be a plain tensor."""
-    if (
-        not _compat.is_foreign(x)
-        or isinstance(x, DTensor)
-        or _compat.is_arriving(x)
-    ):
+    if not _compat.is_foreign(x) or isinstance(x, DTensor):
         return
-    held = "the plain tensors that it holds, in a dict or a NamedTuple"
-    fix = held if _compat.holds_tensors(x) else f"{path}.as_subclass(torch.Tensor)"
-    source = call_site()
+    fix, source = f"{path}.as_subclass(torch.Tensor)", call_site()
     got = f"a {type(x).__name__}, a subclass of torch.Tensor"
     raise TreeError.of(
         where,

@@ -16,7 +16,13 @@ from ...mesh import axes_of, current_mesh, refuse_ended
 from ...types import ShapeDtype
 from ...world import current_world
 from ..options import Request
-from .checks import check_call, check_leaves, check_module, refuse_classes
+from .checks import (
+    check_call,
+    check_holders,
+    check_leaves,
+    check_module,
+    refuse_classes,
+)
 from .placed import Placed, aval_of
 from .placements import marks_of_arguments
 
@@ -36,6 +42,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     refuse_unstrided(request.name, leaves, paths)
     world, mesh = current_world(), _mesh(request, leaves)
     refuse_classes(request, args, kwargs, static)
+    check_holders(request, args, kwargs)
     static_leaves = _leaves_of(static, treedef)
     check_leaves(request, leaves, paths, static_leaves)
     tensors = [

@@ -29,7 +29,7 @@ from ...placements import marks_of
 from ...schedule.agenda import rewished
 from ...types import Collective, LocalProgram, Marks, Program
 from .. import cache
-from ..arguments import Placed, look
+from ..arguments import Placed, look, prepared
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import runner
@@ -44,7 +44,7 @@ def trace(
 ) -> Traced:
     """Stage 1 for one call's arguments. One thread runs it at a time."""
     with _compat.staging():
-        return _traced(request, args, kwargs)
+        return _traced(request, *prepared(request.name, args, kwargs))
 
 
 def _traced(

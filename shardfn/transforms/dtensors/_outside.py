@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
@@ -54,14 +55,24 @@ def leaving(out: Any) -> Any:
 
 
 def _own(x: Any, is_given: bool) -> Any:
-    if is_given or not isinstance(x, DTensor):
+    if is_given or not isinstance(x, torch.Tensor):
         return x
-    return _compat.local_tensor(x).squeeze(0)
+    if _compat.holds_tensors(x):
+        tensors, shell = _compat.opened(x)
+        shell = attrs.evolve(shell, shape=shell.shape[1:], stride=shell.stride[1:])
+        return _compat.closed(shell, [_own(y, is_given) for y in tensors])
+    return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
 
 
-def _global(x: torch.Tensor, mesh: Any) -> DTensor:
+def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
     """A global tensor with one element of dim 0 for each rank: its own x."""
     count, world = mesh.size(), current_world()
+    if _compat.holds_tensors(x):
+        tensors, shell = _compat.opened(x)
+        shape = (count, *shell.shape)
+        stride = (max(x.numel(), 1), *shell.stride)
+        shell = attrs.evolve(shell, shape=shape, stride=stride)
+        return _compat.closed(shell, [_global(y, mesh) for y in tensors])
     row = x.detach().unsqueeze(0)
     if world.kind == "fake":
         row = UnreadTensor(row)

@@ -6,6 +6,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
+from ...capture.dtensors import holders
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
@@ -65,6 +67,10 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         return x
     if text:
         return placement.placed(x, text)
+    if names := holders.held(x):
+        shell = holders.shell(x, tuple(x.shape)[1:])
+        own = [_entering(getattr(x, name), text, axes) for name in names]
+        return _compat.closed(shell, own)
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.to_local(x, shards).squeeze(0)
     return placement.shared(x, "an argument")
@@ -77,6 +83,11 @@ def _leaving(x: Any, axes: Any) -> Any:
         return x
     if isinstance(x, DTensor):
         return placement.returned(x)
+    if names := holders.held(x):
+        count = math.prod([n for _, n in axes])
+        shell = holders.shell(x, (count, *tuple(x.shape)))
+        every = [_leaving(getattr(x, name), axes) for name in names]
+        return _compat.closed(shell, every)
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.from_local(x.unsqueeze(0), shards, where="jit: result")
     names = [name for name, _ in axes]

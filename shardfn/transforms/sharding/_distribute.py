@@ -59,6 +59,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     check_mesh("distribute", mesh)
     axes = axes_of(mesh)
     refuse_ended("distribute", mesh)
+    _tree.learn(tree)
     leaves, treedef = _tree.flatten(tree)
     _refuse_dtensors(
         "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
@@ -327,6 +328,7 @@ def full(tree: Any) -> Any:
         ...     )
         tensor([0, 1, 2])
     """
+    _tree.learn(tree)
     return _tree.tree_map(_whole, tree)
 
 

@@ -29,38 +29,6 @@ X = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 INSIDE = "it makes a DTensor inside, or takes one apart"
 
 
-class Two(torch.Tensor):
-    """Two tensors in one."""
-
-    @staticmethod
-    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Two:
-        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
-
-    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
-        self.a, self.b = a, b
-
-    def __tensor_flatten__(self) -> Any:
-        return ["a", "b"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Two:
-        return Two(inner["a"], inner["b"])
-
-    def __repr__(self, **_: Any) -> str:
-        return "Two"
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        part = lambda name: [
-            getattr(x, name) if isinstance(x, Two) else x for x in args
-        ]
-        return Two(
-            func(*part("a"), **(kwargs or {})), func(*part("b"), **(kwargs or {}))
-        )
-
-
 class Named(torch.Tensor):
     """A tensor with a class of its own."""
 
@@ -106,7 +74,7 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
     transform takes. The others are right in some (tests/dtensors), and refused in the rest.
     """
     placed = sf.distribute(X, mesh, P("dp"))
-    two, named = Two(X, X), X.clone().as_subclass(Named)
+    named = X.clone().as_subclass(Named)
     local = lambda x, p: DTensor.from_local(x, mesh, [p])
     doubled = local_map(
         lambda x: 2 * x,
@@ -176,15 +144,6 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
         "to_local of an argument": (
             lambda x: x.to_local(),
             None,
-        ),
-        "two tensors in one": (lambda x: Two(x, x), "it makes a Two"),
-        "two tensors in one, inside": (
-            lambda x: (Two(x, x) + 1).a,
-            "it makes a Two",
-        ),
-        "two tensors in one, closed over": (
-            lambda x: x + two,
-            "it closes over a Two",
         ),
         "a subclass": (lambda x: x.as_subclass(Named), "it makes a Named"),
         "a subclass, called": (lambda x: Named(x), "it makes a Named"),
@@ -284,7 +243,6 @@ def test_what_is_no_plain_tensor_inside_has_a_result_or_is_refused_by_name(
     [
         "from_local, redistribute, to_local",
         "from_local, returned",
-        "two tensors in one",
     ],
 )
 def test_the_seen_ones_are_tried(member: str, around: str) -> None:
@@ -313,7 +271,6 @@ def test_the_error_has_the_line_of_the_user() -> None:
 
 
 ARGUMENTS = {
-    "two tensors in one": lambda: Two(X, X),
     "a subclass": lambda: X.clone().as_subclass(Named),
     "in a tree": lambda: {"a": [X.clone().as_subclass(Named)]},
 }
@@ -342,8 +299,7 @@ def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(
                 fn(argument)
             fn(plain)
     path = "x['a'][0]" if isinstance(argument, dict) else "x"
-    kind = "Two" if isinstance(argument, Two) else "Named"
-    assert f"argument {path}: a {kind}, a subclass of torch.Tensor\n" in str(
+    assert f"argument {path}: a Named, a subclass of torch.Tensor\n" in str(
         error.value
     )
     assert error.value.arg_path == path and f"at: {__file__}:" in str(error.value)

@@ -1,0 +1,152 @@
+"""Where Dynamo stops: calls, classes and attributes that a captured function may not use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ..tracing import is_wrapped, unwrapped
+from . import generators
+from .shells import opened
+from .tensor_classes import class_name, holds_tensors, is_foreign, is_foreign_class
+
+ASKS_RANK = "asks which rank it runs on"
+
+MAKES_DTENSOR = "makes a DTensor or takes one apart"
+
+FOREIGN = "closes over a tensor of class"
+
+FOLLOWED = "asks a followed tensor of class"
+
+MADE_OF_FOLLOWED = "makes of followed tensors one of class"
+
+MADE = "makes a tensor of class"
+
+COMMUNICATES = "communicates by itself:"
+
+OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
+READABLE = (  # by calls of DTensor that Dynamo reads ours for
+    "torch.distributed.tensor.placement_types",
+    "torch.distributed.tensor.experimental._func_map",
+    "torch.distributed.tensor.experimental.local_map",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor._api.distribute_module.",
+)
+
+
+def outside_only(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse calls of this function, which makes DTensors, while Dynamo traces."""
+    fn.makes_dtensors = True
+    return fn
+
+
+def makes_dtensors(fn: Any) -> bool:
+    """Whether a function belongs to torch.distributed.tensor, except for what Dynamo can read, or
+    is marked as making DTensors.
+    """
+    if getattr(fn, "makes_dtensors", False) is True:
+        return True
+    module = getattr(fn, "__module__", None)
+    inside = isinstance(module, str) and module.startswith(OF_DTENSORS)
+    name = f"{module}.{getattr(fn, '__qualname__', '')}"
+    return inside and not name.startswith(READABLE)
+
+
+def refusal(fn: Any) -> str | None:
+    """Why a captured function may not call this function or class, or None if it may."""
+    if makes_dtensors(fn):
+        return MAKES_DTENSOR
+    if is_foreign_class(fn):
+        return f"{MADE} {fn.__name__};"
+    collective = (
+        getattr(fn, "__module__", None)
+        == "torch.distributed._functional_collectives"
+    )
+    return f"{COMMUNICATES} {fn.__name__};" if collective else None
+
+
+RANK = {
+    "get_rank",
+    "get_local_rank",
+    "get_coordinate",
+    "rank",
+}  # torch.distributed, a mesh or a group
+
+
+def _followed(fake: Any, name: Any) -> str | None:
+    """Why an attribute of a tensor may not be read: it is one of the tensors that it holds, and a
+    transform follows the tensor alone.
+    """
+    if not isinstance(name, str) or not is_wrapped(fake):
+        return None
+    inner = unwrapped(fake)
+    is_held = holds_tensors(inner) and name in opened(inner)[1].names
+    return f"{FOLLOWED} {class_name(inner)} for its .{name};" if is_held else None
+
+
+def _refuse(text: str | None) -> None:
+    """Stop Dynamo with a text that `explained` recognizes. Does nothing without a text."""
+    from torch._dynamo import exc
+
+    if text:
+        raise exc.UserError(exc.UserErrorType.ANTI_PATTERN, text)
+
+
+def rank_call_refused(
+    call: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A call of a function of torch, which may ask for the rank."""
+    _refuse(ASKS_RANK if function.value is dist.get_rank else None)
+    return call(function, *args, **kwargs)
+
+
+def rank_method_refused(
+    call: Callable[..., Any], owner: Any, tx: Any, name: str, *args: Any, **kw: Any
+) -> Any:
+    """A call of a method of a mesh or a group, which may ask for the rank."""
+    _refuse(ASKS_RANK if name in RANK else None)
+    return call(owner, tx, name, *args, **kw)
+
+
+def refuse_attribute(fake: Any, name: Any) -> None:
+    """Stop Dynamo where one of the tensors is read that a tensor holds, under a transform."""
+    _refuse(_followed(fake, name))
+
+
+def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
+    """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator, or that makes
+    a tensor of those that a transform follows.
+    """
+    _refuse(refusal(called) or generators.seeds(called, kwargs))
+    if isinstance(called, type) and hasattr(called, "__tensor_flatten__"):
+        given = [*args, *kwargs.values()]
+        held = [
+            x.proxy.node.meta.get("example_value")
+            for x in given
+            if hasattr(x, "proxy")
+        ]
+        if any(map(is_wrapped, held)):
+            _refuse(f"{MADE_OF_FOLLOWED} {called.__name__};")
+
+
+def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:
+    """A call of a collective of torch.distributed that Dynamo would rewrite."""
+    _refuse(f"{COMMUNICATES} {function.fn.__name__};")
+
+
+def cast_refused(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> Any:
+    """tensor.as_subclass(cls), which makes a tensor of another class."""
+    _refuse(refusal(getattr(cls, "value", None)))
+    return method(tensor, tx, cls)
+
+
+def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
+    """Dynamo's handling of a new tensor, which may be of a subclass."""
+    is_refused = is_foreign(value) and not (
+        isinstance(value, DTensor) or holds_tensors(value)
+    )
+    _refuse(f"{FOREIGN} {class_name(value)};" if is_refused else None)
+    return wrap(builder, value)

@@ -1,0 +1,75 @@
+"""The results of a captured function, and the Program that returns them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _tree
+from ..errors import CaptureError
+from ..types import CONSTANTS, TENSOR, Program
+from .printing import program_text
+
+
+class Result(NamedTuple):
+    """The tree of results."""
+
+    leaves: list[Any]  # TENSOR for tensors
+    treedef: _tree.TreeDef
+    paths: list[str]
+
+    @classmethod
+    def of(cls, out: Any) -> Result:
+        """The tree of these results."""
+        leaves, treedef = _tree.flatten(out)
+        return cls(list(map(_mark_tensor, leaves)), treedef, _tree.paths(out))
+
+
+def program_of(
+    name: str, graph: torch.fx.GraphModule, in_paths: tuple[str, ...], out: Result
+) -> Program:
+    _refuse_results(out.leaves, out.paths, name)
+    return Program(
+        name=name,
+        graph=graph,
+        in_paths=in_paths,
+        out_paths=tuple(
+            "result" + p
+            for p, x in zip(out.paths, out.leaves, strict=True)
+            if x is TENSOR
+        ),
+        out_leaves=tuple(out.leaves),
+        out_tree=out.treedef,
+        show=program_text,
+    )
+
+
+def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
+    wrong = [
+        (p, x)
+        for p, x in zip(paths, leaves, strict=True)
+        if (x is not TENSOR and not isinstance(x, CONSTANTS)) or _untold(x)
+    ]
+    if wrong:
+        fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+        lines = [f"result{path} is a {type(x).__name__}" for path, x in wrong]
+        raise CaptureError.of(
+            name,
+            *lines,
+            needed="a tree of tensors and constants",
+            fix=fix,
+            arg_path="result" + wrong[0][0],
+        )
+
+
+def _untold(x: Any) -> bool:
+    """Whether the error is about str(mesh), which Dynamo evaluates on a stand-in of the mesh
+    (torch 2.13). f"{mesh}" works.
+    """
+    return isinstance(x, str) and "FakeScriptObject object at" in x
+
+
+def _mark_tensor(x: Any) -> Any:
+    """TENSOR for a tensor."""
+    return TENSOR if isinstance(x, torch.Tensor) else x

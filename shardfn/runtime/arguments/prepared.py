@@ -1,0 +1,96 @@
+"""Arguments as programs take them: arrived, and with DTensors inside of the tensors that hold
+others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree
+from ...errors import TreeError
+from ...simulated import SimulatedTensor, dtensors
+from ...world import current_world
+
+
+def is_prepared(leaves: list[Any]) -> bool:
+    """Whether a program takes all these arguments as they are."""
+    return not any(map(_is_other, leaves))
+
+
+def prepared(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments in the form that programs take.
+
+    Args:
+        name: of the function, for errors.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        TreeError: a DTensor of tensors that hold others of another shape.
+    """
+    _tree.learn((args, kwargs))
+    return _tree.tree_map(
+        lambda x: _prepared(name, x), (args, kwargs), is_leaf=_tree.is_tensor
+    )
+
+
+def _is_other(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (
+        _compat.is_arriving(x) or _compat.holds_tensors(_shown(x))
+    )
+
+
+def _prepared(name: str, x: Any) -> Any:
+    if not _is_other(x):
+        return x
+    if _compat.is_arriving(x):
+        return x.wait()
+    return _turned(name, x) if isinstance(x, DTensor) else x
+
+
+def _shown(x: torch.Tensor) -> torch.Tensor:
+    """A tensor, or the local tensor of a DTensor, of the rank that is shown."""
+    local: Any = _compat.local_tensor(x) if isinstance(x, DTensor) else x
+    return (
+        local.shards[local.shown] if isinstance(local, SimulatedTensor) else local
+    )
+
+
+def _turned(name: str, x: DTensor) -> torch.Tensor:
+    """A DTensor of tensors that hold others, as one such tensor that holds DTensors."""
+    local: Any = _compat.local_tensor(x)
+    is_simulated = current_world().kind == "simulated"
+    shards = getattr(
+        local, "shards", [local] * (x.device_mesh.size() if is_simulated else 1)
+    )
+    kind = type(_shown(x)).__name__
+    rows = [_compat.opened(shard)[0] for shard in shards]
+    if any(
+        y.shape != x.shape for row, x in zip(rows, shards, strict=True) for y in row
+    ):
+        got = f"a DTensor of a {kind}, whose tensors have other shapes than it has"
+        raise TreeError.of(
+            name,
+            got,
+            fix=f"a {kind} of DTensors: sf.distribute(x, mesh, placements)",
+        )
+    held = [_global(list(column), x) for column in zip(*rows, strict=True)]
+    shell = _compat.opened(_shown(x))[1]
+    shell = attrs.evolve(shell, shape=tuple(x.shape), stride=x.stride())
+    return _compat.closed(shell, held)
+
+
+def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
+    """The DTensor of local tensors, placed like another."""
+    x = locals_[0]
+    local = (
+        SimulatedTensor(locals_, current_world().rank) if len(locals_) > 1 else x
+    )
+    spec = _compat.dtensor_spec(
+        like.device_mesh, like.placements, like.shape, like.stride(), x.dtype
+    )
+    return dtensors([local], [spec])[0]
