@@ -1,6 +1,8 @@
 """Trees as optree knows them: the only file that imports it.
 
 A tensor that holds other tensors is a container of them once `learn` has met its class.
+
+Dynamo reads this.
 """
 
 from __future__ import annotations

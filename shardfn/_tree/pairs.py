@@ -1,4 +1,7 @@
-"""Two trees side by side, dicts by key."""
+"""Two trees side by side, dicts by key.
+
+Dynamo reads this.
+"""
 
 from __future__ import annotations
 

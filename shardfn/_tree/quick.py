@@ -1,6 +1,6 @@
 """Functions of trees that Dynamo runs as they are, on the containers that it knows.
 
-A tensor is a leaf here, also one that holds others.
+A tensor is a leaf here, also one that holds others. Dynamo reads this.
 """
 
 from __future__ import annotations

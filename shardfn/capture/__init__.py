@@ -5,6 +5,7 @@ from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
 from .modules.call import PureModule
+from .printing import tensor_type
 
 __all__ = [
     "Captured",
@@ -14,4 +15,5 @@ __all__ = [
     "constant_key",
     "is_constant",
     "name_of",
+    "tensor_type",
 ]

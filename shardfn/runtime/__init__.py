@@ -2,8 +2,17 @@
 
 from . import cache
 from .compiled import Compiled
-from .dispatch import call
+from .dispatch import call, explain_retrace
 from .options import Request
 from .stages import Lowered, Traced, trace
 
-__all__ = ["Compiled", "Lowered", "Request", "Traced", "cache", "call", "trace"]
+__all__ = [
+    "Compiled",
+    "Lowered",
+    "Request",
+    "Traced",
+    "cache",
+    "call",
+    "explain_retrace",
+    "trace",
+]

@@ -1,4 +1,4 @@
-"""The reason for a retrace, for the log. Warns of constants that cause one at each call."""
+"""Warns of constants that cause a retrace at each call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _compat
 from ..capture import name_of
 from ..errors import call_site, is_inside, problem
 from .arguments import Placed
@@ -18,48 +17,27 @@ from .options import Request
 OFTEN = {float: 1, complex: 1, int: 2, types.FunctionType: 2}
 
 
-def restaged(
+def note_changes(
     request: Request, entries: Sequence[Any], key: list[Any], placed: Placed
-) -> str:
-    """Why no cached entry matches a call. Warns, once for each argument, of a constant that
-    keeps changing.
+) -> None:
+    """Warn, once for each argument and closed-over value, of a constant that keeps changing.
 
     Args:
         request: of the function.
         entries: the cached entries, the last used first.
         key: of this call.
         placed: its arguments.
-
-    Returns:
-        The difference from the last call, in words.
     """
     last = entries[0]
     if last.treedef != placed.treedef:
-        return "another tree"
-    changed = [
-        i for i, (a, b) in enumerate(zip(key, last.key, strict=True)) if a != b
-    ]
-    if changed:
+        return
+    if key != last.key:
         _note_arguments(request, entries, key, placed)
-        return f"another signature of {', '.join(placed.paths[i] for i in changed[:4])}"
-    rows = zip(_compat.SETTINGS, placed.state, last.state, strict=True)
-    if settings := [name for name, a, b in rows if a != b]:
-        return f"another setting: {', '.join(settings)}"
-    if last.reads is not None and not last.reads.same():
-        reads = last.reads.changed()
-        for path, old, new in reads:
-            _note(
-                request,
-                f"{name_of(path)}, which it closes over",
-                name_of(path),
-                old,
-                new,
-            )
-        return (
-            "it closes over something else: "
-            f"{', '.join(name_of(path) for path, _, _ in reads[:4])}"
-        )
-    return "another mesh, world or rule"
+    elif last.state == placed.state and last.reads is not None:
+        changed = [] if last.reads.same() else last.reads.changed()
+        for path, old, new in changed:
+            name = name_of(path)
+            _note(request, f"{name}, which it closes over", name, old, new)
 
 
 def _note_arguments(

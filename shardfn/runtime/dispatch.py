@@ -22,10 +22,11 @@ from ..partition.rule_api import registry
 from ..simulated import SimulatedDTensor
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
-from .arguments import is_prepared, prepared
-from .changing import restaged
+from .arguments import Placed, is_prepared, look, prepared
+from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
+from .retraces import KNOWN, retrace
 from .stages import trace
 
 log = logging.getLogger("shardfn")
@@ -61,6 +62,21 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             return entry.run(leaves)
     signature = (key, treedef, world, mesh, rules, state)
     return _first_call(request, args, kwargs, leaves, signature)
+
+
+def explain_retrace(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """Whether a call with these arguments would be staged, and why."""
+    args, kwargs = prepared(request.name, args, kwargs)
+    leaves, treedef = _tree.flatten((args, kwargs))
+    key = [x._spec if type(x) in DTENSORS else _signature(x) for x in leaves]
+    world, mesh = current_world(), request.mesh or current_mesh()
+    signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
+    if any(entry.fits(*signature) for entry in request.store.entries):
+        return f"{request.name}: {KNOWN}"
+    placed = look(request, args, kwargs)
+    return retrace(request.name, request.store.every(), key, placed, mesh)
 
 
 def _first_call(
@@ -123,12 +139,7 @@ def _stage(
 ) -> Entry:
     traced = trace(request, args, kwargs)
     placed, entries = traced.placed, request.store.entries
-    if entries:
-        log.info(
-            "%s: retraced: %s",
-            request.name,
-            restaged(request, entries, key, placed),
-        )
+    _note_retrace(request, key, placed, mesh)
     leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
     compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
@@ -138,6 +149,7 @@ def _stage(
     entry = Entry(
         key=key,
         treedef=placed.treedef,
+        paths=placed.paths,
         world=placed.world,
         mesh=mesh,
         rules=registry.active(),
@@ -154,12 +166,26 @@ def _stage(
     return entry
 
 
+def _note_retrace(
+    request: Request, key: list[Any], placed: Placed, mesh: Any
+) -> None:
+    """Log and keep the reason why a new signature is staged, and warn of what keeps changing."""
+    store = request.store
+    explained = retrace(request.name, store.every(), key, placed, mesh)
+    if store.entries:
+        note_changes(request, store.entries, key, placed)
+        log.info("%s", explained)
+    for each in (store, *store.kin):
+        each.retrace = explained
+
+
 @attrs.define(eq=False)
 class Entry:
     """One signature, ready to be called. Only its key is ever replaced, by an equal one."""
 
     key: list[Any]
     treedef: Any
+    paths: tuple[str, ...]  # of the leaves
     world: World
     mesh: Any
     rules: tuple[registry.Registered, ...]  # the sharding rules of the partition

@@ -18,8 +18,20 @@ class CallStore:
     entries: tuple[Any, ...] = ()
     # captured programs of a function that cannot carry them
     programs: list[Any] = attrs.field(factory=list)
+    # the last time that a new signature was staged, explained
+    retrace: str = ""
     # how often a constant has changed, by path; each is warned of once
     changes: dict[str, int] = attrs.field(factory=dict)
+
+    # the stores of the same function for other placements, where each has a request of its own
+    kin: list[CallStore] = attrs.field(factory=list)
+
+    def every(self) -> tuple[Any, ...]:
+        """The cached entries, and those of its kin."""
+        others = [
+            e for store in self.kin if store is not self for e in store.entries
+        ]
+        return (*self.entries, *others)
 
     def put_first(self, entry: Any) -> None:
         """Try this entry first in the next call."""

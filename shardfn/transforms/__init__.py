@@ -20,6 +20,7 @@ from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
 from .proofs._check import check
+from .proofs._retrace import explain_retrace
 from .proofs._rule import rule
 from .sharding._collectives import (
     all_gather,
@@ -55,6 +56,7 @@ __all__ = [
     "custom_jvp",
     "custom_vjp",
     "distribute",
+    "explain_retrace",
     "from_local",
     "full",
     "functionalize",

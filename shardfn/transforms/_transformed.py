@@ -15,7 +15,16 @@ import attrs
 from .. import _compat
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
-from ..runtime import Compiled, Lowered, Request, Traced, cache, call, trace
+from ..runtime import (
+    Compiled,
+    Lowered,
+    Request,
+    Traced,
+    cache,
+    call,
+    explain_retrace,
+    trace,
+)
 from ..world import current_world
 from .dtensors._outside import entering, leaving, placed
 from .dtensors._ranks import OnRanks, on_ranks
@@ -144,6 +153,33 @@ class Transformed:
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
         return self.lower(*args, **kwargs).compile()
+
+    def explain_retrace(self, *args: Any, **kwargs: Any) -> str:
+        """Why a call is staged again: the closest earlier signature, and where it differs.
+
+        Args:
+            args: of a call, or nothing for the last call that was staged.
+            kwargs: its keyword arguments.
+
+        Returns:
+            A line for each difference: the path of an argument with its shape, dtype and
+            placements now and before, a constant, a value that the function closes over, a
+            setting of torch, the mesh.
+
+        Source: jax.config.jax_explain_cache_misses.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> double = sf.jit(lambda x: x * 2, backend="aten")
+            >>> double(torch.ones(2))
+            tensor([2., 2.])
+            >>> print(double.explain_retrace(torch.ones(3)))
+            jit(<lambda>): another signature; the closest of 1 earlier signature differs in
+              x: f32[3], was f32[2]
+        """
+        if not args and not kwargs:
+            return self.request.store.retrace or f"{self}: it has not been called"
+        return self.staged(explain_retrace, args, kwargs, lambda text: text)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

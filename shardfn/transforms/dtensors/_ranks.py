@@ -57,7 +57,11 @@ def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
     """
     fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True}
-    return attrs.evolve(asks, **options, structure=None, donate_argnums=())
+    made = attrs.evolve(asks, **options, structure=None, donate_argnums=())
+    kin = asks.store.kin = asks.store.kin or [asks.store]
+    made.store.kin = kin
+    kin.append(made.store)
+    return made
 
 
 @_compat.read_by_dynamo

@@ -1,0 +1,119 @@
+"""Why a call is staged again: the closest earlier signature, and where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..capture import name_of, tensor_type
+from ..mesh import axes_of
+from ..partition import layout
+from ..partition.rule_api import registry
+from ..placements import marks_of
+from .arguments import Placed
+
+FIRST = "it is the first call: nothing is staged yet"
+KNOWN = "a program for these arguments is staged already: nothing is retraced"
+SHOWN = 8  # differences that are printed
+
+
+def retrace(
+    name: str, entries: Sequence[Any], key: list[Any], placed: Placed, mesh: Any
+) -> str:
+    """The closest earlier signature of a function, and where a call differs from it.
+
+    Args:
+        name: of the function.
+        entries: the earlier signatures.
+        key: of the call.
+        placed: its arguments.
+        mesh: of the transform, or the current one.
+    """
+    if not entries:
+        return f"{name}: {FIRST}"
+    found = [list(_differences(entry, key, placed, mesh)) for entry in entries]
+    closest = min(found, key=len)
+    count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
+    more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
+    lines = [f"{name}: another signature; the closest of {count} differs in"]
+    return "\n".join([*lines, *(f"  {line}" for line in closest[:SHOWN]), *more])
+
+
+def _differences(
+    entry: Any, key: list[Any], placed: Placed, mesh: Any
+) -> Iterator[str]:
+    """A line for each difference of a call from an earlier one."""
+    if entry.treedef != placed.treedef:
+        yield _trees(entry, placed)
+    else:
+        rows = zip(placed.paths, key, entry.key, strict=True)
+        for path, now, before in rows:
+            if now != before:
+                yield f"{path}: {_text(now)}, was {_text(before)}"
+    states = zip(_compat.SETTINGS, placed.state, entry.state, strict=True)
+    yield from (
+        f"{name}: {a}, was {b}" for name, a, b in states if a != b and (a or b)
+    )
+    if entry.reads is not None and not entry.reads.same():
+        for path, before, now in entry.reads.changed():
+            yield f"{name_of(path)}, which it closes over: {_said(now)}, was {_said(before)}"
+    yield from _surroundings(entry, placed.world, mesh)
+
+
+def _trees(entry: Any, placed: Placed) -> str:
+    """The difference of two trees of arguments."""
+    new = [p for p in placed.paths if p not in entry.paths]
+    gone = [p for p in entry.paths if p not in placed.paths]
+    said = [("also", new), ("without", gone)]
+    lists = [f"{word} {', '.join(paths[:4])}" for word, paths in said if paths]
+    containers = f"{placed.treedef}, was {entry.treedef}"
+    return f"the arguments: {'; '.join(lists) or containers}"
+
+
+def _surroundings(entry: Any, world: Any, mesh: Any) -> Iterator[str]:
+    """Lines for the world, the mesh and the rules."""
+    if entry.world is not world:
+        now, before = (f"{w.kind}, of {w.size}" for w in (world, entry.world))
+        yield f"the world: {now}, was {before}"
+    elif entry.mesh is not mesh:
+        now, before = (_mesh(m) for m in (mesh, entry.mesh))
+        yield f"the mesh: {now}, was {before}{', another object' * (now == before)}"
+    if entry.rules != registry.active():
+        yield "the rules of sf.rule: others"
+
+
+def _mesh(mesh: Any) -> str:
+    return "none" if mesh is None else str(axes_of(mesh))
+
+
+def _text(signature: Any) -> str:
+    """One leaf of a signature: metadata and placements of a tensor, or a constant."""
+    meta = getattr(signature, "tensor_meta", None)
+    if meta is not None:
+        axes = axes_of(signature.mesh)
+        marks = marks_of(list(signature.placements), meta.shape, axes)
+        return f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
+    if not isinstance(signature[0], torch.Size):
+        return _constant(signature)
+    shape, stride, dtype, device = signature
+    dense = layout.dense_strides(shape, range(len(shape)))
+    laid = "" if tuple(stride) == dense else f" of strides {tuple(stride)}"
+    at = "" if device.type == "cpu" else f" on {device}"
+    return f"{tensor_type(shape, dtype)}{laid}{at}"
+
+
+def _constant(key: Any) -> str:
+    kind, value = key
+    if kind is float:
+        return repr(float.fromhex(value))
+    return _said(getattr(value, "held", value))
+
+
+def _said(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        return tensor_type(x.shape, x.dtype)
+    text = repr(x)
+    return text if len(text) < 80 else f"{text[:77]}..."

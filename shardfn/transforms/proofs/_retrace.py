@@ -1,0 +1,41 @@
+"""The reason for a retrace, asked of any transformed function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import ShardError
+from .._transformed import Bound, Transformed, name_of
+
+
+def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
+    """Say why a call of a transformed function is staged again.
+
+    Args:
+        fn: a transformed function, such as the result of jit.
+        args: of a call, or nothing for the last call that was staged.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The closest earlier signature's differences, a line each.
+
+    Raises:
+        ShardError: fn is not a transformed function.
+
+    Source: jax.config.jax_explain_cache_misses.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> scale = sf.jit(lambda x, by: x * by, backend="aten")
+        >>> scale(torch.ones(2), 2)
+        tensor([2., 2.])
+        >>> print(sf.explain_retrace(scale, torch.ones(2), 3))
+        jit(<lambda>): another signature; the closest of 1 earlier signature differs in
+          by: 3, was 2
+    """
+    if isinstance(fn, Bound):
+        fn, args = fn.func, (*fn.args, *args)
+    if not isinstance(fn, Transformed):
+        got, fix = f"{name_of(fn)} is not a transformed function", "sf.jit(fn)"
+        raise ShardError.of("explain_retrace", got, fix=fix)
+    return fn.explain_retrace(*args, **kwargs)
