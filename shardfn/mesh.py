@@ -7,7 +7,7 @@ import contextvars
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -215,12 +215,35 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
         1
     """
     check_mesh("use_mesh", mesh)
-    before = len(_compat.entered_meshes())
-    token = _stack.set((*_stack.get(), (mesh, before)))
-    try:
+    with meshes_kept():
+        enter(mesh)
         yield mesh
+
+
+def enter(mesh: DeviceMesh) -> None:
+    """Make a mesh the current one, until it is left."""
+    _stack.set((*_stack.get(), (mesh, len(_compat.entered_meshes()))))
+
+
+def leave() -> None:
+    """Leave the mesh that was entered last."""
+    _stack.set(_stack.get()[:-1])
+
+
+@contextlib.contextmanager
+def meshes_kept() -> Iterator[Callable[[], None]]:
+    """A context that ends with the current meshes of its start. Yields a function that returns to
+    them.
+    """
+    before = _stack.get()
+
+    def again() -> None:
+        _stack.set(before)
+
+    try:
+        yield again
     finally:
-        _stack.reset(token)
+        again()
 
 
 def current_mesh() -> DeviceMesh | None:

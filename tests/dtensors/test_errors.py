@@ -107,6 +107,11 @@ that all have; or x.to_local() of the DTensor""",
   needed: a rank of the group
   try: group_src=...""",
     ),
+    "a mesh made of another": (
+        lambda x, mesh: x * mesh["dp"]._flatten("all").size(),
+        """mesh._flatten: it makes a mesh
+  try: make the mesh outside of the function, and close over it""",
+    ),
     "shards of two sizes": (
         lambda x, mesh: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),
         """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks

@@ -249,6 +249,46 @@ def test_s6_1_the_current_mesh_serves_where_none_is_named(mesh: Any) -> None:
         same(fn(local()), X, X)
 
 
+def test_s6_1_a_mesh_that_is_entered_inside(mesh: Any) -> None:
+    other = sf.make_mesh((2,), ("tp",))
+
+    def inner(x: Any) -> Any:
+        with sf.use_mesh(mesh):
+            return DTensor.from_local(x, None, S).full_tensor()
+
+    def nested(x: Any) -> Any:
+        with other, mesh as here:
+            y = DTensor.from_local(x, None, S)
+            same = here is mesh or here == mesh
+        with mesh["dp"]:
+            return y.redistribute(None, R).to_local(), same
+
+    def caught(x: Any) -> Any:
+        try:
+            with other:
+                raise ValueError
+        except ValueError:
+            return inner(x)
+
+    for fn in (inner, lambda x: nested(x)[0], caught):
+        same(sf.jit(fn, backend="aten")(local()), X, X)
+        gradient = sf.grad(lambda x, fn=fn: fn(x).sin().sum())(local())
+        same(gradient, *[x.cos() for x in ROWS])
+        assert sf.current_mesh() is None
+    assert sf.jit(nested, backend="aten")(local())[1] is True
+    with pytest.raises(sf.PlacementError), sf.use_mesh(mesh):
+        sf.jit(lambda x: DTensor.from_local(x, None, [Shard(5)]))(local())
+    assert sf.current_mesh() is None
+    doubled = lambda x: x * 2
+
+    def placed(x: Any) -> Any:
+        with sf.use_mesh(mesh):
+            return sf.shard(doubled, in_placements=P("dp"))(x)
+
+    out = sf.shard(placed, mesh)(X)
+    torch.testing.assert_close(sf.full(out), X * 2)
+
+
 def test_partial_results_are_reduced(mesh: Any) -> None:
     fn = lambda x: DTensor.from_local(x, mesh, [Partial()])
     out = sf.jit(fn, backend="aten")(local())

@@ -208,16 +208,6 @@ def meets(fn: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     return run
 
 
-def inside_mesh(x: Tensor) -> Tensor:
-    with MESHES[0]:
-        return x * 2
-
-
-def inside_use_mesh(x: Tensor) -> Tensor:
-    with sf.use_mesh(MESHES[0]):
-        return x * 2
-
-
 def inside_world(x: Tensor) -> Tensor:
     with sf.fake_world(2):
         return x * 2
@@ -253,8 +243,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: sf.make_mesh((2,), ("q",))),
         "make the mesh outside",
     ),
-    "with mesh": (inside_mesh, "close over the mesh"),
-    "use_mesh": (inside_use_mesh, "close over the mesh"),
     "current_mesh": (meets(lambda x: sf.current_mesh()), "close over the mesh"),
     "fake_world": (inside_world, "enter the world outside"),
     "send": (meets(lambda x: dist.send(x, 1)), "sf.ppermute"),

@@ -164,6 +164,17 @@ def mesh_method_called(
     return _read(tx, ours[name], [owner, *args], kwargs)
 
 
+def context_entered(
+    dtensors: DTensors, enter: Callable[..., Any], tx: Any, *args: Any
+) -> Any:
+    """A `with`, which may enter a mesh."""
+    held = getattr(tx.stack[-1], "value", None)
+    if isinstance(getattr(held, "real_obj", held), DeviceMesh):
+        in_mesh = dtensors.functions[DeviceMesh.__enter__]
+        tx.push(_read(tx, in_mesh, [tx.pop()], {}))
+    return enter(tx, *args)
+
+
 def closed_over(
     dtensors: DTensors, wrap: Callable[..., Any], builder: Any, x: Any
 ) -> Any:

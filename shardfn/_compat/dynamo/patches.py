@@ -188,6 +188,16 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
+        methods(
+            "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
+            "setup_or_before_with",
+        ),
+        "a mesh that is entered inside: it is the current one there",
+        NEVER,
+        new=dtensor_calls.context_entered,
+        takes="dtensors",
+    ),
+    Patch(
         ("three settings of torch._dynamo.config",),
         "shapes stay numbers, and what a function stores is left out",
         NEVER,

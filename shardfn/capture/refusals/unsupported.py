@@ -42,8 +42,8 @@ STAGES = (
 )
 WORLD = ("it enters a world", "enter the world outside of the function")
 CONTEXT = (
-    "it enters or asks for the current mesh",
-    "close over the mesh, or enter it outside",
+    "it asks for the current mesh",
+    "close over the mesh",
 )
 MODULE = (
     "it makes a function of a module",
@@ -84,7 +84,7 @@ TORCH: dict[str, tuple[str, str]] = {
 OURS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("distribute", "from_local"), PLACES),
     **dict.fromkeys(("trace", "lower", "compile"), STAGES),
-    **dict.fromkeys(("use_mesh", "current_mesh"), CONTEXT),
+    "current_mesh": CONTEXT,
     **dict.fromkeys(("check", "rule", "saved_residuals"), PROOF),
     "make_mesh": MESH,
     "fake_world": WORLD,
@@ -93,7 +93,6 @@ OURS: dict[str, tuple[str, str]] = {
 MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
 # Dynamo's text, for errors without frames (torch 2.13).
 SIGNS = {
-    "enter a `FakeScriptObject` context manager": CONTEXT,
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
     "`torch.nn.Parameter()` constructor": PARAMETER,

@@ -9,14 +9,21 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from ... import _compat
 from ...errors import CaptureError, PlacementError
-from ...mesh import axes_of, check_mesh, real_mesh, refuse_ended, refuse_other
+from ...mesh import (
+    axes_of,
+    check_mesh,
+    meshes_kept,
+    real_mesh,
+    refuse_ended,
+    refuse_other,
+)
 from ...placements import P, check_axes, names_of
 from ...types import MeshAxes
 
@@ -49,6 +56,8 @@ class Scope:
         False  # whether the Program depends on the mesh's names and sizes
     )
     names: list[Bound] = attrs.field(factory=list)  # the innermost last
+    # returns to the meshes that were entered before
+    leave_meshes: Callable[[], Any] = lambda: None
 
     @property
     def manual(self) -> tuple[str, ...]:
@@ -71,12 +80,13 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def scope(mesh: Any, device: str, may_be_of_ranks: bool = False) -> Iterator[Scope]:
     """The scope of one capture."""
-    made = Scope(mesh, device, may_be_of_ranks)
-    token = _scope.set(made)
-    try:
-        yield made
-    finally:
-        _scope.reset(token)
+    with meshes_kept() as leave_meshes:
+        made = Scope(mesh, device, may_be_of_ranks, leave_meshes=leave_meshes)
+        token = _scope.set(made)
+        try:
+            yield made
+        finally:
+            _scope.reset(token)
 
 
 def current_scope() -> Scope:
@@ -86,8 +96,10 @@ def current_scope() -> Scope:
 
 @_compat.constant_in_graph
 def begin() -> None:
-    """Unbind all names: Dynamo may restart its trace."""
-    current_scope().names.clear()
+    """Unbind all names and leave all meshes: Dynamo may restart its trace."""
+    here = current_scope()
+    here.names.clear()
+    here.leave_meshes()
 
 
 @_compat.constant_in_graph

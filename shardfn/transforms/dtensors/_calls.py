@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -21,6 +22,8 @@ from torch.distributed.tensor import (
 
 from ... import _compat
 from ...capture.dtensors import checks, table
+from ...capture.dtensors.mesh_contexts import in_mesh
+from ...mesh import use_mesh
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
@@ -237,6 +240,8 @@ table.METHODS.update(
 table.ATTRIBUTES["placements"] = placements_of
 table.FUNCTIONS.update(
     {
+        use_mesh: in_mesh,
+        DeviceMesh.__enter__: in_mesh,
         DTensor.from_local: from_local,
         distribute_tensor: distributed,
         torch.distributed.tensor.zeros: zeros,

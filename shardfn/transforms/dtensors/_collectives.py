@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import groups, table
+from ...capture.dtensors import checks, groups, table
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, psum_scatter
 
@@ -248,10 +248,20 @@ table.FUNCTIONS.update(
     {_compat.FUNCTIONAL[name]: fn for name, fn in FUNCTIONAL.items()}
 )
 table.OF_GROUPS["rank"] = rank
+
+
+@_compat.read_by_dynamo
+def flattened(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    """mesh._flatten, which makes a mesh and its groups."""
+    fix = "make the mesh outside of the function, and close over it"
+    checks.refuse_option("mesh._flatten", "it makes a mesh", fix)
+
+
 table.OF_MESHES.update(
     {
         "get_local_rank": local_rank,
         "get_rank": local_rank,
         "get_coordinate": coordinate,
+        "_flatten": flattened,
     }
 )
