@@ -64,7 +64,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
-from .loops import torch_map, torch_scan, torch_while_loop
+from .loops import flex_checks, torch_map, torch_scan, torch_while_loop
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import (
     MODULE_OPS,
@@ -166,6 +166,7 @@ __all__ = [
     "entered_meshes",
     "fake_mode",
     "fake_store",
+    "flex_checks",
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated_code",

@@ -1,7 +1,55 @@
-"""torch's own loops, which have no public name."""
+"""torch's own higher-order functions, which have no public name."""
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 
-__all__ = ["torch_map", "torch_scan", "torch_while_loop"]
+from .tracing import is_transformed, read_by_dynamo
+
+__all__ = [
+    "differentiable_flex",
+    "differentiable_index",
+    "flex_checks",
+    "torch_map",
+    "torch_scan",
+    "torch_while_loop",
+]
+
+
+def differentiable_flex(
+    call: Callable[..., Any], op: Any, *args: Any, **kw: Any
+) -> Any:
+    """The op of flex attention, which no transform of torch.func takes: there it is computed by
+    the formula, score by score.
+    """
+    if not is_transformed():
+        return call(op, *args, **kw)
+    from torch._higher_order_ops.flex_attention import math_attention
+
+    return math_attention(*args, **kw)
+
+
+def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
+    """An element of a tensor that a score function reads, by an op that has all derivatives."""
+    return (
+        torch.ops.aten.index(x, indices) if is_transformed() else call(x, indices)
+    )
+
+
+def flex_checks() -> dict[Any, Callable[..., Any]]:
+    """The substitute for a check of flex attention, once that is imported: its kernel has no
+    derivative on CPU, which the formula has.
+    """
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    check = getattr(module, "_validate_device", None)
+    return {} if check is None else {check: _any_device}
+
+
+@read_by_dynamo
+def _any_device(query: Any, key: Any, value: Any) -> None:
+    """A check that all devices pass."""

@@ -194,6 +194,15 @@ def inside_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_transformed() -> bool:
+    """Whether a derivative or a vmap of torch.func is around this call."""
+    kinds = torch._C._functorch.TransformType
+    return any(
+        level.key() in (kinds.Grad, kinds.Jvp, kinds.Vmap)
+        for level in torch._C._functorch.get_interpreter_stack() or ()
+    )
+
+
 def derivative_levels() -> int:
     """The number of torch.func transforms around this call that differentiate."""
     kinds = torch._C._functorch.TransformType

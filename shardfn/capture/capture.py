@@ -195,7 +195,7 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
         _compat.paused_gc(),
         _compat.patched(
             "capture",
-            substitutes=python_calls.TABLE,
+            substitutes={**python_calls.TABLE, **_compat.flex_checks()},
             custom_ops=differentiated(),
             dtensors=DTensors(mode),
         ),

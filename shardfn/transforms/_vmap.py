@@ -120,17 +120,19 @@ class Mapped(Flattened):
     def __call__(self, *tensors: torch.Tensor) -> Any:
         Flattened.__call__(self, *tensors)
         value = self.returned[-1][0][0]
-        self.axes = spread(self.name, "out_axes", self.outs, value, "result")
+        axes = spread(self.name, "out_axes", self.outs, value, "result")
+        # in a list: Dynamo drops an attribute that is set after an op with graphs (torch 2.13)
+        self.returned.append(axes)
         leaves = _tree.quick_leaves((value,))
         check_outs(
             self.name,
             tuple(_tree.quick_paths(value, "result")),
             kinds(leaves),
-            tuple(self.axes),
+            tuple(axes),
         )
         pairs = [
             (x, d)
-            for x, d in zip(leaves, self.axes, strict=True)
+            for x, d in zip(leaves, axes, strict=True)
             if isinstance(x, torch.Tensor)
         ]
         return tuple([x for x, d in pairs if d is not None]), tuple(
@@ -146,8 +148,8 @@ class Mapped(Flattened):
         """The result, with the mapped dim where `out_axes` puts it. A number that gets it
         becomes a tensor.
         """
-        value, filled = self.returned[0][0][0], []
-        for x, d in zip(_tree.quick_leaves((value,)), self.axes, strict=True):
+        value, axes, filled = self.returned[0][0][0], self.returned[1], []
+        for x, d in zip(_tree.quick_leaves((value,)), axes, strict=True):
             if isinstance(x, torch.Tensor):
                 filled.append(
                     next(shared) if d is None else next(stacked).movedim(0, d)

@@ -148,6 +148,7 @@ ELSEWHERE = {
     "argnums.refuse_static": "called where a call is staged",
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
+    "_retrace.explain_retrace": "called outside of a trace",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import loops
 from ..patching import NEVER, Patch, methods
 from . import dtensor_calls, generators, reading, refused, tree_functions
 
@@ -196,6 +197,21 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=dtensor_calls.context_entered,
         takes="dtensors",
+    ),
+    Patch(
+        methods(
+            "torch._higher_order_ops.flex_attention:FlexAttentionHOP", "__call__"
+        ),
+        "flex attention under torch.func is refused; by its formula it is not",
+        "later than 2.13",
+        new=loops.differentiable_flex,
+    ),
+    Patch(
+        ("torch._dynamo._trace_wrapped_higher_order_op:mod_index",),
+        "what its score function reads has no derivative under torch.func",
+        "later than 2.13",
+        new=loops.differentiable_index,
+        optional=True,
     ),
     Patch(
         ("three settings of torch._dynamo.config",),

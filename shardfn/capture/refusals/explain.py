@@ -66,11 +66,6 @@ CAUSES = (
         "return loss.sum() or loss.mean()",
     ),
     (
-        "call_function flex_attention",
-        "it differentiates torch's flex attention",
-        "torch.nn.functional.scaled_dot_product_attention, with a mask",
-    ),
-    (
         "Expected FakeTensor",
         "it uses torch.cond or another higher-order op under a gradient",
         "shardfn.cond, scan or while_loop",

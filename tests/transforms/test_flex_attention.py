@@ -1,0 +1,130 @@
+"""torch's flex attention under derivatives and vmap, next to attention written out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import shardfn as sf
+from shardfn import P
+
+DRAW = torch.Generator().manual_seed(3)
+Q, K, V = (
+    torch.randn(2, 4, 7, 5, generator=DRAW, dtype=torch.float64) for _ in range(3)
+)
+SLOPE = torch.tensor([0.5, 0.25, 0.125, 0.0], dtype=torch.float64)
+AT = torch.arange(7)
+CAUSAL = AT[:, None] >= AT
+
+
+def masked(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i >= j
+
+
+BLOCKS = create_block_mask(masked, None, None, 7, 7, device="cpu")
+
+
+def written(q: Any, k: Any, v: Any, bias: Any = 0.0, mask: Any = None) -> Any:
+    """Attention of (batch, heads, length, features), score by score."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def sloped(slope: Any) -> Any:
+    return slope[:, None, None] * (AT[:, None] - AT)
+
+
+def with_slope(q: Any, k: Any, v: Any, slope: Any) -> Any:
+    return flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: s + slope[h] * (i - j)
+    )
+
+
+def of_two_heads(q: Any, k: Any, v: Any, slope: Any) -> Any:
+    return flex_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+
+
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "plain": (
+        lambda q, k, v, slope: flex_attention(q, k, v),
+        lambda q, k, v, slope: written(q, k, v),
+    ),
+    "a learned bias": (
+        with_slope,
+        lambda q, k, v, slope: written(q, k, v, sloped(slope)),
+    ),
+    "a block mask": (
+        lambda q, k, v, slope: flex_attention(q, k, v, block_mask=BLOCKS),
+        lambda q, k, v, slope: written(q, k, v, mask=CAUSAL),
+    ),
+    "grouped heads": (
+        of_two_heads,
+        lambda q, k, v, slope: written(
+            q, *(x[:, :2].repeat_interleave(2, 1) for x in (k, v))
+        ),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="flex_attention called without torch.compile"
+        )
+        yield
+
+
+def loss_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: fn(*args).square().sum()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients(name: str) -> None:
+    fn, plain = PAIRS[name]
+    args, numbers = (Q, K, V, SLOPE), (0, 1, 2, 3)
+    wanted = torch.func.grad(loss_of(plain), numbers)(*args)
+    torch.testing.assert_close(sf.grad(loss_of(fn), numbers)(*args), wanted)
+
+
+def test_forward_mode_second_derivatives_and_vmap() -> None:
+    plain = PAIRS["a learned bias"][1]
+    q = Q[:1, :, :3]
+    args = (q, K[:1, :, :3], V[:1, :, :3])
+    short = lambda slope, f: f(*args, slope).square().sum()
+    steep = lambda slope: short(slope, with_slope)
+    hand = lambda slope: (
+        (q @ args[1].mT / 5**0.5 + slope[:, None, None] * (AT[:3, None] - AT[:3]))
+        .softmax(-1)
+        .matmul(args[2])
+        .square()
+        .sum()
+    )
+    torch.testing.assert_close(
+        sf.hessian(steep)(SLOPE), torch.func.hessian(hand)(SLOPE)
+    )
+    got = sf.jit(lambda x: sf.jvp(steep, (x,), (x,)), backend="aten")(SLOPE)
+    torch.testing.assert_close(got, torch.func.jvp(hand, (SLOPE,), (SLOPE,)))
+    rows = sf.vmap(lambda q, k, v: with_slope(q[None], k[None], v[None], SLOPE))
+    wanted = plain(Q, K, V, SLOPE)[:, None]
+    torch.testing.assert_close(rows(Q, K, V), wanted)
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P(None, "dp"), P(None, None, "dp")])
+def test_in_shard(spec: Any) -> None:
+    fn, plain = PAIRS["a block mask"]
+    gradient = sf.grad(lambda q, k, v: loss_of(fn)(q, k, v, SLOPE), (0, 1, 2))
+    wanted = torch.func.grad(
+        lambda q, k, v: loss_of(plain)(q, k, v, SLOPE), (0, 1, 2)
+    )(Q, K, V)
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        out = sf.shard(gradient, mesh, spec, backend="aten")(Q, K, V)
+        torch.testing.assert_close(sf.full(out), wanted)
