@@ -319,15 +319,18 @@ def is_over(mesh: DeviceMesh | None) -> bool:
     return mesh is not None and world_of(mesh) is not current_world()
 
 
-def refuse_ended(where: str, mesh: DeviceMesh) -> None:
-    """Refuse a mesh whose world has ended: its process groups are gone.
+def refuse_elsewhere(where: str, mesh: DeviceMesh) -> None:
+    """Refuse a mesh whose world has ended, since its process groups are gone, and one that this
+    rank is not in.
 
     Raises:
-        PlacementError: says where to make the mesh.
+        PlacementError: says where to make the mesh, or which ranks it has.
     """
-    if not is_over(mesh):
-        return
     here = current_world()
+    if not is_over(mesh):
+        if here.kind != "simulated" and here.rank not in ranks_of(mesh):
+            raise _without_this_rank(where, mesh, here.rank)
+        return
     got, fix = (
         "its mesh belongs to a world that has ended",
         "make the mesh inside the world that uses it",
@@ -336,6 +339,15 @@ def refuse_ended(where: str, mesh: DeviceMesh) -> None:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
     raise PlacementError.of(
+        where, got, needed=needed, fix=fix, source=source, mesh=mesh
+    )
+
+
+def _without_this_rank(where: str, mesh: DeviceMesh, rank: int) -> PlacementError:
+    got = f"rank {rank} is not in its mesh, of ranks {ranks_of(mesh)}"
+    fix = "call it on the ranks of the mesh only: if mesh.get_coordinate() is not None"
+    needed, source = "a mesh that this rank is in", call_site()
+    return PlacementError.of(
         where, got, needed=needed, fix=fix, source=source, mesh=mesh
     )
 

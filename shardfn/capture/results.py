@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _tree
 from ..errors import CaptureError
 from ..types import CONSTANTS, TENSOR, Program
 from .printing import program_text
+
+PLACES = (
+    DeviceMesh,
+    ProcessGroup,
+)  # of torch.distributed: results that are constants
 
 
 class Result(NamedTuple):
@@ -49,7 +56,8 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
     wrong = [
         (p, x)
         for p, x in zip(paths, leaves, strict=True)
-        if (x is not TENSOR and not isinstance(x, CONSTANTS)) or _untold(x)
+        if (x is not TENSOR and not isinstance(x, (*CONSTANTS, *PLACES)))
+        or _untold(x)
     ]
     if wrong:
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"

@@ -20,7 +20,7 @@ from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
-from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor
+from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor, shown
 from ..types import TENSOR, LocalProgram
 from .agreement import compare_ranks
 from .arguments import Placed, local_of, refuse_lost_gradient, spec_of
@@ -289,7 +289,7 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
             _apart(outs, known) for outs in simulate(programs, inputs, everyone)
         ]
         return [
-            SimulatedTensor(shards, placed.world.rank)
+            SimulatedTensor(shards, shown(placed.mesh))
             for shards in zip(*results, strict=True)
         ]
 

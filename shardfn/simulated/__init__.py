@@ -5,6 +5,7 @@ from .local_tensor import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
+    shown,
     used_after_donation,
 )
 
@@ -14,5 +15,6 @@ __all__ = [
     "SimulatedTensor",
     "UnreadTensor",
     "dtensors",
+    "shown",
     "used_after_donation",
 ]

@@ -7,13 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from .dtensor import AllRanks, SimulatedDTensor
-from .local_tensor import SimulatedTensor
+from .local_tensor import SimulatedTensor, shown
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -52,12 +51,6 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = ranks.entering(given)
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
-
-
-def shown(mesh: DeviceMesh) -> int:
-    """The place in a mesh of the rank that is shown, or 0 if it is not there."""
-    ranks, rank = mesh.mesh.flatten().tolist(), dist.get_rank()
-    return ranks.index(rank) if rank in ranks else 0
 
 
 def _as_torch_does() -> bool:

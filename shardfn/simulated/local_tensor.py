@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from .. import _tree
 from ..errors import DivergenceError, FakeValueError, ShardError, problem
@@ -95,6 +97,12 @@ def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
         )
         raise DivergenceError(text, fix="sf.full(x)")
     return values[0]
+
+
+def shown(mesh: DeviceMesh) -> int:
+    """The place in a mesh of the rank that is shown, or 0 if it is not there."""
+    ranks, rank = mesh.mesh.flatten().tolist(), dist.get_rank()
+    return ranks.index(rank) if rank in ranks else 0
 
 
 class UnreadTensor(torch.Tensor):

@@ -16,6 +16,7 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
+from torch.distributed.tensor.experimental import local_map
 
 import shardfn as sf
 
@@ -106,6 +107,17 @@ that all have; or x.to_local() of the DTensor""",
         """torch.distributed.broadcast: src is 2, a rank of the world, in a group over world
   needed: a rank of the group
   try: group_src=...""",
+    ),
+    "other placements than those of local_map": (
+        lambda x, mesh: local_map(
+            torch.sin,
+            out_placements=S,
+            in_placements=(S,),
+            device_mesh=mesh,
+        )(from_local(x, mesh, R)),
+        """jit(<lambda>): local_map: a DTensor is placed otherwise than in_placements say
+  needed: one pure graph of tensor ops
+  try: redistribute_inputs=True of local_map, or x.redistribute before it""",
     ),
     "a mesh made of another": (
         lambda x, mesh: x * mesh["dp"]._flatten("all").size(),
@@ -261,6 +273,25 @@ def test_a_mesh_of_a_world_that_has_ended() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
     with sf.fake_world(2), pytest.raises(sf.PlacementError, match="has ended"):
         sf.jit(lambda x: from_local(x, mesh))(X)
+
+
+def test_a_mesh_that_this_rank_is_not_in() -> None:
+    with sf.fake_world(4, numerics=False):
+        part = dist.device_mesh.DeviceMesh("cpu", [1, 3], mesh_dim_names=("dp",))
+        for call in (
+            lambda: sf.jit(lambda x: from_local(x, part).full_tensor())(X),
+            lambda: sf.shard(lambda x: x * 2, part)(X),
+            lambda: sf.distribute(X, part, sf.P("dp")),
+        ):
+            with pytest.raises(sf.PlacementError) as caught:
+                call()
+            text = without_line(caught.value).split(": ", 1)[1]
+            assert (
+                text
+                == """rank 0 is not in its mesh, of ranks [1, 3]
+  needed: a mesh that this rank is in
+  try: call it on the ranks of the mesh only: if mesh.get_coordinate() is not None"""
+            )
 
 
 def test_an_argument_whose_gradient_would_be_lost() -> None:

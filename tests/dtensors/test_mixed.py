@@ -289,6 +289,30 @@ def test_s6_1_a_mesh_that_is_entered_inside(mesh: Any) -> None:
     torch.testing.assert_close(sf.full(out), X * 2)
 
 
+def test_the_local_tensor_by_its_attribute(mesh: Any) -> None:
+    def fn(d: Any) -> Any:
+        twice = d * 2
+        more = 2 if twice.placements[0].is_shard() else 3
+        return twice._local_tensor + more
+
+    d = distribute_tensor(X, mesh, S)
+    same(sf.jit(fn, backend="aten")(d), *[2 * x + 2 for x in ROWS])
+
+
+def test_a_mesh_over_a_part_of_the_ranks() -> None:
+    with sf.fake_world(4, rank=3):
+        part = dist.device_mesh.DeviceMesh("cpu", [1, 3], mesh_dim_names=("dp",))
+        d = DTensor.from_local(torch.ones(4, 7), part, [Partial()])
+        out = sf.jit(lambda d: d.redistribute(part, [Shard(1)]), backend="aten")(d)
+        assert out.placements == (Shard(1),)
+        torch.testing.assert_close(sf.full(out), torch.full((4, 7), 2.0))
+        assert out.to_local().shape == (4, 3)  # of rank 3, which is shown
+        placed = sf.distribute(torch.ones(3, 2), part, P("dp"))
+        assert placed.to_local().shape == (1, 2)
+        rows = sf.jit(lambda x: DTensor.from_local(x, part, S).full_tensor())
+        assert len(rows(torch.ones(2)).shards) == 2
+
+
 def test_partial_results_are_reduced(mesh: Any) -> None:
     fn = lambda x: DTensor.from_local(x, mesh, [Partial()])
     out = sf.jit(fn, backend="aten")(local())

@@ -78,6 +78,9 @@ def attribute_read(
         return GetAttrVariable(tensor, name)
     if name == "device_mesh":
         return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
+    if name == "_local_tensor":
+        placed = dtensors.placed(name, _node(tensor), _outer(tx))
+        return _read(tx, dtensors.methods["to_local"], [tensor, placed], {})
     if name not in dtensors.attributes:
         return read(tensor, tx, name)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))

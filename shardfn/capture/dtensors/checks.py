@@ -17,7 +17,7 @@ from ...mesh import (
     current_mesh,
     living,
     real_mesh,
-    refuse_ended,
+    refuse_elsewhere,
 )
 from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
@@ -86,7 +86,7 @@ def _axes(
         around = here.mesh if among_global_tensors() else current_mesh()
         mesh = mesh if mesh is not None else around
         check_mesh(what, mesh)
-        refuse_ended(what, mesh)
+        refuse_elsewhere(what, mesh)
         _refuse_stranger(what, mesh)
         names = axes_of(mesh).names
     free = [name for name in names if name not in here.manual]
@@ -136,7 +136,7 @@ def check_closed_over(mesh: Any) -> None:
     """
     what = "a DTensor that the function closes over"
     mesh = living(mesh)
-    refuse_ended(what, mesh)
+    refuse_elsewhere(what, mesh)
     _refuse_stranger(what, mesh)
     if not current_scope().manual and not among_global_tensors():
         raise needs_ranks(what, mesh)

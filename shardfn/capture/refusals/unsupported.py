@@ -57,6 +57,10 @@ OTHER = (
     "it calls a function of torch.distributed that cannot be captured",
     "collectives of shardfn inside shard_map; groups, meshes and barriers outside of the function",
 )
+LOCAL_MAP = (
+    "local_map: a DTensor is placed otherwise than in_placements say",
+    "redistribute_inputs=True of local_map, or x.redistribute before it",
+)
 PROOF = ("it checks another function", "call it outside of the function")
 
 # (folder or file, name of a function) -> the problem, what to write instead.
@@ -107,6 +111,8 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
         frames: of the traced code, the outermost first: records with `filename` and `name`.
         said: the error's text.
     """
+    if frames and frames[-1].name == "_local_map_wrapped" and "ValueError" in said:
+        return LOCAL_MAP
     rows = [row for row in (_row(frame) for frame in frames) if row is not None]
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]

@@ -21,7 +21,7 @@ from ...mesh import (
     check_mesh,
     meshes_kept,
     real_mesh,
-    refuse_ended,
+    refuse_elsewhere,
     refuse_other,
 )
 from ...placements import P, check_axes, names_of
@@ -164,7 +164,7 @@ def _name_mesh(where: str, mesh: Any, here: Scope) -> None:
         PlacementError: its world has ended, or it differs from the call's or from another that
             the function names.
     """
-    refuse_ended(where, mesh)
+    refuse_elsewhere(where, mesh)
     for other in (here.mesh, here.own):
         if other is not None:
             refuse_other(where, mesh, other)

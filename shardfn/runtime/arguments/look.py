@@ -12,7 +12,7 @@ from ... import _compat, _tree
 from ...capture import constant_key
 from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, call_site
-from ...mesh import axes_of, current_mesh, refuse_ended
+from ...mesh import axes_of, current_mesh, refuse_elsewhere
 from ...types import ShapeDtype
 from ...world import current_world
 from ..options import Request
@@ -98,7 +98,7 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
             request.name, "there is no mesh", fix=fix, source=source
         )
     if mesh is not None:
-        refuse_ended(request.name, mesh)
+        refuse_elsewhere(request.name, mesh)
     return mesh
 
 

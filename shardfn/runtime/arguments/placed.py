@@ -6,7 +6,9 @@ from typing import Any
 
 import attrs
 
+from ...mesh import all_coordinates
 from ...partition import layout
+from ...simulated import shown
 from ...types import Aval, Marks, MeshAxes, ShapeDtype
 from ...world import World
 
@@ -39,7 +41,9 @@ class Placed:
 
     @property
     def coordinate(self) -> tuple[int, ...]:
-        """This rank's coordinate in the mesh."""
+        """This rank's coordinate in the mesh, or that of the rank that is shown."""
+        if self.is_simulated:
+            return all_coordinates(self.axes)[shown(self.mesh)]
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
 
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
 from ...errors import TreeError
-from ...simulated import SimulatedTensor, dtensors
+from ...simulated import SimulatedTensor, dtensors, shown
 from ...world import current_world
 
 
@@ -88,7 +88,7 @@ def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
     """The DTensor of local tensors, placed like another."""
     x = locals_[0]
     local = (
-        SimulatedTensor(locals_, current_world().rank) if len(locals_) > 1 else x
+        SimulatedTensor(locals_, shown(like.device_mesh)) if len(locals_) > 1 else x
     )
     spec = _compat.dtensor_spec(
         like.device_mesh, like.placements, like.shape, like.stride(), x.dtype

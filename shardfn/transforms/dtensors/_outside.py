@@ -13,7 +13,7 @@ from ...capture.dtensors.values import text_of
 from ...mesh import axes_of
 from ...runtime import Request
 from ...runtime.arguments import refuse_lost_gradient
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
 
@@ -77,7 +77,7 @@ def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
     if world.kind == "fake":
         row = UnreadTensor(row)
     elif world.kind == "simulated" and not isinstance(row, SimulatedTensor):
-        row = SimulatedTensor([row] * count, world.rank)
+        row = SimulatedTensor([row] * count, shown(mesh))
     shape = (count, *x.shape)
     stride = (max(x.numel(), 1), *x.stride())
     placements = (Shard(0),) * len(axes_of(mesh).names)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat, _tree
 from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, TreeError
-from ...mesh import all_coordinates, axes_of, check_mesh, refuse_ended
+from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...partition.emission import wire
 from ...placements import (
@@ -24,7 +24,7 @@ from ...placements import (
     torch_placements,
 )
 from ...runtime.arguments import cut, join
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import Marks
 from ...world import current_world
 
@@ -58,7 +58,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     """
     check_mesh("distribute", mesh)
     axes = axes_of(mesh)
-    refuse_ended("distribute", mesh)
+    refuse_elsewhere("distribute", mesh)
     _tree.learn(tree)
     leaves, treedef = _tree.flatten(tree)
     _refuse_dtensors(
@@ -111,7 +111,7 @@ def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
     elif world.kind == "simulated":
         local = SimulatedTensor(
             [_own(cut(x, marks, axes, c), x) for c in all_coordinates(axes)],
-            world.rank,
+            shown(mesh),
         )
     else:
         local = _own(cut(x, marks, axes, mesh.get_coordinate()), x)
@@ -199,7 +199,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
     """
     check_mesh("from_local", mesh)
     axes, world = axes_of(mesh), current_world()
-    refuse_ended("from_local", mesh)
+    refuse_elsewhere("from_local", mesh)
     is_simulated = world.kind == "simulated"
     shards = _given_shards(x, mesh.size(), is_simulated)
     first = shards[0]
@@ -215,7 +215,7 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         layout.dense_strides(shape, range(len(shape))),
         first.dtype,
     )
-    local = SimulatedTensor(shards, world.rank) if is_simulated else shards[0]
+    local = SimulatedTensor(shards, shown(mesh)) if is_simulated else shards[0]
     if world.kind == "fake":
         local = UnreadTensor(local)
     (out,) = dtensors([local], [spec])
