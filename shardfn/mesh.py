@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import itertools
 import math
@@ -231,15 +232,11 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
-def meshes_kept() -> Iterator[Callable[[], None]]:
+def meshes_kept() -> Iterator[Callable[[], Any]]:
     """A context that ends with the current meshes of its start. Yields a function that returns to
     them.
     """
-    before = _stack.get()
-
-    def again() -> None:
-        _stack.set(before)
-
+    again = functools.partial(_stack.set, _stack.get())
     try:
         yield again
     finally:
@@ -329,25 +326,16 @@ def refuse_elsewhere(where: str, mesh: DeviceMesh) -> None:
     here = current_world()
     if not is_over(mesh):
         if here.kind != "simulated" and here.rank not in ranks_of(mesh):
-            raise _without_this_rank(where, mesh, here.rank)
+            got = f"rank {here.rank} is not in its mesh, of ranks {ranks_of(mesh)}"
+            fix = "call it on its ranks only: if mesh.get_coordinate() is not None"
+            raise PlacementError.of(where, got, fix=fix, source=call_site())
         return
-    got, fix = (
-        "its mesh belongs to a world that has ended",
-        "make the mesh inside the world that uses it",
-    )
+    got = "its mesh belongs to a world that has ended"
+    fix = "make the mesh inside the world that uses it"
     if mesh.size() != here.size:
         got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
     source, needed = call_site(), "a mesh over the current world"
     raise PlacementError.of(
-        where, got, needed=needed, fix=fix, source=source, mesh=mesh
-    )
-
-
-def _without_this_rank(where: str, mesh: DeviceMesh, rank: int) -> PlacementError:
-    got = f"rank {rank} is not in its mesh, of ranks {ranks_of(mesh)}"
-    fix = "call it on the ranks of the mesh only: if mesh.get_coordinate() is not None"
-    needed, source = "a mesh that this rank is in", call_site()
-    return PlacementError.of(
         where, got, needed=needed, fix=fix, source=source, mesh=mesh
     )
 

@@ -3,10 +3,11 @@
 from . import cache
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
-from .options import Request
+from .options import Around, Request
 from .stages import Lowered, Traced, trace
 
 __all__ = [
+    "Around",
     "Compiled",
     "Lowered",
     "Request",

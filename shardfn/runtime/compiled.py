@@ -96,6 +96,14 @@ class Compiled:
         return self.wrap(self.donation.run(leaves, self.execute))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        around = self.request.around
+        if around is None:
+            return self._called(args, kwargs)
+        mesh = self.placed.mesh
+        args, kwargs = around.entering(self.request, mesh, args, kwargs)
+        return around.leaving(self._called(args, kwargs))
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
         self.captured.outside.refuse_lost(f"compiled {self.request.name}")
         _refuse_other_signature(self, leaves, treedef)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -25,6 +25,13 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
             )
 
     return check
+
+
+class Around(NamedTuple):
+    """The changes around a call of a program: of its arguments, before, and of its result."""
+
+    entering: Callable[[Any, Any, Any, Any], Any]  # request, mesh, args, kwargs
+    leaving: Callable[[Any], Any]
 
 
 @attrs.frozen(eq=False)
@@ -51,4 +58,6 @@ class Request:
     structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None
     # whether it may be the code of one rank, which capture finds out
     may_be_of_ranks: bool = False
+    # of code of one rank, whose tensors are each rank's own
+    around: Around | None = None
     store: CallStore = attrs.field(factory=CallStore, init=False)

@@ -289,8 +289,7 @@ def test_a_mesh_that_this_rank_is_not_in() -> None:
             assert (
                 text
                 == """rank 0 is not in its mesh, of ranks [1, 3]
-  needed: a mesh that this rank is in
-  try: call it on the ranks of the mesh only: if mesh.get_coordinate() is not None"""
+  try: call it on its ranks only: if mesh.get_coordinate() is not None"""
             )
 
 

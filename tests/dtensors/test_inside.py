@@ -67,6 +67,9 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     unsaid = _gradients(loss_of_rows_unsaid, mesh, "aten")(*own(rank))
     wrong = _eager_gradients(loss_of_rows_unsaid, mesh, *own(rank))
     found["unsaid"] = _plain(wrong), _plain(unsaid)
+    ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
+    eager = PROGRAMS["functions"](*own(rank), mesh)
+    found["compiled"] = _plain(eager), _plain(ours(*own(rank)))
     for name, loss in LOSSES.items():
         found[name] = (
             _plain(_eager_gradients(loss, mesh, *own(rank))),
@@ -82,7 +85,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
     return shape, run_ranks(torch.Size(shape).numel(), _on_a_rank, shape)
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES])
+@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled"])
 def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
     name: str, answers: Any
 ) -> None:

@@ -439,6 +439,23 @@ def test_transforms_of_one_function_do_not_share_a_result(mesh: Any) -> None:
     same(sf.jacrev(loss)(local()), *[x.cos() for x in ROWS])
 
 
+def test_a_compiled_program_takes_and_returns_each_ranks_own(mesh: Any) -> None:
+    def fn(x: Any, w: Any) -> Any:
+        d = DTensor.from_local(x, mesh, S) * w
+        return {"d": d, "every": d.full_tensor() + x.sum()}
+
+    staged = sf.jit(fn, backend="aten")
+    w = distribute_tensor(torch.ones(2) * 2, mesh, R)
+    for like in (local(), sf.ShapeDtype((4, 2), torch.float32)):
+        compiled = staged.compile(like, w)
+        assert "result.every" in str(compiled)
+        out = compiled(local(), w)
+        torch.testing.assert_close(sf.full(out["d"]), X * 2)
+        same(out["every"], *[X * 2 + x.sum() for x in ROWS])
+        with pytest.raises(sf.TreeError, match="other arguments"):
+            compiled(SimulatedTensor([ROWS[0][:2]] * 2), w)
+
+
 def test_shapes_in_place_of_each_ranks_own_tensors(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         return DTensor.from_local(x, mesh, S).full_tensor()

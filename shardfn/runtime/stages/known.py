@@ -44,8 +44,18 @@ def captured_for(
         placed.mesh,
         request.may_be_of_ranks,
     )
+    if request.around is not None:
+        captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
     return captured
+
+
+def _with_paths(captured: Captured) -> Captured:
+    """The capture of code of one rank, whose result is the first of two, with the paths of that."""
+    program = captured.program
+    names = [path.replace("result[0]", "result", 1) for path in program.out_paths]
+    named = attrs.evolve(program, out_paths=tuple(names))
+    return attrs.evolve(captured, program=named)
 
 
 def _signature(

@@ -17,6 +17,8 @@ from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
 
+OF_RANKS = SimulatedTensor, UnreadTensor
+
 
 def placed(args: Any, kwargs: Any) -> tuple[str, ...]:
     """For each leaf of the arguments the placements of a DTensor, as text; empty for others."""
@@ -41,7 +43,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             x = _global(x, mesh)
         elif isinstance(x, ShapeDtype):
-            x = ShapeDtype((mesh.size(), *x.shape), x.dtype)
+            x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
 
@@ -64,6 +66,12 @@ def _own(x: Any, is_given: bool) -> Any:
     return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
 
 
+def _unread(x: ShapeDtype, device: str) -> UnreadTensor:
+    """A tensor without values in place of a shape."""
+    like = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return UnreadTensor(like, torch.device(device))
+
+
 def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
     """A global tensor with one element of dim 0 for each rank: its own x."""
     count, world = mesh.size(), current_world()
@@ -75,8 +83,8 @@ def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
         return _compat.closed(shell, [_global(y, mesh) for y in tensors])
     row = x.detach().unsqueeze(0)
     if world.kind == "fake":
-        row = UnreadTensor(row)
-    elif world.kind == "simulated" and not isinstance(row, SimulatedTensor):
+        row = row if isinstance(row, UnreadTensor) else UnreadTensor(row)
+    elif world.kind == "simulated" and type(row) not in OF_RANKS:
         row = SimulatedTensor([row] * count, shown(mesh))
     shape = (count, *x.shape)
     stride = (max(x.numel(), 1), *x.stride())

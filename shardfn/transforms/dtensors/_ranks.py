@@ -20,7 +20,8 @@ from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_shards, print_spec
-from ...runtime import Request
+from ...runtime import Around, Request
+from ._outside import entering, leaving
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -56,7 +57,8 @@ def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
     donated.
     """
     fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
-    options = {"fn": fn, "mesh": mesh, "needs_mesh": True}
+    around = Around(entering, leaving)
+    options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     made = attrs.evolve(asks, **options, structure=None, donate_argnums=())
     kin = asks.store.kin = asks.store.kin or [asks.store]
     made.store.kin = kin
