@@ -9,8 +9,10 @@ from .nodes import (
     argument_paths,
     flatten,
     holders,
+    is_tensor,
     learn,
     leaves,
+    map_held,
     paths,
     tree_map,
     unflatten,
@@ -18,7 +20,6 @@ from .nodes import (
 from .pairs import broadcast_prefix, classes, is_node, pair
 from .quick import (
     is_floating,
-    is_tensor,
     quick_leaves,
     quick_paths,
     refill,
@@ -38,6 +39,7 @@ __all__ = [
     "is_tensor",
     "learn",
     "leaves",
+    "map_held",
     "pair",
     "paths",
     "quick_leaves",

@@ -55,7 +55,8 @@ def tree_map(
 
     Args:
         fn: takes one leaf of each tree.
-        tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), registered classes.
+        tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), registered classes. A
+            tensor is a leaf, also one that holds others.
         rest: further trees of the same structure.
         is_leaf: whether a part of the tree counts as a leaf.
 
@@ -71,14 +72,21 @@ def tree_map(
         >>> tree_map(lambda p, g: p - g, {"w": 3}, {"w": 1})
         {'w': 2}
     """
+    leaf = is_tensor if is_leaf is None else lambda x: is_tensor(x) or is_leaf(x)
     return optree.tree_map(
-        fn,
-        tree,
-        *rest,
-        is_leaf=is_leaf,
-        none_is_leaf=True,
-        namespace=NAMESPACE,
+        fn, tree, *rest, is_leaf=leaf, none_is_leaf=True, namespace=NAMESPACE
     )
+
+
+def map_held(fn: Callable[..., Any], tree: Any) -> Any:
+    """Apply a function to every leaf of a tree, and to the tensors that others hold."""
+    return optree.tree_map(fn, tree, none_is_leaf=True, namespace=NAMESPACE)
+
+
+@_compat.of_trees
+def is_tensor(x: Any) -> bool:
+    """Whether a leaf is a tensor."""
+    return isinstance(x, torch.Tensor)
 
 
 def paths(tree: Any) -> list[str]:

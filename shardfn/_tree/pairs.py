@@ -12,7 +12,7 @@ import torch
 
 from .. import _compat
 from . import nodes
-from .nodes import holders, tree_map
+from .nodes import holders, map_held
 from .quick import children, is_plain, quick_leaves
 
 
@@ -71,7 +71,7 @@ def broadcast_prefix(
         ValueError: the prefix does not match; its args are the mismatches, one line each.
     """
     if holders(tree):  # which `pair` takes for leaves
-        tree = tree_map(lambda _: None, tree)
+        tree = map_held(lambda _: None, tree)
     found, wrong = pair(
         prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf
     )

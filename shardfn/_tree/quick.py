@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from .nodes import flatten, leaves, named_children, unflatten
+from .nodes import flatten, is_tensor, leaves, named_children, unflatten
 
 
 def is_plain(x: Any) -> bool:
@@ -89,12 +89,6 @@ def _refilled_child(child: Any, feed: Iterator[Any]) -> Any:
         return next(feed)
     old, treedef = flatten(child)
     return unflatten(treedef, [next(feed) for _ in old])
-
-
-@_compat.of_trees
-def is_tensor(x: Any) -> bool:
-    """Whether a leaf is a tensor."""
-    return isinstance(x, torch.Tensor)
 
 
 @_compat.of_trees

@@ -306,7 +306,7 @@ def _replayed(
     """Replay Dynamo's graph, with values for the tensors of these ids."""
 
     def valued(tree: Any) -> Any:
-        return _tree.tree_map(lambda x: values.get(id(x), x), tree)
+        return _tree.map_held(lambda x: values.get(id(x), x), tree)
 
     entering = _compat.codegen_of(python.graph).process_inputs(*valued(positional))
     outputs = Replay(python).run(*map(valued, entering), enable_io_processing=False)

@@ -285,6 +285,8 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     rows = readers(compiled.request.name, placed, compiled.captured, programs)
     closed_now = closed_over(compiled.captured, programs)
 
+    at = shown(placed.mesh, placed.world.rank)
+
     def execute(leaves: list[Any]) -> list[Any]:
         columns = [read(leaves[i]) for i, read in rows]
         closed = closed_now()
@@ -297,8 +299,7 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
             _apart(outs, known) for outs in simulate(programs, inputs, everyone)
         ]
         return [
-            SimulatedTensor(shards, shown(placed.mesh))
-            for shards in zip(*results, strict=True)
+            SimulatedTensor(shards, at) for shards in zip(*results, strict=True)
         ]
 
     return execute

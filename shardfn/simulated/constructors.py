@@ -45,9 +45,7 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _compat.one_thread():
         mesh = next(meshes)
         ranks = AllRanks(mesh, shown(mesh))
-        given = _tree.tree_map(
-            ranks.copied, (args, kwargs), is_leaf=_tree.is_tensor
-        )
+        given = _tree.tree_map(ranks.copied, (args, kwargs))
         args, kwargs = ranks.entering(given)
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))

@@ -139,7 +139,7 @@ class AllRanks:
 
     def entering(self, tree: Any) -> Any:
         """A tree with torch's tensors of all ranks in place of ours."""
-        return _tree.tree_map(self._entering, tree, is_leaf=_tree.is_tensor)
+        return _tree.tree_map(self._entering, tree)
 
     def copied(self, x: Any) -> Any:
         """A plain tensor as one that every rank has a copy of. Anything else stays as it is."""
@@ -149,7 +149,7 @@ class AllRanks:
 
     def leaving(self, tree: Any) -> Any:
         """A tree with our tensors in place of torch's. A given one comes back as itself."""
-        return _tree.tree_map(self._leaving, tree, is_leaf=_tree.is_tensor)
+        return _tree.tree_map(self._leaving, tree)
 
     def _entering(self, x: Any) -> Any:
         if isinstance(x, SimulatedTensor):

@@ -99,9 +99,12 @@ def _gathered(func: Any, values: tuple[Any, ...], shown: int) -> Any:
     return values[0]
 
 
-def shown(mesh: DeviceMesh) -> int:
-    """The place in a mesh of the rank that is shown, or 0 if it is not there."""
-    ranks, rank = mesh.mesh.flatten().tolist(), dist.get_rank()
+def shown(mesh: DeviceMesh, rank: int | None = None) -> int:
+    """The place in a mesh of a rank, which is the one that is shown by default, or 0 if it is not
+    there.
+    """
+    ranks = mesh.mesh.flatten().tolist()
+    rank = dist.get_rank() if rank is None else rank
     return ranks.index(rank) if rank in ranks else 0
 
 

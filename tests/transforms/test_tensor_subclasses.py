@@ -374,6 +374,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         """scan: a derivative or vmap follows one Pair in it, and not another
   try: its tensors as plain ones, and the class inside of the body""",
     ),
+    "rows that the class does not keep": (
+        lambda: staged(lambda q: sf.map(lambda r: r * 2, q))(Q),
+        """scan: a Quantized, whose rows do not hold the rows of what it holds
+  try: its tensors as plain ones, and the class inside of the body""",
+    ),
+    "results that cannot be stacked": (
+        lambda: staged(lambda x: sf.map(lambda r: Q, x))(A),
+        """scan: a Quantized, whose rows do not hold the rows of what it holds
+  try: its tensors as plain ones, and the class inside of the body""",
+    ),
+    "branches that say other things of themselves": (
+        lambda: staged(
+            lambda n, s: sf.cond(
+                s > 9, lambda: Quantized(n, s, 4), lambda: Quantized(n, s, 2)
+            )
+        )(Q.numbers, Q.scale),
+        """cond: its results are a Quantized(numbers, scale; {'bits': 4}), and in the other case \
+a Quantized(numbers, scale; {'bits': 2})
+  try: results of one class, alike in all""",
+    ),
+    "a carry of another class": (
+        lambda: staged(
+            lambda n, s: sf.while_loop(
+                lambda c: c[0] < 3,
+                lambda c: (c[0] + 1, Quantized(n, s, 2)),
+                (torch.tensor(0), Quantized(n, s, 4)),
+            )
+        )(Q.numbers, Q.scale),
+        """while_loop: its results are a plain tensor, a Quantized(numbers, scale; {'bits': 4}), \
+and in the other case a plain tensor, a Quantized(numbers, scale; {'bits': 2})
+  try: results of one class, alike in all""",
+    ),
     "a gradient that would be lost": (
         lambda: sf.jit(wave)(Pair(A, B).requires_grad_()),
         """jit(wave), argument x: it requires grad, and autograd would not see through the call
@@ -389,6 +421,24 @@ def test_what_is_refused(name: str) -> None:
     with pytest.raises(sf.ShardError) as caught:
         call()
     assert without_line(caught.value) == text
+
+
+def test_nested_tensors_are_refused() -> None:
+    rows = [torch.ones(2, 3), torch.ones(4, 3)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    with pytest.raises(sf.ShardError):
+        staged(torch.sin)(nested)
+
+
+def test_a_tensor_is_a_leaf_of_tree_map_whatever_was_called_before() -> None:
+    class Other(Pair):
+        pass
+
+    for _ in range(2):
+        named = sf.tree_map(lambda x: type(x).__name__, {"w": Other(A, B)})
+        assert named == {"w": "Other"}
+        out = staged(lambda p: sf.tree_map(lambda x: x * 2, p))({"w": Other(A, B)})
+        torch.testing.assert_close(out["w"].b, B * 2)
 
 
 def test_a_dtensor_of_tensors_of_another_shape(mesh: Any) -> None:

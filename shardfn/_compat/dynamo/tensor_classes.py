@@ -50,12 +50,11 @@ def class_name(x: torch.Tensor) -> str:
 
 
 def holds_tensors(x: Any) -> bool:
-    """Whether a tensor is made of other tensors, and is not a DTensor: torch calls its class a
-    traceable wrapper subclass.
+    """Whether a tensor is made of other tensors, and is neither a DTensor nor nested: torch calls
+    its class a traceable wrapper subclass.
     """
     return (
         isinstance(x, torch.Tensor)
         and is_traceable_wrapper_subclass(x)
-        and not isinstance(x, DTensor)
-        and not is_arriving(x)
+        and not (isinstance(x, DTensor) or is_arriving(x) or x.is_nested)
     )

@@ -291,6 +291,7 @@ def branched(
         state = ambient.new_states([], axis_names.device())
         bodies = drawing(yes_body), drawing(no_body)
         outs = _Branch.apply(Branched(bodies), truth, *free, state)
+    holders.refuse_other("cond", first.left, second.left)
     return list(holders.closed("cond", first.left, outs))
 
 
@@ -314,6 +315,7 @@ def looped(
         state = ambient.new_states([], axis_names.device())
         made = Looped(drawing(test_body), _drawing_step(step), count)
         outs = _While.apply(made, *inputs, state)[:-1]
+    holders.refuse_other("while_loop", carried, body.left)
     return list(holders.closed("while_loop", body.left, outs))
 
 

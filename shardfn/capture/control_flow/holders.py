@@ -50,9 +50,44 @@ def closed(
         yield _compat.closed(shell, held)
 
 
-def of_rows(shells: Shells) -> Shells:
-    """For stacked tensors, what one row of each is besides its tensors."""
-    return [_shaped(s, s.shape[1:], s.stride[1:]) if s else None for s in shells]
+def of_rows(name: str, xs: Sequence[torch.Tensor]) -> Shells:
+    """For stacked tensors, what one row of each is besides its tensors.
+
+    Raises:
+        CaptureError: a row does not hold the rows of what the tensor holds.
+    """
+    held = map(_compat.holds_tensors, xs)
+    rows = zip(xs, held, strict=True)
+    return [
+        _opened_alike(name, x, x[0]) if is_held else None for x, is_held in rows
+    ]
+
+
+def refuse_unstackable(name: str, xs: Iterable[torch.Tensor]) -> None:
+    """Refuse results of steps that cannot be stacked by stacking what they hold.
+
+    Raises:
+        CaptureError: names the class.
+    """
+    for x in xs:
+        if _compat.holds_tensors(x):
+            _opened_alike(name, x.unsqueeze(0), x)
+
+
+def _opened_alike(
+    name: str, x: torch.Tensor, row: torch.Tensor
+) -> _compat.Shell | None:
+    """A row without what it holds, if x holds the stacked tensors of it."""
+    if not _compat.holds_tensors(row) and not _compat.holds_tensors(x):
+        return None
+    if type(x) is type(row):
+        (held, _), (rows, shell) = _compat.opened(x), _compat.opened(row)
+        pairs = zip(held, rows, strict=True)
+        if all(a.dim() and a.shape[1:] == b.shape for a, b in pairs):
+            return shell
+    kind = type(x if _compat.holds_tensors(x) else row).__name__
+    got = f"a {kind}, whose rows do not hold the rows of what it holds"
+    raise CaptureError.of(name, got, fix=FIX)
 
 
 def stacked(shells: Shells, length: int) -> Shells:
@@ -60,6 +95,24 @@ def stacked(shells: Shells, length: int) -> Shells:
     return [
         s and _shaped(s, (length, *s.shape), (_size(s), *s.stride)) for s in shells
     ]
+
+
+def refuse_other(name: str, one: Shells, other: Shells) -> None:
+    """Refuse two results that should be alike and hold other tensors, or say other things of
+    themselves.
+
+    Raises:
+        CaptureError: names both.
+    """
+    told = [[s and (s.kind, s.names, s.context) for s in x] for x in (one, other)]
+    if told[0] != told[1]:
+        texts = [", ".join(map(_said, x)) for x in (one, other)]
+        got = f"its results are {texts[0]}, and in the other case {texts[1]}"
+        raise CaptureError.of(name, got, fix="results of one class, alike in all")
+
+
+def _said(shell: _compat.Shell | None) -> str:
+    return "a plain tensor" if shell is None else f"a {shell!r}"
 
 
 def _size(shell: _compat.Shell) -> int:
@@ -79,12 +132,17 @@ class Opened:
         name: of the op, for errors.
         region: the body.
         entered: what the values that enter it are besides their tensors.
-
-    Raises:
-        CaptureError: a derivative or vmap follows some tensors that hold others, and not all.
+        carries: how many results come first that are not stacked; None if none is stacked.
     """
 
-    def __init__(self, name: str, region: Region, entered: Shells) -> None:
+    def __init__(
+        self,
+        name: str,
+        region: Region,
+        entered: Shells,
+        carries: int | None = None,
+    ) -> None:
+        self.carries = carries
         self.name, self.region, self.entered = name, region, entered
         self.free, self.closed_over = opened(region.free)
         self.left: Shells = []
@@ -100,6 +158,8 @@ class Opened:
         outs = self.region(
             [*given], [*closed(self.name, self.closed_over, [*constant])]
         )
+        if self.carries is not None:
+            refuse_unstackable(self.name, outs[self.carries :])
         tensors, self.left = opened(outs)
         return tensors
 

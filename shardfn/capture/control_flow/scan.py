@@ -360,19 +360,30 @@ def scanned(
     """The scan of a body whose first results are the carries."""
     holders.refuse_mixed("scan", [*left[0].region.free, *init, *columns])
     init, carried = holders.opened(init)
-    columns, given = holders.opened(columns)
-    entered = [*carried, *holders.of_rows(given)]
-    region = holders.Opened("scan", left[0].region, entered)
-    count = len(region.free)
-    body = lambda *xs: region(xs[count:], xs[:count])
+    entered = [*carried, *holders.of_rows("scan", columns)]
+    columns, _ = holders.opened(columns)
+    region = holders.Opened("scan", left[0].region, entered, len(carried))
     inputs = [*region.free, *init, *columns]
-    try:
-        made = Scanned(body, count, len(init), length, reverse)
-        outs = _Scan.apply(made, *inputs)
-    except ambient.StateMissing:
-        states = ambient.new_states([length], axis_names.device())  # one a step
-        made = Scanned(drawing(body), count, len(init), length, reverse)
-        outs = _Scan.apply(made, *inputs, states)
+    outs = _applied(region, len(init), length, reverse, inputs)
     n = len(carried)
+    holders.refuse_other("scan", carried, region.left[:n])
     shells = [*region.left[:n], *holders.stacked(region.left[n:], length)]
     return list(holders.closed("scan", shells, outs[: len(outs) - len(init)]))
+
+
+def _applied(
+    region: holders.Opened,
+    carries: int,
+    length: int,
+    reverse: bool,
+    inputs: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """The results of a scan, which draws random numbers if its body does."""
+    count = len(region.free)
+    body = lambda *xs: region(xs[count:], xs[:count])
+    try:
+        return _Scan.apply(Scanned(body, count, carries, length, reverse), *inputs)
+    except ambient.StateMissing:
+        states = ambient.new_states([length], axis_names.device())  # one a step
+        made = Scanned(drawing(body), count, carries, length, reverse)
+        return _Scan.apply(made, *inputs, states)

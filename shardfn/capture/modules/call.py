@@ -303,7 +303,7 @@ class Traced(TorchFunctionMode):
         ):
             return self.read(func, args, reads, line)
         if self.mode is not None:
-            args, kwargs = _tree.tree_map(self.fake, (args, kwargs))
+            args, kwargs = _tree.map_held(self.fake, (args, kwargs))
         try:
             return _written_out(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:

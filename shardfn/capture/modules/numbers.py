@@ -43,7 +43,7 @@ class Numbers(TorchFunctionMode):
         is_known = bool(tensors) and all(map(self._has, tensors))
         if not (made or (is_known and (reads or COMPUTE.fullmatch(name)))):
             return func(*args, **kwargs)
-        inputs = _tree.tree_map(self._value, (args, kwargs))
+        inputs = _tree.map_held(self._value, (args, kwargs))
         with _compat.values():
             value = func(*inputs[0], **inputs[1])
             value = list(value) if name == "__iter__" else value

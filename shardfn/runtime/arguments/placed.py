@@ -43,7 +43,7 @@ class Placed:
     def coordinate(self) -> tuple[int, ...]:
         """This rank's coordinate in the mesh, or that of the rank that is shown."""
         if self.is_simulated:
-            return all_coordinates(self.axes)[shown(self.mesh)]
+            return all_coordinates(self.axes)[shown(self.mesh, self.world.rank)]
         return tuple(self.mesh.get_coordinate()) if self.mesh is not None else ()
 
 

@@ -33,9 +33,7 @@ def prepared(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         TreeError: a DTensor of tensors that hold others of another shape.
     """
     _tree.learn((args, kwargs))
-    return _tree.tree_map(
-        lambda x: _prepared(name, x), (args, kwargs), is_leaf=_tree.is_tensor
-    )
+    return _tree.tree_map(lambda x: _prepared(name, x), (args, kwargs))
 
 
 def _is_other(x: Any) -> bool:

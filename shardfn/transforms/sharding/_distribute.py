@@ -329,7 +329,7 @@ def full(tree: Any) -> Any:
         tensor([0, 1, 2])
     """
     _tree.learn(tree)
-    return _tree.tree_map(_whole, tree)
+    return _tree.map_held(_whole, tree)
 
 
 def _whole_otherwise(x: DTensor) -> torch.Tensor:
