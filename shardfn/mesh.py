@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,9 +215,12 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
         1
     """
     check_mesh("use_mesh", mesh)
-    with meshes_kept():
-        enter(mesh)
+    before = entered()
+    enter(mesh)
+    try:
         yield mesh
+    finally:
+        return_to(before)
 
 
 def enter(mesh: DeviceMesh) -> None:
@@ -231,16 +233,14 @@ def leave() -> None:
     _stack.set(_stack.get()[:-1])
 
 
-@contextlib.contextmanager
-def meshes_kept() -> Iterator[Callable[[], Any]]:
-    """A context that ends with the current meshes of its start. Yields a function that returns to
-    them.
-    """
-    again = functools.partial(_stack.set, _stack.get())
-    try:
-        yield again
-    finally:
-        again()
+def entered() -> tuple[tuple[DeviceMesh, int], ...]:
+    """The meshes that are entered, the innermost last."""
+    return _stack.get()
+
+
+def return_to(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
+    """Leave all meshes that were entered since."""
+    _stack.set(before)
 
 
 def current_mesh() -> DeviceMesh | None:

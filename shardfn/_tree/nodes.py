@@ -7,6 +7,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -132,14 +133,12 @@ def learn(tree: Any) -> bool:
         Whether one of them was not known.
     """
     new = {type(x) for x in leaves(tree) if _compat.holds_tensors(x)}
+    entry = optree.GetAttrEntry
     for kind in new:
-        optree.register_pytree_node(
-            kind,
-            _opened,
-            _closed,
-            path_entry_type=optree.GetAttrEntry,
-            namespace=NAMESPACE,
-        )
+        with contextlib.suppress(ValueError):  # another thread was first
+            optree.register_pytree_node(
+                kind, _opened, _closed, path_entry_type=entry, namespace=NAMESPACE
+            )
     if new:
         learn(tree)  # those inside of them
     return bool(new)

@@ -220,8 +220,11 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
     wrong = [
         x
         for x in tensors
-        if type(x) not in (torch.Tensor, torch.nn.Parameter)
-        and not isinstance(x, DTensor)
+        if (
+            type(x) not in (torch.Tensor, torch.nn.Parameter)
+            and not isinstance(x, DTensor)
+        )
+        or _is_around_others(x)
     ]
     if wrong:
         fix = "pass it as an argument, which carries its placement"
@@ -231,6 +234,14 @@ def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
             needed="plain tensors",
             fix=fix,
         )
+
+
+def _is_around_others(x: torch.Tensor) -> bool:
+    """Whether a DTensor has local tensors that hold others."""
+    if not isinstance(x, DTensor):
+        return False
+    local: Any = _compat.local_tensor(x)
+    return any(map(_compat.holds_tensors, getattr(local, "shards", [local])))
 
 
 class _Flat:
@@ -266,6 +277,7 @@ class _Flat:
             out = _replayed(self.python, self.positional, known)
         _tree.learn(out)
         tensor_classes.refuse_results(out, self.inputs.name)
+        tensor_classes.refuse_told(out, self.inputs.name)
         self.result, self.calls = Result.of(out), source.calls
         leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
         self.ends = closed_over.reached_from(leaves)
@@ -331,6 +343,11 @@ def _entering(
     # fake tensor
     rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
     _tree.learn(list(inputs))
+    held = [
+        (x, _compat.opened(x)[1])
+        for x in inputs
+        if _compat.holds_tensors(x) and not _compat.is_fake(x)
+    ]
     mine = [
         (x, node)
         for given, node in rows
@@ -349,4 +366,5 @@ def _entering(
         )
         for _, n in mine
     )
-    return closed_over.ClosedOver(tuple(x for x, _ in mine), lines=lines)
+    found = tuple(x for x, _ in mine)
+    return closed_over.ClosedOver(found, lines=lines, holders=tuple(held))

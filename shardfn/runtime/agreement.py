@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .. import _compat
 from ..errors import DivergenceError, call_site
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
@@ -99,7 +100,7 @@ def checked(
     run: Callable[[list[Any]], Any], request: Request, placed: Placed
 ) -> Callable[[list[Any]], Any]:
     """`run`, which under SHARDFN_CHECK=1 compares the plain tensors of all ranks at each call."""
-    if os.environ.get("SHARDFN_CHECK") != "1" or not _has_others(placed):
+    if os.environ.get("SHARDFN_CHECK") != "1" or not has_others(placed):
         return run
 
     def compare_and_run(leaves: list[Any]) -> Any:
@@ -109,13 +110,13 @@ def checked(
     return compare_and_run
 
 
-def _has_others(placed: Placed) -> bool:
-    """Whether other processes take part in a call. A call without a mesh is local."""
-    return (
-        placed.world.kind == "real"
-        and placed.world.size > 1
-        and placed.mesh is not None
-    )
+def has_others(placed: Placed) -> bool:
+    """Whether all processes take part in a call, and can be compared. A call without a mesh is
+    local, and one on a mesh of a part of the ranks is not called by the others.
+    """
+    if placed.world.kind != "real" or placed.world.size == 1 or placed.mesh is None:
+        return False
+    return _compat.root_mesh(placed.mesh).size() == placed.world.size
 
 
 def compare_ranks(
@@ -139,7 +140,7 @@ def compare_ranks(
     Raises:
         DivergenceError: names the first argument that differs, on every rank.
     """
-    if not _has_others(placed):
+    if not has_others(placed):
         return
     rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
     rows += [

@@ -19,7 +19,12 @@ from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
 from ..mesh import current_mesh
 from ..partition.rule_api import registry
-from ..simulated import SimulatedDTensor
+from ..simulated import (
+    DonatedTensor,
+    SimulatedDTensor,
+    SimulatedTensor,
+    UnreadTensor,
+)
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import Placed, is_prepared, look, prepared
@@ -32,6 +37,7 @@ from .stages import trace
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
 DTENSORS = {DTensor, SimulatedDTensor}
+PLAIN = {torch.Tensor, torch.nn.Parameter, UnreadTensor, DonatedTensor}
 REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 
@@ -39,7 +45,7 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Run a transformed function on arguments, staging it first if their signature is new."""
     leaves, treedef = _tree.flatten((args, kwargs))
     try:
-        key = [x._spec if type(x) in DTENSORS else _signature(x) for x in leaves]
+        key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)
@@ -70,7 +76,7 @@ def explain_retrace(
     """Whether a call with these arguments would be staged, and why."""
     args, kwargs = prepared(request.name, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
-    key = [x._spec if type(x) in DTENSORS else _signature(x) for x in leaves]
+    key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
     signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
     if any(entry.fits(*signature) for entry in request.store.entries):
@@ -121,6 +127,16 @@ def _staged_meanwhile(
     return None
 
 
+def _spec(x: Any) -> Any:
+    """The spec of a DTensor; with the class of its local tensor, if that is not a plain one."""
+    local = x._local_tensor
+    if type(local) is SimulatedTensor:
+        local = local.shards[local.shown]
+    if type(local) in PLAIN:
+        return x._spec
+    return x._spec, type(local)
+
+
 def _signature(x: Any) -> Any:
     kind = type(x)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -155,6 +171,9 @@ def _stage(
         rules=registry.active(),
         state=placed.state,
         reads=traced.captured.reads if traced.captured.reads.check else None,
+        outside=traced.captured.outside
+        if traced.captured.outside.holders
+        else None,
         tensors=some,
         suspects=list(traced.captured.outside.suspects()),
         run=keys_noted(
@@ -191,6 +210,7 @@ class Entry:
     rules: tuple[registry.Registered, ...]  # the sharding rules of the partition
     state: tuple[Any, ...]  # of torch's settings
     reads: Reads | None  # of its closed-over values; None if it has none
+    outside: Any  # its closed-over tensors, if some hold others; else None
     tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
     suspects: list[torch.Tensor]  # closed-over tensors that must not require grad
     run: Callable[[list[Any]], Any]
@@ -207,6 +227,7 @@ class Entry:
             and self.rules == rules
             and self.state == state
             and (self.reads is None or self.reads.same())
+            and (self.outside is None or self.outside.is_unchanged())
         )
 
     def watched(self, leaves: list[Any]) -> list[Any]:

@@ -96,9 +96,9 @@ def _text(signature: Any) -> str:
         axes = axes_of(signature.mesh)
         marks = marks_of(list(signature.placements), meta.shape, axes)
         return f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
-    if not isinstance(signature[0], torch.Size):
+    if not any(isinstance(part, torch.Size) for part in signature):
         return _constant(signature)
-    shape, stride, dtype, device = signature
+    shape, stride, dtype, device = signature[-4:]
     dense = layout.dense_strides(shape, range(len(shape)))
     laid = "" if tuple(stride) == dense else f" of strides {tuple(stride)}"
     at = "" if device.type == "cpu" else f" on {device}"
@@ -106,6 +106,8 @@ def _text(signature: Any) -> str:
 
 
 def _constant(key: Any) -> str:
+    if len(key) != 2:
+        return _said(key)
     kind, value = key
     if kind is float:
         return repr(float.fromhex(value))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from .refused import collective_refused, refuse_call
+from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
 
 class DTensors(Protocol):
@@ -203,6 +203,8 @@ def is_instance(
 
     asked = classes.as_python_constant()
     every = asked if isinstance(asked, tuple) else (asked,)
+    if isinstance(x, TensorVariable):
+        refuse_class_of_followed(_node(x), every)
     is_asked = DTensor in every and isinstance(x, TensorVariable)
     if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
         return VariableTracker.build(tx, True)

@@ -116,6 +116,17 @@ def refuse_attribute(fake: Any, name: Any) -> None:
     _refuse(_followed(fake, name))
 
 
+def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
+    """Stop Dynamo where the class is asked of a tensor that holds others, under a transform: it
+    would be told a plain tensor.
+    """
+    fake = node.meta.get("example_value")
+    if not is_wrapped(fake) or not holds_tensors(inner := unwrapped(fake)):
+        return
+    if any(isinstance(inner, c) is not isinstance(fake, c) for c in classes):
+        _refuse(f"{FOLLOWED} {class_name(inner)} for its .__class__;")
+
+
 def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
     """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator, or that makes
     a tensor of those that a transform follows.

@@ -11,33 +11,35 @@ import torch
 from ..tracing import read_by_dynamo
 
 
-@attrs.frozen(hash=False)
+@attrs.frozen
 class Shell:
     """A tensor that holds others, without those.
 
-    `context` is what its class says of it besides its tensors.
+    `context` is what its class says of it besides its tensors. It is compared as text, which
+    tells 1 from True and does not change with it.
     """
 
     kind: type[Any]
     names: tuple[str, ...]
-    context: Any
+    context: Any = attrs.field(eq=False)
+    said: str  # the context
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_followed: bool  # by autograd
 
-    def __hash__(self) -> int:
-        return hash((self.kind, self.names, self.shape))
-
     def __repr__(self) -> str:
-        return f"{self.kind.__name__}({', '.join(self.names)}; {self.context!r})"
+        return f"{self.kind.__name__}({', '.join(self.names)}; {self.said})"
 
 
 def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
     """The tensors that a tensor holds, and the rest of it."""
     names, context = x.__tensor_flatten__()
+    if isinstance(context, dict):
+        context = dict(context)  # as it is now
     is_followed = x.requires_grad and torch.is_grad_enabled()
     shape, stride = tuple(x.shape), tuple(x.stride())
-    shell = Shell(type(x), tuple(names), context, shape, stride, is_followed)
+    said = repr(context)
+    shell = Shell(type(x), tuple(names), context, said, shape, stride, is_followed)
     return [getattr(x, name) for name in names], shell
 
 
@@ -45,5 +47,6 @@ def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
 def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A tensor that holds these tensors."""
     held = dict(zip(shell.names, tensors, strict=True))
-    size, stride = torch.Size(shell.shape), shell.stride
-    return shell.kind.__tensor_unflatten__(held, shell.context, size, stride)
+    size, stride, told = torch.Size(shell.shape), shell.stride, shell.context
+    told = dict(told) if isinstance(told, dict) else told
+    return shell.kind.__tensor_unflatten__(held, told, size, stride)

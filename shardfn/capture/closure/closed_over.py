@@ -43,6 +43,12 @@ class ClosedOver:
         frozenset()
     )  # positions of those that the gradient of a result would reach
     draws: int = 0  # random calls; their state takes the place of PLACE
+    # those that hold some of the tensors, each with the rest of it
+    holders: tuple[tuple[torch.Tensor, Any], ...] = ()
+
+    def is_unchanged(self) -> bool:
+        """Whether the tensors that hold others hold the same ones, and say the same."""
+        return all(_compat.opened(x)[1] == shell for x, shell in self.holders)
 
     def drawing(self, calls: int) -> ClosedOver:
         """With the random state as one more tensor, if there are random calls."""
@@ -92,9 +98,8 @@ class ClosedOver:
         """The tensors that must not require grad in a call."""
         harmless = self.followed - self.reached
         rows = enumerate(self.tensors)
-        return tuple(
-            x for i, x in rows if i not in harmless and _can_require_grad(x)
-        )
+        plain = (x for i, x in rows if i not in harmless and _can_require_grad(x))
+        return (*plain, *(x for x, _ in self.holders))
 
     def is_known(self) -> bool:
         """Whether the capture determined, for all tensors that now require grad, if a gradient
@@ -112,6 +117,13 @@ class ClosedOver:
             CaptureError: names the tensors, and the line where the first of them is used.
         """
         harmless = self.followed - self.reached
+        held = [x for x, _ in self.holders if x.requires_grad]
+        if held and torch.is_grad_enabled():
+            got = f"it closes over a {_compat.class_name(held[0])}, which requires grad: its "
+            got += "gradient would be lost"
+            needed = "tensors that need no gradient, or arguments"
+            fix, source = "; or ".join(FIXES), call_site()
+            raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
         if torch.is_grad_enabled():
             rows = enumerate(self.tensors)
             lost = [i for i, x in rows if x.requires_grad and i not in harmless]

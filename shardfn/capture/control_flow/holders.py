@@ -104,7 +104,7 @@ def refuse_other(name: str, one: Shells, other: Shells) -> None:
     Raises:
         CaptureError: names both.
     """
-    told = [[s and (s.kind, s.names, s.context) for s in x] for x in (one, other)]
+    told = [[s and (s.kind, s.names, s.said) for s in x] for x in (one, other)]
     if told[0] != told[1]:
         texts = [", ".join(map(_said, x)) for x in (one, other)]
         got = f"its results are {texts[0]}, and in the other case {texts[1]}"

@@ -68,6 +68,21 @@ def refuse_results(out: Any, name: str) -> None:
         raise error
 
 
+def refuse_told(out: Any, name: str) -> None:
+    """Refuse results that say a tensor of themselves which they do not hold.
+
+    Raises:
+        CaptureError: names the first.
+    """
+    for path, x in _tree.holders(out):
+        context = _compat.opened(x)[1].context
+        if any(map(_tree.is_tensor, _tree.leaves((context,)))):
+            got = f"a {_compat.class_name(x)}, which tells a tensor and does not hold it"
+            fix = "the tensor among the names of __tensor_flatten__"
+            where = f"{name}, result{path}"
+            raise CaptureError.of(where, got, fix=fix, arg_path="result" + path)
+
+
 def refuse_fakes(constants: list[torch.Tensor], name: str) -> None:
     """Refuse a tensor constant without a value.
 

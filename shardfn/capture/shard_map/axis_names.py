@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -19,10 +19,12 @@ from ...errors import CaptureError, PlacementError
 from ...mesh import (
     axes_of,
     check_mesh,
-    meshes_kept,
+    current_mesh,
+    entered,
     real_mesh,
     refuse_elsewhere,
     refuse_other,
+    return_to,
 )
 from ...placements import P, check_axes, names_of
 from ...types import MeshAxes
@@ -56,8 +58,14 @@ class Scope:
         False  # whether the Program depends on the mesh's names and sizes
     )
     names: list[Bound] = attrs.field(factory=list)  # the innermost last
-    # returns to the meshes that were entered before
-    leave_meshes: Callable[[], Any] = lambda: None
+    before: tuple[Any, ...] = attrs.field(
+        factory=entered
+    )  # the meshes entered outside
+
+    def named_or_entered(self, mesh: Any) -> Any:
+        """A mesh that a transform names, or the one that is entered around it in the function."""
+        is_inside = len(entered()) > len(self.before)
+        return current_mesh() if mesh is None and is_inside else mesh
 
     @property
     def manual(self) -> tuple[str, ...]:
@@ -80,13 +88,13 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
 @contextlib.contextmanager
 def scope(mesh: Any, device: str, may_be_of_ranks: bool = False) -> Iterator[Scope]:
     """The scope of one capture."""
-    with meshes_kept() as leave_meshes:
-        made = Scope(mesh, device, may_be_of_ranks, leave_meshes=leave_meshes)
-        token = _scope.set(made)
-        try:
-            yield made
-        finally:
-            _scope.reset(token)
+    made = Scope(mesh, device, may_be_of_ranks)
+    token = _scope.set(made)
+    try:
+        yield made
+    finally:
+        _scope.reset(token)
+        return_to(made.before)
 
 
 def current_scope() -> Scope:
@@ -99,7 +107,7 @@ def begin() -> None:
     """Unbind all names and leave all meshes: Dynamo may restart its trace."""
     here = current_scope()
     here.names.clear()
-    here.leave_meshes()
+    return_to(here.before)
 
 
 @_compat.constant_in_graph
@@ -147,6 +155,7 @@ def _settle_mesh(where: str, mesh: Any, here: Scope) -> None:
     """Determine the mesh of a scope: the call's, or that of the first shard_map inside that has
     one.
     """
+    mesh = here.named_or_entered(mesh)
     if mesh is not None:
         _name_mesh(where, mesh, here)
         here.brought = here.brought or mesh
@@ -211,6 +220,7 @@ def name_mesh(where: str, mesh: Any) -> None:
     Raises:
         PlacementError: its world has ended, or it differs from the call's.
     """
+    mesh = current_scope().named_or_entered(mesh)
     if mesh is not None:
         _name_mesh(where, _checked(where, mesh), current_scope())
 

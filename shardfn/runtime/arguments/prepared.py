@@ -14,6 +14,7 @@ from ... import _compat, _tree
 from ...errors import TreeError
 from ...simulated import SimulatedTensor, dtensors, shown
 from ...world import current_world
+from .checks import refuse_lost_gradient
 
 
 def is_prepared(leaves: list[Any]) -> bool:
@@ -47,6 +48,10 @@ def _prepared(name: str, x: Any) -> Any:
         return x
     if _compat.is_arriving(x):
         return x.wait()
+    if isinstance(x, SimulatedTensor):
+        got = f"the local tensors of all ranks, each a {type(_shown(x)).__name__}"
+        fix = "the DTensor itself, or the tensors that it holds"
+        raise TreeError.of(name, got, needed="a DTensor", fix=fix)
     return _turned(name, x) if isinstance(x, DTensor) else x
 
 
@@ -60,6 +65,7 @@ def _shown(x: torch.Tensor) -> torch.Tensor:
 
 def _turned(name: str, x: DTensor) -> torch.Tensor:
     """A DTensor of tensors that hold others, as one such tensor that holds DTensors."""
+    refuse_lost_gradient(f"{name}, a DTensor", "", x)
     local: Any = _compat.local_tensor(x)
     is_simulated = current_world().kind == "simulated"
     shards = getattr(
@@ -76,6 +82,12 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
             got,
             fix=f"a {kind} of DTensors: sf.distribute(x, mesh, placements)",
         )
+    shells = {_compat.opened(shard)[1].said for shard in shards}
+    if len(shells) > 1:
+        got = (
+            f"a DTensor of {kind}s that differ by rank: {', '.join(sorted(shells))}"
+        )
+        raise TreeError.of(name, got, fix=f"{kind}s that say the same on all ranks")
     held = [_global(list(column), x) for column in zip(*rows, strict=True)]
     shell = _compat.opened(_shown(x))[1]
     shell = attrs.evolve(shell, shape=tuple(x.shape), stride=x.stride())
@@ -84,10 +96,8 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
 
 def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
     """The DTensor of local tensors, placed like another."""
-    x = locals_[0]
-    local = (
-        SimulatedTensor(locals_, shown(like.device_mesh)) if len(locals_) > 1 else x
-    )
+    x, is_simulated = locals_[0], current_world().kind == "simulated"
+    local = SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
     spec = _compat.dtensor_spec(
         like.device_mesh, like.placements, like.shape, like.stride(), x.dtype
     )

@@ -18,7 +18,7 @@ from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
 from .. import cache
-from ..agreement import agree
+from ..agreement import agree, has_others
 from ..arguments import Placed
 
 
@@ -40,11 +40,7 @@ def runner(
         program: the program of this rank.
         backend: the backend that compiles it.
     """
-    if (
-        placed.world.kind == "real"
-        and placed.world.size > 1
-        and placed.mesh is not None
-    ):
+    if has_others(placed):
         agree(name, plan, agenda)
     if placed.mesh is not None:
         _bind_groups(placed)

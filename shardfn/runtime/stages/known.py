@@ -105,6 +105,7 @@ def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
         made.signature != signature
         or not captured.reads.same()
         or not captured.outside.is_known()
+        or not captured.outside.is_unchanged()
     ):
         return False
     elsewhere = made.world is not placed.world or made.mesh is not placed.mesh

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ... import _compat, _tree
 from ...capture.dtensors.values import text_of
+from ...errors import TreeError
 from ...mesh import axes_of
 from ...runtime import Request
 from ...runtime.arguments import refuse_lost_gradient
@@ -40,12 +41,22 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     for x in _tree.quick_leaves((args, kwargs)):
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             path = where.get(id(x), "")
+            _refuse_held_dtensors(request.name, x)
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             x = _global(x, mesh)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
+
+
+def _refuse_held_dtensors(name: str, x: torch.Tensor) -> None:
+    """Refuse a tensor that holds DTensors: in the code of one rank it would be each rank's own."""
+    held = _compat.opened(x)[0] if _compat.holds_tensors(x) else []
+    if any(isinstance(y, DTensor) for y in held):
+        got = f"a {type(x).__name__} of DTensors, in the code of one rank"
+        fix = "its DTensors as arguments"
+        raise TreeError.of(name, got, fix=fix)
 
 
 def leaving(out: Any) -> Any:
