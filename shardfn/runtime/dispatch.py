@@ -129,12 +129,10 @@ def _staged_meanwhile(
 
 def _spec(x: Any) -> Any:
     """The spec of a DTensor; with the class of its local tensor, if that is not a plain one."""
-    local = x._local_tensor
+    spec, local = x._spec, _compat.local_tensor(x)
     if type(local) is SimulatedTensor:
         local = local.shards[local.shown]
-    if type(local) in PLAIN:
-        return x._spec
-    return x._spec, type(local)
+    return spec if type(local) in PLAIN else (spec, type(local))
 
 
 def _signature(x: Any) -> Any:

@@ -117,8 +117,8 @@ def refuse_attribute(fake: Any, name: Any) -> None:
 
 
 def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
-    """Stop Dynamo where the class is asked of a tensor that holds others, under a transform: it
-    would be told a plain tensor.
+    """Stop Dynamo where a function asks for the class of a tensor that holds others, under a
+    transform: the answer would be a plain tensor.
     """
     fake = node.meta.get("example_value")
     if not is_wrapped(fake) or not holds_tensors(inner := unwrapped(fake)):
