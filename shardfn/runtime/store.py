@@ -4,6 +4,7 @@ objects.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ class CallStore:
     changes: dict[str, int] = attrs.field(factory=dict)
 
     # the stores of the same function for other placements, where each has a request of its own
-    kin: list[CallStore] = attrs.field(factory=list)
+    kin: weakref.WeakSet[CallStore] = attrs.field(factory=weakref.WeakSet)
 
     def every(self) -> tuple[Any, ...]:
         """The cached entries, and those of its kin."""

@@ -60,9 +60,8 @@ def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     made = attrs.evolve(asks, **options, structure=None, donate_argnums=())
-    kin = asks.store.kin = asks.store.kin or [asks.store]
-    made.store.kin = kin
-    kin.append(made.store)
+    made.store.kin = asks.store.kin
+    made.store.kin.update((asks.store, made.store))
     return made
 
 
