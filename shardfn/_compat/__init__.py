@@ -54,7 +54,12 @@ from .dynamo.refused import (
     outside_only,
 )
 from .dynamo.shells import Shell, closed, opened
-from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign
+from .dynamo.tensor_classes import (
+    class_name,
+    holds_tensors,
+    is_foreign,
+    reads_calls,
+)
 from .dynamo.tree_functions import of_trees
 from .inductor import (
     Integer,
@@ -218,6 +223,7 @@ __all__ = [
     "python_results",
     "read_by_dynamo",
     "reading",
+    "reads_calls",
     "recurrent",
     "register_group",
     "root_mesh",

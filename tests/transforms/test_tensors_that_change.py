@@ -126,6 +126,28 @@ def test_the_gradient_of_a_closed_over_one_is_not_lost(call: Any) -> None:
         call()
 
 
+class Renaming(Pair):
+    """A pair whose class reads calls: sin means cos."""
+
+    @staticmethod
+    def __tensor_unflatten__(held: Any, meta: Any, size: Any, stride: Any) -> Any:
+        return Renaming(held["a"], held["b"])
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        func = torch.cos if func in (torch.sin, torch.Tensor.sin) else func
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_class_that_reads_calls() -> None:
+    torch.testing.assert_close(staged(torch.sin)(Renaming(A, B)).b, B.cos())
+    for fn in (sf.grad(lambda x: x.sin().sum()), sf.vmap(torch.sin)):
+        with pytest.raises(sf.CaptureError, match="has a __torch_function__"):
+            fn(Renaming(A, B))
+
+
 REFUSED = {
     "the gradient of a DTensor of pairs": (
         lambda mesh: staged(lambda x: x * 2)(

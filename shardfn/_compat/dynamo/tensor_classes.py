@@ -34,6 +34,14 @@ def is_foreign(x: Any) -> bool:
     return is_traceable_wrapper_subclass(x) or not is_fake(x)
 
 
+def reads_calls(x: torch.Tensor) -> bool:
+    """Whether the class of a tensor has a `__torch_function__` of its own."""
+    own = type(x).__torch_function__
+    plain = torch.Tensor.__torch_function__.__func__
+    known = (plain, torch._C._disabled_torch_function_impl)
+    return getattr(own, "__func__", own) not in known
+
+
 def is_foreign_class(x: Any) -> bool:
     """Whether x is a class of tensors that neither is plain nor holds other tensors."""
     return (

@@ -10,6 +10,7 @@ import torch
 
 from ... import _compat, _tree
 from ...errors import CaptureError
+from ...ops.nodes import args_of
 from .. import annotations as sources
 from . import leaks
 
@@ -20,6 +21,9 @@ FIX = (
 )
 DTENSOR = "it makes a DTensor inside, or takes one apart"
 PLAIN = "x.as_subclass(torch.Tensor); or a class that says what it holds: __tensor_flatten__"
+
+# calls of torch.func, in Dynamo's graph, after which a transform follows a tensor
+FOLLOWS = ("_wrap_for_grad", "_add_batch_dim", "_make_dual", "make_dual")
 
 
 def refused(where: str, got: str, source: str | None) -> CaptureError:
@@ -39,6 +43,8 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
     for module in python.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             value = node.meta.get("example_value")
+            if getattr(node.target, "__name__", "") in FOLLOWS:
+                _refuse_unread(node, name)
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
                 kind, source = (
@@ -47,6 +53,17 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
                 )
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
+
+
+def _refuse_unread(node: torch.fx.Node, name: str) -> None:
+    """Refuse to follow a tensor whose class reads calls, which a transform would pass by."""
+    value = args_of(node)[0].meta.get("example_value")
+    if _compat.holds_tensors(value) and _compat.reads_calls(value):
+        kind = _compat.class_name(value)
+        got = f"a derivative or vmap follows a {kind}, whose class has a __torch_function__"
+        fix = "the tensors that it holds as arguments, or __torch_dispatch__"
+        source = sources.line_of(node.meta.get("stack_trace"))
+        raise CaptureError.of(name, got, fix=fix, source=source)
 
 
 def _is_refused(x: Any) -> bool:
