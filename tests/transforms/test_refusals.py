@@ -149,6 +149,7 @@ ELSEWHERE = {
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
     "_retrace.explain_retrace": "called outside of a trace",
+    "_outside._refuse_held_dtensors": "called where a call is staged",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
