@@ -45,7 +45,7 @@ from tests.support.source import (
 LAYERS: dict[str, int] = {
     "errors": 0, "state": 0,
     "_compat": 1,
-    "_tree": 2,
+    "_tree": 2, "tree_pairs": 2,
     "types": 3,
     "argnums": 3, "simulated": 3,
     "collectives": 3,

@@ -13,7 +13,7 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfn import _tree
+from shardfn import _tree, tree_pairs
 
 
 class Point(NamedTuple):
@@ -32,7 +32,7 @@ optree.register_pytree_node(
     lambda box: ((box.inside,), box.label, ("inside",)),
     lambda label, children: Box(children[0], label),
     path_entry_type=optree.GetAttrEntry,
-    namespace=_tree.nodes.NAMESPACE,
+    namespace=_tree.NAMESPACE,
 )
 
 LEAVES = st.none() | st.integers(0, 9) | st.sampled_from(("a", 1.5))
@@ -162,10 +162,10 @@ def test_one_leaf_is_a_prefix_of_any_tree_and_a_tree_is_a_prefix_of_itself(
     tree: Any,
 ) -> None:
     n = len(_tree.leaves(tree))
-    assert _tree.broadcast_prefix("s", tree, is_spec) == ["s"] * n
-    assert _tree.broadcast_prefix(None, tree, is_spec) == [None] * n
+    assert tree_pairs.broadcast_prefix("s", tree, is_spec) == ["s"] * n
+    assert tree_pairs.broadcast_prefix(None, tree, is_spec) == [None] * n
     numbered = _tree.unflatten(_tree.flatten(tree)[1], [str(i) for i in range(n)])
-    assert _tree.broadcast_prefix(numbered, tree, is_spec) == [
+    assert tree_pairs.broadcast_prefix(numbered, tree, is_spec) == [
         str(i) for i in range(n)
     ]
 
@@ -173,7 +173,7 @@ def test_one_leaf_is_a_prefix_of_any_tree_and_a_tree_is_a_prefix_of_itself(
 def test_a_prefix_ends_where_it_likes() -> None:
     tree = {"layers": [{"w": 1, "b": 2}, {"w": 3, "b": 4}], "head": Point(5, 6)}
     prefix = {"layers": ["first", {"w": "w", "b": None}], "head": "head"}
-    assert _tree.broadcast_prefix(prefix, tree, is_spec) == [
+    assert tree_pairs.broadcast_prefix(prefix, tree, is_spec) == [
         "first",
         "first",
         "w",
@@ -241,7 +241,7 @@ MISMATCHES = {
 def test_a_prefix_that_does_not_match_says_where_all_at_once(case: str) -> None:
     prefix, tree, wanted = MISMATCHES[case]
     with pytest.raises(ValueError) as error:
-        _tree.broadcast_prefix(prefix, tree, is_spec)
+        tree_pairs.broadcast_prefix(prefix, tree, is_spec)
     assert list(error.value.args) == wanted
 
 
@@ -261,7 +261,7 @@ def reordered(tree: Any) -> Any:
 def test_two_trees_are_paired_by_key_whatever_the_order_of_insertion(
     tree: Any,
 ) -> None:
-    leaves, wrong = _tree.pair(reordered(tree), tree, ("a", "b"))
+    leaves, wrong = tree_pairs.pair(reordered(tree), tree, ("a", "b"))
     assert not wrong and leaves == _tree.quick_leaves((tree,))
 
 
@@ -270,7 +270,9 @@ def test_two_trees_are_paired_by_key_whatever_the_order_of_insertion(
 def test_pairing_other_trees_lists_a_mismatch_and_no_leaf_is_lost(
     tree: Any, like: Any
 ) -> None:
-    leaves, wrong = _tree.pair(tree, like, ("the tangents", "the primals"), "x")
+    leaves, wrong = tree_pairs.pair(
+        tree, like, ("the tangents", "the primals"), "x"
+    )
     assert len(leaves) == len(_tree.quick_leaves((like,)))
     same = _tree.flatten(tree)[1] == _tree.flatten(reordered(like))[1]
     assert (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import _compat, _tree
+from .. import _compat, _tree, tree_pairs
 from ..errors import TreeError
 
 NUMBERS = (bool, int, float, complex)
@@ -56,7 +56,7 @@ def paired(
     Raises:
         TreeError: another structure, shape or dtype. Lists every mismatch.
     """
-    leaves, wrong = _tree.pair(tree, like, names, paths[0], is_zero)
+    leaves, wrong = tree_pairs.pair(tree, like, names, paths[0], is_zero)
     wanted = _tree.quick_leaves((like,))
     rows = (
         tuple(_tree.quick_paths(like, paths[0])),

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 
-from .. import _compat, _tree
+from .. import _compat, _tree, tree_pairs
 from ..argnums import is_number
 from ..capture.shard_map import axis_names
 from ..errors import TreeError
@@ -202,7 +202,7 @@ def spread(
         if isinstance(prefix, list) and isinstance(tree, tuple)
         else prefix
     )
-    axes, wrong = _tree.pair(
+    axes, wrong = tree_pairs.pair(
         prefix, tree, ("the axes", "the leaves"), path, is_axis
     )
     strangers = [

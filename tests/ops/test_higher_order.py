@@ -4,8 +4,7 @@ whole with a price.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,13 +60,9 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="flex_attention called without torch.compile"
-        )
-        yield
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile"
+)
 
 
 @pytest.mark.parametrize("fn", [branch, nested, summed, folded, repeated, attended])

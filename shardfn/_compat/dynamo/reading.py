@@ -15,17 +15,10 @@ from typing import Any
 import torch
 
 from ...errors import ShardError, call_site, is_ours
-from ..tracing import (
-    in_dual_level,
-    inside_transform,
-    is_fake,
-    read_by_dynamo,
-)
+from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
-from .tensor_classes import (
-    holds_tensors,
-)
+from .tensor_classes import holds_tensors
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "reading", default=False

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ... import _compat, _tree, argnums
+from ... import _compat, _tree, argnums, tree_pairs
 from ...capture.closure.closed_over import lost_tangent
 from ...capture.dtensors.checks import needs_ranks
 from ...capture.refusals.leaks import LeakedTensor, leaked
@@ -99,7 +99,9 @@ def refuse_classes(
     rows = enumerate(zip(roots, every, strict=True))
     given = [(root, x) for i, (root, x) in rows if i not in static]
     wrong = [
-        (path, kind) for root, x in given for path, kind in _tree.classes(x, root)
+        (path, kind)
+        for root, x in given
+        for path, kind in tree_pairs.classes(x, root)
     ]
     if wrong:
         source, fix = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ... import _tree
+from ... import _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of
 from ...placements import check_pending, check_whole, describe, is_spec, marks_of
@@ -90,7 +90,7 @@ def _specs(
     if isinstance(prefix, list) and not is_spec(prefix):
         prefix = tuple(prefix)
     try:
-        specs = _tree.broadcast_prefix(prefix, args, is_spec)
+        specs = tree_pairs.broadcast_prefix(prefix, args, is_spec)
     except ValueError as error:
         lines = [
             "in_placements does not match the arguments",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ... import _tree
+from ... import _tree, tree_pairs
 from ... import schedule as passes
 from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates
@@ -67,7 +67,7 @@ def out_marks(
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)
     try:
-        specs = _tree.broadcast_prefix(request.out_placements, result, is_spec)
+        specs = tree_pairs.broadcast_prefix(request.out_placements, result, is_spec)
         pairs = [
             spec
             for spec, leaf in zip(specs, program.out_leaves, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ... import _compat, _tree
+from ... import _compat, _tree, tree_pairs
 from ...capture.control_flow import bodies, endings
 from ...capture.shard_map import axis_names
 from .._paired import kind, kinds, scalar
@@ -110,7 +110,7 @@ def _branch_region(
 
 def _branch(name: str, out: Any, like: Any) -> list[Any]:
     """The leaves of false_fn's result, in the order of true_fn's."""
-    leaves, wrong = _tree.pair(
+    leaves, wrong = tree_pairs.pair(
         out, like, ("the results of false_fn", "the results of true_fn"), "result"
     )
     check_branch_trees(name, tuple(wrong))

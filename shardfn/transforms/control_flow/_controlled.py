@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _tree
+from ... import _tree, tree_pairs
 from ...runtime import Request
 from .._paired import kinds, scalar
 from .._transformed import Transformed
@@ -50,7 +50,7 @@ def carried(name: str, after: Any, init: Any) -> list[torch.Tensor]:
     """The tensors of a carry, in the order of the first carry. A number takes the dtype of that
     carry's leaf.
     """
-    leaves, wrong = _tree.pair(
+    leaves, wrong = tree_pairs.pair(
         after, init, ("the carries that leave", "the carries that enter"), "carry"
     )
     entered = _tree.quick_leaves((init,))

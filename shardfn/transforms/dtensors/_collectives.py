@@ -217,6 +217,13 @@ def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
+def flattened(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    """mesh._flatten, which makes a mesh and its groups."""
+    fix = "make the mesh outside of the function, and close over it"
+    checks.refuse_option("mesh._flatten", "it makes a mesh", fix)
+
+
+@_compat.read_by_dynamo
 def coordinate(mesh: Any) -> list[torch.Tensor]:
     """DeviceMesh.get_coordinate, as tensors."""
     axes = groups.axes_of_mesh("get_coordinate", mesh, None)
@@ -248,15 +255,6 @@ table.FUNCTIONS.update(
     {_compat.FUNCTIONAL[name]: fn for name, fn in FUNCTIONAL.items()}
 )
 table.OF_GROUPS["rank"] = rank
-
-
-@_compat.read_by_dynamo
-def flattened(mesh: Any, *args: Any, **kwargs: Any) -> None:
-    """mesh._flatten, which makes a mesh and its groups."""
-    fix = "make the mesh outside of the function, and close over it"
-    checks.refuse_option("mesh._flatten", "it makes a mesh", fix)
-
-
 table.OF_MESHES.update(
     {
         "get_local_rank": local_rank,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ... import _compat, _tree
+from ... import _compat, _tree, tree_pairs
 from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError
 from ...ops import placement
@@ -46,7 +46,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     """A tree, with each tensor constrained by a prefix tree of placements. `what` is for
     errors.
     """
-    specs, wrong = _tree.pair(
+    specs, wrong = tree_pairs.pair(
         placements, x, ("placements", "the values"), "", is_constraint
     )
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ... import _compat, _tree
+from ... import _compat, _tree, tree_pairs
 from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
@@ -68,7 +68,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         "distribute", leaves, [path or "the tensor" for path in _tree.paths(tree)]
     )
     try:
-        specs = _tree.broadcast_prefix(placements, tree, is_spec)
+        specs = tree_pairs.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
         raise TreeError.of(
             "distribute", "placements does not match the tree", *error.args

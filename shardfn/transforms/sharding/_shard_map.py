@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch.distributed.tensor import Placement
 
-from ... import _compat, _tree
+from ... import _compat, _tree, tree_pairs
 from ...capture.shard_map import axis_names as named
 from ...capture.shard_map.placements import cuts
 from ...errors import PlacementError, TreeError
@@ -178,7 +178,7 @@ def _texts(
     else:
         names = ("placements", "the values")
         for s, x, root in zip(specs, tree, roots, strict=True):
-            leaves, more = _tree.pair(s, x, names, root, _is_leaf)
+            leaves, more = tree_pairs.pair(s, x, names, root, _is_leaf)
             found += [
                 _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
             ]

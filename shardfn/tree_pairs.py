@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from .. import _compat
-from . import nodes
-from .nodes import holders, map_held
-from .quick import children, is_plain, quick_leaves
+from . import _compat, _tree
+from ._tree import children, is_plain, quick_leaves
 
 
 @_compat.of_trees
@@ -70,8 +68,8 @@ def broadcast_prefix(
     Raises:
         ValueError: the prefix does not match; its args are the mismatches, one line each.
     """
-    if holders(tree):  # which `pair` takes for leaves
-        tree = map_held(lambda _: None, tree)
+    if _tree.holders(tree):  # which `pair` takes for leaves
+        tree = _tree.map_held(lambda _: None, tree)
     found, wrong = pair(
         prefix, tree, ("placements", "the arguments"), is_leaf=is_leaf
     )
@@ -84,7 +82,7 @@ def is_node(x: Any) -> bool:
     """Whether x is a container, and not a leaf."""
     if isinstance(x, torch.Tensor):
         return False
-    return is_plain(x) or not nodes.is_leaf(x)
+    return is_plain(x) or not _tree.is_leaf(x)
 
 
 def classes(tree: Any, path: str) -> list[tuple[str, str]]:
