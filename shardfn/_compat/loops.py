@@ -42,14 +42,20 @@ def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
 
 
 def flex_checks() -> dict[Any, Callable[..., Any]]:
-    """The substitute for a check of flex attention, once that is imported: its kernel has no
-    derivative on CPU, which the formula has.
+    """The substitutes for two functions of flex attention, once that is imported: a check, since
+    its kernel has no derivative on CPU, which the formula has, and a warning of old options.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
-    check = getattr(module, "_validate_device", None)
-    return {} if check is None else {check: _any_device}
+    rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
+    found = [(getattr(module, name, None), ours) for name, ours in rows]
+    return {torchs: ours for torchs, ours in found if torchs is not None}
 
 
 @read_by_dynamo
 def _any_device(query: Any, key: Any, value: Any) -> None:
     """A check that all devices pass."""
+
+
+@read_by_dynamo
+def _unsaid(*args: Any, **kw: Any) -> None:
+    """A warning that is given once: its record of that is no part of a pure function."""

@@ -115,6 +115,7 @@ class Transformed:
     ) -> Any:
         """A stage of this function, or of it as the code of one rank, whose result is unwrapped."""
         mesh = self.mesh_of_ranks()
+        tried = [None, mesh]
         while True:
             try:
                 if mesh is None:
@@ -123,9 +124,10 @@ class Transformed:
                 given = entering(request, mesh, args, kwargs)
                 return unwrap(stage(request, *given))
             except NeedsRanks as error:
-                if not self.may_be_of_ranks or error.mesh in (None, mesh):
+                if not self.may_be_of_ranks or error.mesh in tried:
                     raise
                 mesh = error.mesh
+                tried.append(mesh)
                 if error.is_for_good:
                     self.__dict__["_ranks"] = current_world(), mesh
 

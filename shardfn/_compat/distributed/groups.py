@@ -71,6 +71,11 @@ def root_mesh(mesh: Any) -> Any:
     )
 
 
+def flattened_meshes(mesh: Any) -> dict[str, Any]:
+    """The meshes of one axis that `_flatten` has made of a root mesh, by name."""
+    return getattr(root_mesh(mesh), "_flatten_mapping", {})
+
+
 def entered_meshes() -> list[Any]:
     """The meshes that this thread has entered by torch's `with mesh:`, the innermost last."""
     return torch.distributed.device_mesh._mesh_resources.mesh_stack

@@ -21,6 +21,7 @@ from ...mesh import (
 )
 from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
+from .flattened import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
@@ -29,6 +30,8 @@ CONSTRAINTS = (  # in `shard`
     "torch.distributed.tensor.ones",
     "torch.distributed.tensor.empty",
     "torch.distributed.tensor.full",
+    "torch.distributed.tensor.rand",
+    "torch.distributed.tensor.randn",
 )
 REDUCED = ("sum", "avg", "max", "min")
 
@@ -89,6 +92,8 @@ def _axes(
         refuse_elsewhere(what, mesh)
         _refuse_stranger(what, mesh)
         names = axes_of(mesh).names
+        if here.manual or among_global_tensors():
+            refuse_flattened(what, mesh, here.mesh)
     free = [name for name in names if name not in here.manual]
     if free and not (what in CONSTRAINTS and among_global_tensors()):
         raise needs_ranks(what, mesh)
@@ -123,7 +128,7 @@ def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
         "sf.constrain(x, placements)"
     )
     error = NeedsRanks.of(what, got, fix=fix)
-    error.mesh = _compat.root_mesh(mesh) if mesh is not None else None
+    error.mesh = home_of(mesh) if mesh is not None else None
     return error
 
 

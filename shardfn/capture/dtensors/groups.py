@@ -25,6 +25,7 @@ from ...mesh import (
 )
 from ..shard_map.axis_names import current_scope
 from .checks import needs_ranks
+from .flattened import spread, stands_for
 
 KINDS = {
     "sum": dist.ReduceOp.SUM,
@@ -56,12 +57,12 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
     if isinstance(group, DeviceMesh):
         return axes_of_mesh(what, group, None)
     mesh = _mesh(what, group)
-    found = [axes for axes in _groups(mesh) if _fits(mesh, axes, group)]
-    if not found:
+    found = _axes_with(mesh, group)
+    if found is None:
         got = f"its group is {_said(group)}, that of no axis of {axes_of(mesh)}"
         fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
         raise CaptureError.of(what, got, needed="a mesh axis", fix=fix)
-    return _manual(what, found[0], mesh)
+    return _manual(what, found, mesh)
 
 
 @_compat.constant_in_graph
@@ -79,7 +80,10 @@ def axes_of_mesh(what: str, mesh: Any, dim: Any) -> tuple[str, ...]:
 
 
 def _manual(what: str, names: tuple[str, ...], mesh: Any) -> tuple[str, ...]:
-    if any(name not in current_scope().manual for name in names):
+    here = current_scope()
+    if here.manual:
+        names = spread(names, here.mesh)
+    if any(name not in here.manual for name in names):
         raise needs_ranks(what, mesh)
     return names
 
@@ -92,9 +96,7 @@ def _mesh(what: str, group: Any) -> Any:
         return here.mesh
     wanted = here.mesh if is_auto else current_mesh()
     if not _is_every(group):
-        fitting = [
-            m for m in meshes_here() if any(_fits(m, a, group) for a in _groups(m))
-        ]
+        fitting = [m for m in meshes_here() if _axes_with(m, group) is not None]
         wanted = wanted if wanted in fitting else _only(what, group, fitting)
     if here.manual and wanted is here.mesh:
         return wanted
@@ -118,6 +120,12 @@ def _only(what: str, group: Any, fitting: list[Any]) -> Any:
 
 def _is_every(group: Any) -> bool:
     return group is None or group is dist.group.WORLD
+
+
+def _axes_with(mesh: Any, group: Any) -> tuple[str, ...] | None:
+    """The axes of a mesh over which a group communicates, if it has such."""
+    fitting = (axes for axes in _groups(mesh) if _fits(mesh, axes, group))
+    return next(fitting, None) or stands_for(group, mesh)
 
 
 def _groups(mesh: Any) -> list[tuple[str, ...]]:

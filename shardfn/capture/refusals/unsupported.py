@@ -16,6 +16,10 @@ MESH = (
     "it makes a mesh",
     "make the mesh outside of the function, and close over it",
 )
+RETURNED = (
+    "it returns a process group, or passes one where a tensor belongs",
+    "return the mesh: mesh.get_group(axis) is its group",
+)
 WAITS = (
     "it waits for all ranks",
     "leave it out: ranks keep in step by their collectives; or call it outside",
@@ -99,6 +103,7 @@ MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
 SIGNS = {
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
+    "Expected opaque value type, got <class 'torch.distributed.distributed_c10d.ProcessGroup'>": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
 }
 

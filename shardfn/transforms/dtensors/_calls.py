@@ -230,6 +230,18 @@ def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
     return _made(make, "full", (size,), options)
 
 
+@_compat.read_by_dynamo
+def rand(*size: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.rand: the numbers that one device would draw here."""
+    return _made(torch.rand, "rand", size, options)
+
+
+@_compat.read_by_dynamo
+def randn(*size: Any, **options: Any) -> torch.Tensor:
+    """torch.distributed.tensor.randn: the numbers that one device would draw here."""
+    return _made(torch.randn, "randn", size, options)
+
+
 table.METHODS.update(
     {
         "redistribute": redistribute,
@@ -248,5 +260,7 @@ table.FUNCTIONS.update(
         torch.distributed.tensor.ones: ones,
         torch.distributed.tensor.empty: empty,
         torch.distributed.tensor.full: full,
+        torch.distributed.tensor.rand: rand,
+        torch.distributed.tensor.randn: randn,
     }
 )

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import checks, groups, table
+from ...capture.dtensors import groups, table
+from ...capture.dtensors.flattened import flatten
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, psum_scatter
 
@@ -217,13 +218,6 @@ def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
 
 
 @_compat.read_by_dynamo
-def flattened(mesh: Any, *args: Any, **kwargs: Any) -> None:
-    """mesh._flatten, which makes a mesh and its groups."""
-    fix = "make the mesh outside of the function, and close over it"
-    checks.refuse_option("mesh._flatten", "it makes a mesh", fix)
-
-
-@_compat.read_by_dynamo
 def coordinate(mesh: Any) -> list[torch.Tensor]:
     """DeviceMesh.get_coordinate, as tensors."""
     axes = groups.axes_of_mesh("get_coordinate", mesh, None)
@@ -260,6 +254,6 @@ table.OF_MESHES.update(
         "get_local_rank": local_rank,
         "get_rank": local_rank,
         "get_coordinate": coordinate,
-        "_flatten": flattened,
+        "_create_flatten_mesh": flatten,
     }
 )

@@ -1,0 +1,86 @@
+"""Flattened meshes inside the code of one rank: one axis that stands for several of the root mesh.
+
+Dynamo runs these functions on constants, so errors reach the user unchanged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ... import _compat
+from ...errors import CaptureError, PlacementError
+from ...mesh import axes_of, ranks_of, real_mesh
+
+
+@_compat.constant_in_graph
+def flatten(mesh: Any, *args: Any) -> None:
+    """What mesh._flatten calls to make the mesh, once for each name, on all ranks. Torch reads
+    the mesh by its name afterwards.
+
+    Raises:
+        CaptureError: torch refuses it.
+    """
+    try:
+        with _compat.values():
+            real_mesh(mesh)._create_flatten_mesh(*args)
+    except (RuntimeError, ValueError, TypeError) as error:
+        got = f"torch refuses it: {str(error.args[0]).strip()}"
+        fix = "a name of its own: mesh._flatten('name')"
+        raise CaptureError.of("mesh._flatten", got, fix=fix) from error
+
+
+def home_of(mesh: Any) -> Any:
+    """The mesh whose code a function is that names a mesh: the root of a slice; a mesh of
+    flattened axes itself.
+    """
+    root = _compat.root_mesh(mesh)
+    is_slice = set(axes_of(mesh).names) <= set(axes_of(root).names)
+    return root if is_slice else mesh
+
+
+def refuse_flattened(what: str, mesh: Any, around: Any) -> None:
+    """Refuse DTensors on flattened axes where values are on the axes that these stand for.
+
+    Raises:
+        PlacementError: says how to write the placements.
+    """
+    if home_of(mesh) is not around is _compat.root_mesh(around):
+        axes = spread(axes_of(mesh).names, around)
+        got = f"its mesh is {axes_of(mesh)}, flattened, and the code is that of {axes_of(around)}"
+        fix = (
+            f"a placement for each of {', '.join(axes)}, on the mesh of these axes"
+        )
+        raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
+
+
+def spread(names: tuple[str, ...], around: Any) -> tuple[str, ...]:
+    """Axis names with the axes of a mesh in place of the flattened axes that stand for them."""
+    own, known = axes_of(around).names, _compat.flattened_meshes(around)
+    groups = [
+        _axes(known[name], around) if name in known and name not in own else (name,)
+        for name in names
+    ]
+    return tuple(itertools.chain.from_iterable(groups))
+
+
+def stands_for(group: Any, around: Any) -> tuple[str, ...] | None:
+    """The axes of a mesh over which the group of a flattened one communicates, by the group or
+    its name.
+    """
+    group = getattr(group, "group_name", group)
+    for mesh in _compat.flattened_meshes(around).values():
+        if mesh.get_group().group_name == group:
+            return _axes(mesh, around)
+    return None
+
+
+def _axes(flat: Any, around: Any) -> tuple[str, ...]:
+    """The axes of a mesh that have the ranks of a flattened one, in its order."""
+    names, ranks = axes_of(around).names, ranks_of(flat)
+    for count in range(1, len(names) + 1):
+        for some in itertools.combinations(names, count):
+            part = around if some == names else around[some]
+            if ranks_of(part) == ranks:
+                return some
+    return axes_of(flat).names
