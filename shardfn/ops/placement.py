@@ -79,6 +79,31 @@ class _Redistribute(torch.autograd.Function):
         return _Redistribute.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
 
 
+class _Placed(torch.autograd.Function):
+    """A DTensor that is redistributed: its gradient goes back to where it was."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, placements: str) -> torch.Tensor:
+        return prim_redistribute(x, placements)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.placements = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
+        return _Align.apply(cotangent, ctx.saved_tensors[0], ""), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
+        return _Placed.apply(tangent, ctx.placements)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor, placements: str) -> Any:
+        return _Placed.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
+
+
 class _Align(torch.autograd.Function):
     """Derivatives of a gradient take its placements. Only the gradient itself is sent in a
     bucket.
@@ -167,7 +192,7 @@ def placed(x: torch.Tensor, text: str) -> torch.Tensor:
     axes = [
         [axis for axis, said in rows if said == f"S{dim}"] for dim in range(x.dim())
     ]
-    return redistribute(x, print_spec(axes))
+    return _Placed.apply(x, print_spec(axes))
 
 
 def returned(x: torch.Tensor) -> torch.Tensor:

@@ -119,10 +119,11 @@ that all have; or x.to_local() of the DTensor""",
   needed: one pure graph of tensor ops
   try: redistribute_inputs=True of local_map, or x.redistribute before it""",
     ),
-    "a mesh made of another": (
-        lambda x, mesh: x * mesh["dp"]._flatten("all").size(),
-        """mesh._flatten: it makes a mesh
-  try: make the mesh outside of the function, and close over it""",
+    "a process group as a result": (
+        lambda x, mesh: (from_local(x, mesh).to_local(), mesh.get_group()),
+        """jit(<lambda>): it returns a process group, or passes one where a tensor belongs
+  needed: one pure graph of tensor ops
+  try: return the mesh: mesh.get_group(axis) is its group""",
     ),
     "shards of two sizes": (
         lambda x, mesh: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),

@@ -482,6 +482,22 @@ def test_dropout_of_a_dtensor_is_that_of_one_device(mesh: Any) -> None:
     same(got, wanted, wanted)
 
 
+def test_s2_2_random_dtensors_are_those_of_one_device(mesh: Any) -> None:
+    made = torch.distributed.tensor.rand, torch.distributed.tensor.randn
+    fn = lambda x: [
+        make(5, 4, device_mesh=mesh, placements=place).full_tensor() + x
+        for make, place in zip(made, (S, R), strict=True)
+    ]
+    zero = torch.zeros(5, 4)
+    sf.random.state.seed(1)
+    found = sf.jit(fn, backend="aten")(SimulatedTensor([zero, zero]))
+    sf.random.state.seed(1)
+    with sf.random.plain():
+        wanted = torch.rand(5, 4), torch.randn(5, 4)
+    for got, x in zip(found, wanted, strict=True):
+        same(got, x, x)
+
+
 def test_a_plain_function_of_each_ranks_own_tensor(mesh: Any) -> None:
     d = distribute_tensor(X, mesh, S)
     for fn in (

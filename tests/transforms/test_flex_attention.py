@@ -72,6 +72,17 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+def of_scale(q: Any, k: Any, v: Any, slope: Any) -> Any:
+    y, scale = flex_attention(q, k, v, return_lse=True)
+    return y * scale[..., None]
+
+
+def written_scale(q: Any, k: Any, v: Any, slope: Any) -> Any:
+    scale = (q @ k.mT / q.shape[-1] ** 0.5).logsumexp(-1)
+    return written(q, k, v) * scale[..., None]
+
+
+PAIRS["the logarithm of the sums"] = of_scale, written_scale
 pytestmark = pytest.mark.filterwarnings(
     "ignore:flex_attention called without torch.compile"
 )

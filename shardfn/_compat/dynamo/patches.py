@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import loops
 from ..patching import NEVER, Patch, methods
-from . import dtensor_calls, generators, reading, refused, tree_functions
+from . import dtensor_calls, generators, reading, refused, restored, tree_functions
 
 VARIABLES = "torch._dynamo.variables:"
 BUILDER = "torch._dynamo.variables.builder:"
@@ -47,6 +47,12 @@ READING = (  # a captured function, by Dynamo
         "it answers with a shape from before squeeze_, t_ and their kin",
         "later than 2.13",
         new=reading.fresh,
+    ),
+    Patch(
+        methods("torch._dynamo.side_effects:SideEffects", "is_modified"),
+        "a dict that has its own items again counts as changed, as of functional_call",
+        NEVER,
+        new=restored.is_changed,
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),

@@ -103,7 +103,7 @@ MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
 SIGNS = {
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
-    "Expected opaque value type, got <class 'torch.distributed.distributed_c10d.ProcessGroup'>": RETURNED,
+    "opaque value type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
 }
 
