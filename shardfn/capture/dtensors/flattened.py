@@ -15,7 +15,7 @@ from ...mesh import axes_of, ranks_of, real_mesh
 
 @_compat.constant_in_graph
 def flatten(mesh: Any, *args: Any) -> None:
-    """What mesh._flatten calls to make the mesh, once for each name, on all ranks. Torch reads
+    """The step of mesh._flatten that makes the mesh, once for each name, on all ranks. Torch reads
     the mesh by its name afterwards.
 
     Raises:
