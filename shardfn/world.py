@@ -154,9 +154,13 @@ class fake_world(contextlib.ContextDecorator):
             with contextlib.ExitStack() as torchs:
                 if self.world.kind == "simulated":
                     torchs.enter_context(constructors_simulated())
-                dist.init_process_group(
-                    "fake", store=_compat.fake_store(), rank=rank, world_size=size
-                )
+                with _compat.patched("new world"):
+                    dist.init_process_group(
+                        "fake",
+                        store=_compat.fake_store(),
+                        rank=rank,
+                        world_size=size,
+                    )
                 _entered.torchs = torchs.pop_all()
             _entered.hook, _entered.thread = hook, threading.current_thread().name
             _entered.by = self

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
-from .distributed import checkpoints, every_rank
+from .distributed import checkpoints, every_rank, groups
 from .dynamo import reading, refused
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
@@ -170,6 +170,14 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             NEVER,
             enter=dispatch.init_replaced,
             takes="truncated_normal",
+        ),
+    ),
+    "new world": (
+        Patch(
+            ("torch._dynamo.trace_rules.clear_lru_cache",),
+            "every process group has Dynamo make its rules anew, in case they are incomplete",
+            NEVER,
+            enter=groups.rules_kept,
         ),
     ),
     "simulated world": (  # all ranks in one process
