@@ -12,6 +12,7 @@ Dynamo reads this.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,8 +62,8 @@ def tree_map(
 
     Args:
         fn: takes one leaf of each tree.
-        tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), registered classes. A
-            tensor is a leaf, also one that holds others.
+        tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), and classes that
+            torch's pytree knows. A tensor is a leaf, also one that holds others.
         rest: further trees of the same structure.
         is_leaf: whether a part of the tree counts as a leaf.
 
@@ -78,6 +79,8 @@ def tree_map(
         >>> tree_map(lambda p, g: p - g, {"w": 3}, {"w": 1})
         {'w': 2}
     """
+    if not _compat.is_tracing():
+        learn_registered((tree, rest))
     leaf = is_tensor if is_leaf is None else lambda x: is_tensor(x) or is_leaf(x)
     return optree.tree_map(
         fn, tree, *rest, is_leaf=leaf, none_is_leaf=True, namespace=NAMESPACE
@@ -147,6 +150,22 @@ def learn(tree: Any) -> bool:
     if new:
         learn(tree)  # those inside of them
     return bool(new)
+
+
+def learn_registered(tree: Any) -> None:
+    """Make containers of the classes in a tree that torch's pytree knows."""
+    kinds = {type(x) for x in leaves(tree)}
+    found = {kind: _compat.registered(kind) for kind in kinds}
+    new = {kind: how for kind, how in found.items() if how is not None}
+    for kind, how in new.items():
+        is_named = dataclasses.is_dataclass(kind)
+        entry = optree.GetAttrEntry if is_named else optree.MappingEntry
+        with contextlib.suppress(ValueError):  # another thread was first
+            optree.register_pytree_node(
+                kind, *how, path_entry_type=entry, namespace=NAMESPACE
+            )
+    if new:
+        learn_registered(tree)  # those inside of them
 
 
 def _opened(x: Any) -> tuple[list[torch.Tensor], _compat.Shell, tuple[str, ...]]:

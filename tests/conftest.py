@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and collected tests live to the end: no need to search them
+    gc.set_threshold(50_000, 20, 20)  # graphs are large, and most live for one test
 
 
 def _skip_inductor() -> None:

@@ -61,7 +61,7 @@ from .dynamo.tensor_classes import (
     is_foreign,
     reads_calls,
 )
-from .dynamo.tree_functions import of_trees
+from .dynamo.tree_functions import of_trees, registered
 from .inductor import (
     Integer,
     generated_code,
@@ -228,6 +228,7 @@ __all__ = [
     "recurrent",
     "register_group",
     "flattened_meshes",
+    "registered",
     "root_mesh",
     "runs_on_all_ranks",
     "schema",

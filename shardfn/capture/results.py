@@ -29,6 +29,7 @@ class Result(NamedTuple):
     @classmethod
     def of(cls, out: Any) -> Result:
         """The tree of these results."""
+        _tree.learn_registered(out)
         leaves, treedef = _tree.flatten(out)
         return cls(list(map(_mark_tensor, leaves)), treedef, _tree.paths(out))
 

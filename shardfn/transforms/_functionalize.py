@@ -74,7 +74,7 @@ class Functional(Transformed):
             return self.pure.run(params, buffers, args, kwargs)
         call = self.pure.number()
         tensors = self.pure.flat(call, params, buffers, args, kwargs)
-        return _filled(self.pure.tree(call), tensors, self.pure)
+        return _filled(self.pure.tree(call), tensors, self.pure.returned)
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, self)
@@ -89,21 +89,39 @@ class Functional(Transformed):
 
 
 @_compat.read_by_dynamo
-def _filled(shape: Any, tensors: Any, pure: PureModule) -> Any:
-    """The tree that `PureModule` recorded, with these tensors."""
+def _filled(shape: Any, tensors: Any, returned: Any) -> Any:
+    """The result of a module, from its tree of literals and its tensors."""
     kind, what, children = shape
     if kind == "tensor":
         return tensors[what]
     if kind == "constant":
         return what
-    filled = [_filled(child, tensors, pure) for child in children]
+    if kind == "class":
+        return getattr(returned, what)
+    filled = [_filled(child, tensors, returned) for child in children]
     if kind == "list":
         return filled
+    if kind == "tuple":
+        return tuple(filled)
     if kind == "dict":
         return dict(zip(what, filled, strict=True))
     if kind == "OrderedDict":
         return OrderedDict(zip(what, filled, strict=True))
-    return getattr(pure, what)(*filled) if kind == "named" else tuple(filled)
+    name, names = what
+    return _object(kind, getattr(returned, name), names, filled)
+
+
+@_compat.read_by_dynamo
+def _object(kind: str, cls: Any, names: Any, values: list[Any]) -> Any:
+    """An object of a class that is not Python's own."""
+    if kind == "named":
+        return cls(*values)
+    if kind == "keywords":
+        return cls(**dict(zip(names, values, strict=True)))
+    made = object.__new__(cls)
+    for name, x in zip(names, values, strict=True):
+        setattr(made, name, x)
+    return made
 
 
 @_compat.constant_in_graph

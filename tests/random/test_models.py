@@ -31,7 +31,6 @@ def gpt2() -> torch.nn.Module:
         n_head=4,
         vocab_size=VOCAB,
         n_positions=12,
-        use_cache=False,
         **NAMES,
     )
     return transformers.GPT2LMHeadModel(config)
@@ -68,7 +67,7 @@ def module(name: str) -> torch.nn.Module:
 
 def loss_of(out: Any, y: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy in float64; GPT-2's own loss is in float32."""
-    return torch.nn.functional.cross_entropy(out[0].flatten(0, 1), y.flatten())
+    return torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
 
 
 def on_one_device(name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -76,7 +75,7 @@ def on_one_device(name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model = module(name)
     random.state.seed(3)
     with random.plain():
-        loss = loss_of(model(TOKENS, return_dict=False), WANTED)
+        loss = loss_of(model(TOKENS), WANTED)
         loss.backward()
     assert random.state.get()["default"].tolist() == [3, 0, CALLS]
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -92,7 +91,7 @@ def sharded(
     def loss(
         params: Any, buffers: Any, x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
-        out, _ = fn(params, buffers, x, return_dict=False)
+        out, _ = fn(params, buffers, x)
         return loss_of(out, y)
 
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
@@ -133,5 +132,5 @@ def test_two_processes_train_with_the_dropout_of_one_device() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_dropout_changes_the_loss(name: str) -> None:
     with torch.no_grad():
-        without = loss_of(module(name).eval()(TOKENS, return_dict=False), WANTED)
+        without = loss_of(module(name).eval()(TOKENS), WANTED)
     assert abs(float(without - on_one_device(name)[0])) > 1e-3

@@ -58,9 +58,12 @@ def rules_kept() -> Iterator[None]:
     torch.distributed already. Torch has it made anew for each, in 40 ms.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    table = getattr(rules, "get_torch_obj_rule_map", None)
-    is_made = table is not None and table.cache_info().currsize > 0
-    if not is_made or dist.get_rank not in table():
+    table: Any = getattr(rules, "get_torch_obj_rule_map", None)
+    if (
+        table is None
+        or not table.cache_info().currsize
+        or dist.get_rank not in table()
+    ):
         yield
         return
     with mock.patch.object(rules, "clear_lru_cache", lambda: None):

@@ -160,3 +160,20 @@ READ: dict[str, Callable[[Values, Any], Any]] = {  # by the name of Dynamo's cla
     "ConstDictVariable": Values.mapping,
     "UserDefinedObjectVariable": Values.structure,
 }
+
+
+def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """How torch's pytree takes a class of containers apart into (children, what else it is, their
+    names), and makes one again. None for a class that it does not know.
+    """
+    node = _pytree.SUPPORTED_NODES.get(kind)
+    if node is None or node.flatten_with_keys_fn is None:
+        return None
+    by_name, unflatten = node.flatten_with_keys_fn, node.unflatten_fn
+
+    def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
+        rows, context = by_name(x)
+        names = [getattr(key, "key", getattr(key, "name", None)) for key, _ in rows]
+        return [child for _, child in rows], context, names
+
+    return opened, lambda context, children: unflatten(list(children), context)

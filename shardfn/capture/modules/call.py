@@ -16,15 +16,15 @@ from torch.overrides import TorchFunctionMode
 
 from ... import _compat, _tree
 from ...errors import CaptureError, ShardError, is_ours
-from ...types import CONSTANTS
 from .. import annotations as sources
-from ..refusals import data_dependent, explain, leaks, tensor_classes
+from ..refusals import data_dependent, explain, leaks
 from ..rewrites import python_calls
 from ..rewrites.custom_op_gradients import refuse_dropped_call
 from ..trace import hooked_values
 from . import copies
 from .hooks import HookedCall
 from .parameter_hooks import Hook, hooked
+from .returned import Returned
 
 # torch.func's error text for an in-place write to an unbatched buffer.
 UNBATCHED = (
@@ -47,6 +47,7 @@ class PureModule:
         self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]
     ) -> None:
         self.name, self.shadow, self.hooks = name, shadow, hooks
+        self.returned = Returned(name)
         self.known: list[
             dict[str, Any]
         ] = []  # for each call in a traced function: the result of Dynamo's run of it
@@ -80,7 +81,7 @@ class PureModule:
                     raise explain.raised(error, self.name) from error
             traced.refuse_written()
             tensors: list[torch.Tensor] = []
-            found["tree"] = self.shape(out, tensors)
+            found["tree"] = self.returned.pair(out, tensors)
             return tuple(tensors)
 
         def tree(call: int) -> Any:
@@ -171,39 +172,6 @@ class PureModule:
                 f"it changes something outside of itself: {', '.join(changes)}",
                 fix=fix,
             )
-
-    def shape(
-        self, x: Any, tensors: list[torch.Tensor]
-    ) -> tuple[str, Any, tuple[Any, ...]]:
-        """A tree as nested tuples of literals (kind, what, children), the form that Dynamo
-        accepts. Records its tensors.
-        """
-        if isinstance(x, torch.Tensor):
-            if _compat.is_foreign(x):
-                raise tensor_classes.refused(
-                    self.name, f"the module returns a {type(x).__name__}", None
-                )
-            tensors.append(x)
-            return "tensor", len(tensors) - 1, ()
-        if isinstance(x, CONSTANTS):
-            return "constant", x, ()
-        kind = "named" if hasattr(x, "_fields") else type(x).__name__
-        if kind not in ("named", "dict", "OrderedDict", "list", "tuple"):
-            fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
-            raise CaptureError.of(
-                self.name,
-                f"the module returns a {kind}",
-                needed="a tree of tensors and constants",
-                fix=fix,
-            )
-        children = tuple(
-            self.shape(child, tensors)
-            for child in (x.values() if isinstance(x, dict) else x)
-        )
-        if kind == "named":  # Dynamo reaches the class through an attribute
-            self.__dict__[f"class_{id(type(x))}"] = type(x)
-            return kind, f"class_{id(type(x))}", children
-        return kind, tuple(x) if isinstance(x, dict) else None, children
 
 
 def _held(module: torch.nn.Module, path: str) -> Any:
