@@ -52,6 +52,7 @@ from .dynamo.refused import (
     MADE,
     MADE_OF_FOLLOWED,
     MAKES_DTENSOR,
+    NO_DERIVATIVE,
     outside_only,
 )
 from .dynamo.shells import Shell, closed, opened
@@ -138,6 +139,7 @@ __all__ = [
     "FOLLOWED",
     "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
+    "NO_DERIVATIVE",
     "MODULE_OPS",
     "PATCHES",
     "READS_GENERATOR",

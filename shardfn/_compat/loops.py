@@ -58,4 +58,4 @@ def _any_device(query: Any, key: Any, value: Any) -> None:
 
 @read_by_dynamo
 def _unsaid(*args: Any, **kw: Any) -> None:
-    """A warning that is given once: its record of that is no part of a pure function."""
+    """A warning that torch gives once, and records outside of the function that it reads."""

@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .threads import replaced
+from .tracing import is_transformed
 
 # Private members of torch, each by a name of ours.
 parameters_of = operator.attrgetter("_parameters")
@@ -112,6 +113,11 @@ def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 # Ops of modules that some torch.func transform cannot handle -> equivalent code.
 MODULE_OPS = {torch._VF._weight_norm: weight_norm}
+
+
+def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """The function of one layer of an LSTM: that of torch's ops under a transform."""
+    return decompositions.one_layer_lstm if is_transformed() else choose(*args)
 
 
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:

@@ -48,6 +48,13 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         takes="custom_ops",
     ),
     Patch(
+        ("torch._decomp.decompositions:select_one_layer_lstm_function",),
+        "the LSTM of MKL-DNN has no derivative that a transform takes",
+        NEVER,
+        new=modules.layer_of_lstm,
+        optional=True,
+    ),
+    Patch(
         ("the user's hooks on saved tensors, of this thread",),
         "a capture saves none, and torch.func refuses to work under them",
         NEVER,
@@ -175,7 +182,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "new world": (
         Patch(
             ("torch._dynamo.trace_rules.clear_lru_cache",),
-            "every process group has Dynamo make its rules anew, in case they are incomplete",
+            "every process group has Dynamo make its rules again, in case some are missing",
             NEVER,
             enter=groups.rules_kept,
         ),

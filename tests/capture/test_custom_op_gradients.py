@@ -39,6 +39,16 @@ def _derivative(ctx, g):
     return ctx.k * g * power(x, c, ctx.k - 1), g * x**ctx.k, None
 
 
+@torch.library.custom_op("custom::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@torch.library.custom_op("custom::cube_gradient", mutates_args=())
+def cube_gradient(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    return 3 * g * x**2
+
+
 LIBRARY = torch.library.Library("custom", "FRAGMENT")
 LIBRARY.define("triple(Tensor x) -> Tensor")
 LIBRARY.impl("triple", lambda x: x * 3, "CPU")
@@ -49,6 +59,12 @@ power.register_autograd(_derivative, setup_context=_saved)
 split.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
 split.register_autograd(lambda ctx, g, h: 2 * g + 3 * h)
 flat.register_fake(torch.empty_like)
+cube.register_fake(torch.empty_like)
+cube.register_autograd(
+    lambda ctx, g: cube_gradient(ctx.saved_tensors[0], g),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+cube_gradient.register_fake(lambda x, g: torch.empty_like(x))
 
 X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 C = torch.tensor([5.0, 7.0, 11.0], dtype=torch.float64)
@@ -66,6 +82,24 @@ def test_the_gradient_is_the_registered_one_with_defaults_and_keywords() -> None
     found = sf.grad(fn, argnums=(0, 1))(X, C)
     assert torch.equal(found[0], 2 * C * X)
     assert torch.equal(found[1], X**2)
+
+
+def test_arguments_by_name_have_gradients() -> None:
+    fn = lambda x, c: power(k=3.0, c=c, x=x).sum() + power(x, c=c, shift=1.5).sum()
+    found = sf.grad(fn, argnums=(0, 1))(X, C)
+    torch.testing.assert_close(found, (3 * C * X**2 + 2 * C * X, X**3 + X**2))
+
+
+def test_a_gradient_that_is_an_op_without_one() -> None:
+    loss = lambda x: (cube(x) * C).sum()
+    wanted = 3 * C * X**2
+    torch.testing.assert_close(sf.grad(loss)(X), wanted)
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        found = sf.shard(sf.grad(loss), mesh, sf.P("dp"), backend="aten")(X)
+        torch.testing.assert_close(sf.full(found), wanted)
+    with pytest.raises(CaptureError, match="a custom op that has no derivative"):
+        sf.grad(lambda x: sf.grad(loss)(x).sum())(X)
 
 
 def test_the_gradient_of_a_gradient() -> None:

@@ -55,7 +55,7 @@ def own_store() -> Any:
 @contextlib.contextmanager
 def rules_kept() -> Iterator[None]:
     """A context in which a new process group leaves Dynamo its table of rules, if that knows
-    torch.distributed already. Torch has it made anew for each, in 40 ms.
+    torch.distributed already. Torch has the table made again for each group, in 40 ms.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     table: Any = getattr(rules, "get_torch_obj_rule_map", None)

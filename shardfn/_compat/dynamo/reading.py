@@ -163,6 +163,7 @@ def reading_settings() -> Iterator[None]:
         "replay_side_effects": False,
         "side_effect_replay_policy": "error",
         "automatic_dynamic_shapes": False,
+        "allow_rnn": True,
     }
     config = torch._dynamo.config
     known = {name: x for name, x in wanted.items() if hasattr(config, name)}

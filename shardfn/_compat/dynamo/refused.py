@@ -13,6 +13,8 @@ from . import generators
 from .shells import opened
 from .tensor_classes import class_name, holds_tensors, is_foreign, is_foreign_class
 
+# torch's words for a custom op whose derivative torch.func does not take
+NO_DERIVATIVE = "must override the setup_context"
 ASKS_RANK = "asks which rank it runs on"
 
 MAKES_DTENSOR = "makes a DTensor or takes one apart"

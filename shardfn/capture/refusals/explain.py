@@ -25,7 +25,7 @@ HELD = (
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (
-        "must override the setup_context",
+        _compat.NO_DERIVATIVE,
         "it differentiates a custom op that has no derivative which can be used here",
         (
             "torch.library.custom_op with register_autograd, and arguments that are tensors, "

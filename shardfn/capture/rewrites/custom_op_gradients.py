@@ -18,18 +18,19 @@ TORCHS = ("aten", "prim", "prims", "shardfn")  # and shardfn's
 
 def has_derivative(op: Any) -> bool:
     """Whether an op is a custom op with a gradient that capture supports."""
-    return any(_compat.overload_of(record) is op for record in _differentiable())
+    return any(
+        _compat.overload_of(record) is op
+        for record in _functional()
+        if _compat.backward_of(record) is not None
+    )
 
 
-def _differentiable() -> list[Any]:
-    """The user's custom ops with `register_autograd`, except ops on lists of tensors, which
-    autograd.Function does not support.
+def _functional() -> list[Any]:
+    """The user's custom ops, except ops on lists of tensors, which autograd.Function does not
+    support.
     """
     mine = [
-        r
-        for r in _compat.custom_ops()
-        if _compat.backward_of(r) is not None
-        and _compat.namespace_of(r) not in TORCHS
+        r for r in _compat.custom_ops() if _compat.namespace_of(r) not in TORCHS
     ]
     return [
         r
@@ -82,11 +83,11 @@ def refuse_dropped_call(
 
 
 def differentiated() -> Callable[..., Any] | None:
-    """A function that runs op calls so that torch.func accepts the gradients of custom ops.
+    """A function that runs op calls so that torch.func accepts custom ops, and their gradients.
     Their own kernel has no setup_context, so torch.func refuses it. None without such ops.
     """
     records: dict[Any, Any] = {}
-    for record in _differentiable():
+    for record in _functional():
         op = _compat.overload_of(record)
         records[op] = records[op.overloadpacket] = record
 
@@ -94,9 +95,25 @@ def differentiated() -> Callable[..., Any] | None:
         record = records.get(op)
         if record is None or not _compat.is_differentiating():
             return call(op, *args, **kwargs)
+        args, kwargs = _positional(_compat.overload_of(record), args, kwargs)
         return _function(record, len(args), kwargs).apply(*args)
 
     return run if records else None
+
+
+def _positional(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, by name only where the op takes them by name only: autograd
+    follows no others.
+    """
+    declared = _compat.schema(op).arguments
+    by_place = [a for a in declared[len(args) :] if not a.kwarg_only]
+    while by_place and by_place[-1].name not in kwargs:
+        by_place.pop()
+    more = tuple(kwargs.get(a.name, a.default_value) for a in by_place)
+    moved = {a.name for a in by_place}
+    return args + more, {k: x for k, x in kwargs.items() if k not in moved}
 
 
 def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
@@ -133,6 +150,8 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
+            if derivative is None:  # as of an op that is the gradient of another
+                raise RuntimeError(_compat.NO_DERIVATIVE)
             found = derivative(ctx, *cotangents)
             return (found if isinstance(found, tuple) else (found,))[:count]
 

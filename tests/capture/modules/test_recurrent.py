@@ -1,0 +1,59 @@
+"""Recurrent modules of torch in float32, whose fused kernels have no derivative that a transform
+takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardfn as sf
+from shardfn import P
+
+KINDS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+
+
+class Mean(nn.Module):
+    """The mean square of what a recurrent module returns."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = KINDS[kind](3, 5, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[0].square().mean()
+
+
+X = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
+
+
+def _wanted(kind: str) -> Any:
+    net = Mean(kind)
+    loss = net(X)
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_that_is_not_differentiated(kind: str) -> None:
+    fn, params, buffers = sf.functionalize(Mean(kind))
+    step = sf.value_and_grad(lambda p, x: fn(p, buffers, x)[0])
+    torch.testing.assert_close(step(params, X), _wanted(kind))
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        found = sf.shard(step, mesh, (P(), P("dp")), backend="aten")(params, X)
+        torch.testing.assert_close(sf.full(found), _wanted(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_a_function_closes_over(kind: str) -> None:
+    net = Mean(kind).requires_grad_(False)
+    found = sf.jit(lambda x: net(x), backend="aten")(X)
+    torch.testing.assert_close(found, net(X))
+    x = X.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(net(x), x)
+    torch.testing.assert_close(sf.grad(lambda x: net(x))(X), wanted)

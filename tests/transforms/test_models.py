@@ -1,0 +1,111 @@
+"""Models of Hugging Face as their documentation calls them: loss and gradients on a mesh are those
+of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+hub = pytest.importorskip("transformers")
+
+TOKENS = torch.randint(3, 60, (4, 8), generator=torch.Generator().manual_seed(0))
+PIXELS = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SMALL = {**SIZES, "num_key_value_heads": 2}
+
+
+def llama() -> Any:
+    return hub.LlamaForCausalLM(hub.LlamaConfig(**SMALL))
+
+
+def mixtral() -> Any:
+    config = hub.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2)
+    return hub.MixtralForCausalLM(config)
+
+
+def t5() -> Any:
+    config = hub.T5Config(
+        vocab_size=64,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return hub.T5ForConditionalGeneration(config)
+
+
+def vit() -> Any:
+    sizes = {key: n for key, n in SIZES.items() if key != "vocab_size"}
+    config = hub.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=3)
+    return hub.ViTForImageClassification(config)
+
+
+def mamba() -> Any:
+    config = hub.MambaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4
+    )
+    return hub.MambaForCausalLM(config)
+
+
+def language(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=x, labels=x).loss
+
+
+def images(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(pixel_values=x, labels=torch.tensor([0, 1, 2, 0])).loss
+
+
+# the model, how its documentation has its loss, its input
+MODELS: dict[str, tuple[Callable[[], Any], Callable[..., Any], torch.Tensor]] = {
+    "Llama": (llama, language, TOKENS),
+    "Mixtral": (mixtral, language, TOKENS),
+    "T5": (t5, language, TOKENS),
+    "ViT": (vit, images, PIXELS),
+    "Mamba": (mamba, language, TOKENS),
+}
+
+
+def _model(name: str) -> Any:
+    torch.manual_seed(0)
+    return MODELS[name][0]().train()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_as_on_one_device(name: str) -> None:
+    _, loss_of, x = MODELS[name]
+    model = _model(name)
+    wanted = loss_of(model, x)
+    wanted.backward()
+    gradients = {
+        k: p.grad for k, p in model.named_parameters() if p.grad is not None
+    }
+
+    fn, params, buffers = sf.functionalize(_model(name))
+    call = lambda p, b: lambda **given: fn(p, b, **given)[0]
+    loss = lambda p, b, x: loss_of(call(p, b), x)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        batch = P() if loss_of is images else P("dp")
+        step = sf.shard(
+            sf.value_and_grad(loss), mesh, (P("tp"), P(), batch), backend="aten"
+        )
+        found, got = sf.full(step(params, buffers, x))
+    torch.testing.assert_close(found, wanted.detach())
+    got = {key: got[key] for key in gradients}
+    torch.testing.assert_close(got, gradients, rtol=1e-4, atol=1e-5)
