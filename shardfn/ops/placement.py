@@ -79,29 +79,35 @@ class _Redistribute(torch.autograd.Function):
         return _Redistribute.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
 
 
-class _Placed(torch.autograd.Function):
-    """A DTensor that is redistributed: its gradient goes back to where it was."""
+class _Moved(torch.autograd.Function):
+    """A DTensor that is redistributed: its gradient goes back to the placements before, or stays
+    where it is if those are not known (None).
+    """
 
     @staticmethod
-    def forward(x: torch.Tensor, placements: str) -> torch.Tensor:
-        return prim_redistribute(x, placements)
+    def forward(x: torch.Tensor, after: str, before: str | None) -> torch.Tensor:
+        return prim_redistribute(x, after)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.placements = inputs[1]
+        _, ctx.after, ctx.before = inputs
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        return _Align.apply(cotangent, ctx.saved_tensors[0], ""), None
+        if ctx.before is not None:
+            cotangent = _Redistribute.apply(cotangent, ctx.before)
+        return cotangent, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, _: Any) -> Any:
-        return _Placed.apply(tangent, ctx.placements)
+    def jvp(ctx: Any, tangent: torch.Tensor, _: Any, __: Any) -> Any:
+        return _Moved.apply(tangent, ctx.after, ctx.before)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, placements: str) -> Any:
-        return _Placed.apply(x.movedim(in_dims[0], 0), "*;" + placements), 0
+    def vmap(
+        info: Any, in_dims: Any, x: torch.Tensor, after: str, before: str | None
+    ) -> Any:
+        before = None if before is None else "*;" + before
+        return _Moved.apply(x.movedim(in_dims[0], 0), "*;" + after, before), 0
 
 
 class _Align(torch.autograd.Function):
@@ -186,13 +192,31 @@ def placed(x: torch.Tensor, text: str) -> torch.Tensor:
     """A global tensor that is a DTensor, with its placements. A Partial one is not redistributed,
     so that propagation reduces it where it is cheapest.
     """
+    spec = _spec(text, x.dim())
+    return x if spec is None else redistribute(x, spec)
+
+
+def moved(x: torch.Tensor, text: str, before: str) -> torch.Tensor:
+    """A DTensor with other placements than before, each as text."""
+    spec = _spec(text, x.dim())
+    return x if spec is None else _Moved.apply(x, spec, _spec(before, x.dim()))
+
+
+PLACED = (
+    placed,
+    moved,
+)  # the calls in Dynamo's graph that make DTensors, and say how they lie
+
+
+def _spec(text: str, ndim: int) -> str | None:
+    """The placements of a DTensor as a spec. None if it is Partial, or torch decides."""
     rows = parse_placed(text)
-    if any(said.startswith("P") for _, said in rows):
-        return x
+    if any(said[0] in "P?" for _, said in rows):
+        return None
     axes = [
-        [axis for axis, said in rows if said == f"S{dim}"] for dim in range(x.dim())
+        [axis for axis, said in rows if said == f"S{dim}"] for dim in range(ndim)
     ]
-    return _Placed.apply(x, print_spec(axes))
+    return print_spec(axes)
 
 
 def returned(x: torch.Tensor) -> torch.Tensor:
@@ -218,6 +242,7 @@ def install() -> None:
     _compat.keep_in_graph(align)
     _compat.keep_in_graph(named)
     _compat.keep_in_graph(placed)
+    _compat.keep_in_graph(moved)
     _compat.keep_in_graph(shared)
     _compat.keep_in_graph(unmarked)
     _compat.keep_in_graph(returned)

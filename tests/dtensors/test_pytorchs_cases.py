@@ -116,6 +116,10 @@ def the_backward_of_a_redistribution(mesh: Any) -> None:
     assert kinds == ["all_gather", "reduce_scatter"]
     weights = sum((1 + rank) ** 2 for rank in range(mesh.size()))
     close(_mine(gradient(d)), 2 * x * weights)
+    computed = sf.jit(sf.grad(lambda d: loss(d.sin())), backend="aten")
+    kinds = [c.kind for c in computed.lower(d).collectives]
+    assert kinds == ["all_gather", "reduce_scatter"]
+    close(_mine(computed(d)), 2 * x.sin() * x.cos() * weights)
 
 
 def an_embedding_by_rows(mesh: Any) -> None:

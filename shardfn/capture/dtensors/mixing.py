@@ -22,7 +22,7 @@ from ..shard_map.varying_nodes import (
 )
 
 MARKS = (
-    placement.placed,
+    *placement.PLACED,
     placement.unmarked,
     placement.returned,
     placement.shared,
@@ -105,7 +105,7 @@ def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
     """The axes of the mesh of each DTensor, as far as ops lead from one to the other."""
     axes: dict[torch.fx.Node, set[str]] = {}
     for node in graph.nodes:
-        if node.target is placement.placed:
+        if node.target in placement.PLACED:
             axes[node] = {axis for axis, _ in parse_placed(str(node.args[1]))}
         elif node.target is placement.returned:
             axes[node] = set()

@@ -26,7 +26,7 @@ from . import checks, table
 from .mixing import refuse_mixed
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
-APART = (placement.placed, placement.unmarked)
+APART = (*placement.PLACED, placement.unmarked)
 PLACING = ("redistribute", "full_tensor")
 FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 
@@ -51,7 +51,7 @@ class DTensors:
         Raises:
             CaptureError: it does.
         """
-        self.are_any = self.are_any or node.target is placement.placed
+        self.are_any = self.are_any or node.target in placement.PLACED
         if self.are_any:
             around = outer()
             refuse_mixed(node, lambda x: self.is_dtensor(x, around))
@@ -81,7 +81,7 @@ class DTensors:
         """
         if not self.is_dtensor(node, outer):
             return None
-        if node.target is placement.placed:
+        if node.target in placement.PLACED:
             return str(node.args[1])
         if name in PLACING:  # they say themselves how the result is placed
             return print_placed((axis, "?") for axis in _axes_of(node, outer))
@@ -131,7 +131,7 @@ class DTensors:
 
     def _made(self, node: torch.fx.Node, outer: Outer) -> Any:
         name = getattr(node.target, "__name__", "")
-        if node.target is placement.placed:
+        if node.target in placement.PLACED:
             return self._from_text(node, str(node.args[1]))
         if any(x.op == "get_attr" for x in node.all_input_nodes):
             return None  # of a subgraph
@@ -202,7 +202,7 @@ def is_dtensor(
         if missing:
             stack += missing
             continue
-        known[here] = here.target is placement.placed or any(
+        known[here] = here.target in placement.PLACED or any(
             known[x] for x in sources
         )
         stack.pop()
@@ -225,7 +225,7 @@ def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
     seen, queue = set(), [node]
     while queue:
         here = queue.pop()
-        if here.target is placement.placed:
+        if here.target in placement.PLACED:
             return tuple(axis for axis, _ in parse_placed(str(here.args[1])))
         if here not in seen:
             seen.add(here)

@@ -16,14 +16,14 @@ from ..shard_map.varying_nodes import graphs_of, name_of, root_of, written_by
 
 # the result shares memory with the first argument in eager torch
 SHARING = (
-    placement.placed,
+    *placement.PLACED,
     placement.unmarked,
     placement.shared,
     shard_map.as_invariant,
     shard_map.from_local,
     shard_map.to_local,
 )
-OF_DTENSORS = (placement.placed, placement.shared)
+OF_DTENSORS = (*placement.PLACED, placement.shared)
 
 
 def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:

@@ -85,7 +85,9 @@ def redistribute(
             what, "backward_dtype", "forward_dtype, or x.to(dtype)"
         )
     x = x if forward_dtype is None else x.to(forward_dtype)
-    return _placed(x, rows, is_constraint)
+    if is_constraint:
+        return _placed(x, rows, True)
+    return placement.moved(x, checks.text_of(rows), placed or "")
 
 
 @_compat.read_by_dynamo
