@@ -165,6 +165,22 @@ def in_dual_level() -> bool:
     return forward_ad._current_level >= 0
 
 
+def carries_tangent(x: Any) -> bool:
+    """Whether forward mode follows a tensor, at any level of torch.func. A graph opens levels
+    that torch.autograd.forward_ad does not count.
+    """
+    functorch = torch._C._functorch
+    while is_wrapped(x):
+        if not functorch.is_batchedtensor(x) and _tangent(x) is not None:
+            return True
+        x = functorch.get_unwrapped(x)
+    return isinstance(x, torch.Tensor) and _tangent(x) is not None
+
+
+def _tangent(x: torch.Tensor) -> torch.Tensor | None:
+    return torch._VF._unpack_dual(x, level=0)[1]
+
+
 def has_tangent(x: torch.Tensor) -> bool:
     """Whether a tensor is a dual number of the open level."""
     return forward_ad.unpack_dual(x).tangent is not None

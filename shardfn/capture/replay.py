@@ -49,7 +49,7 @@ class Replay(torch.fx.Interpreter):
             )
         try:
             if node.op == "call_function":
-                refuse_dropped(node, self.fetch_args_kwargs_from_env(node)[0])
+                refuse_dropped(node, *self.fetch_args_kwargs_from_env(node))
             return super().run_node(node)
         except ShardError:
             self.extra_traceback = False  # the error has the full text

@@ -159,3 +159,68 @@ def test_an_op_whose_part_of_a_gradient_torch_would_leave_out_is_refused() -> No
     )
     found = sf.grad(lambda x: (torch.ops.custom.triple(x.detach()) * x).sum())(X)
     assert torch.equal(found, 3 * X)
+
+
+class Module(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return flat(x)
+
+
+CALL, *HELD = sf.functionalize(Module())
+
+
+def _in_a_module(x: torch.Tensor) -> torch.Tensor:
+    return CALL(*HELD, x)[0]
+
+
+FORWARD = {
+    "no derivative": lambda: sf.jvp(flat, (X,), (X,)),
+    "a registered one": lambda: sf.jvp(lambda x: power(x, C), (X,), (X,)),
+    "a library's": lambda: sf.jvp(torch.ops.custom.triple, (X,), (X,)),
+    "by name": lambda: sf.jvp(lambda x: power(C, c=x), (X,), (X,)),
+    "jacfwd": lambda: sf.jacfwd(flat)(X),
+    "linearize": lambda: sf.linearize(flat, X)[1](X),
+    "vmap outside": lambda: sf.vmap(lambda x: sf.jvp(flat, (x,), (x,))[1])(
+        X[:, None]
+    ),
+    "vmap inside": lambda: sf.jvp(sf.vmap(flat), (X[:, None],), (X[:, None],)),
+    "a loop": lambda: sf.jvp(
+        lambda x: sf.scan(lambda c, _: (flat(c), None), x, None, length=2)[0],
+        (X,),
+        (X,),
+    ),
+    "a branch": lambda: sf.jvp(
+        lambda x: sf.cond(x.sum() > 0, flat, flat, x), (X,), (X,)
+    ),
+    "a module": lambda: sf.jvp(_in_a_module, (X,), (X,)),
+}
+
+
+@pytest.mark.parametrize("case", FORWARD)
+def test_a_tangent_that_torch_would_leave_out_is_refused(case: str) -> None:
+    with pytest.raises(
+        CaptureError, match="no derivative in forward mode"
+    ) as caught:
+        FORWARD[case]()
+    assert caught.value.fix == (
+        "reverse mode: sf.vjp, sf.jacrev; or sf.custom_jvp around the op"
+    )
+
+
+def test_a_constant_has_no_tangent_and_no_gradient() -> None:
+    of_constant = lambda x: flat(C) * x * x
+    value, tangent = sf.jvp(of_constant, (X,), (X,))
+    torch.testing.assert_close((value, tangent), (2 * C * X**2, 4 * C * X**2))
+    total = lambda x: of_constant(x).sum()
+    torch.testing.assert_close(sf.hessian(total)(X), torch.diag(4 * C))
+    part = lambda x: (flat(x).detach() * x).sum()
+    torch.testing.assert_close(sf.grad(part)(X), 2 * X)
+
+
+def test_gradients_of_many_samples() -> None:
+    found = sf.vmap(sf.grad(lambda x, c: power(x, c, k=3.0)))(X, C)
+    torch.testing.assert_close(found, 3 * C * X**2)
+    found = sf.jacrev(lambda x: power(x, C))(X)
+    torch.testing.assert_close(found, torch.diag(2 * C * X))
+    with pytest.raises(CaptureError, match="a custom op that has no derivative"):
+        sf.vmap(sf.grad(lambda x: flat(x).sum()))(X[:, None])

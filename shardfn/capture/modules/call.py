@@ -262,7 +262,7 @@ class Traced(TorchFunctionMode):
         line, kwargs = _line(PureModule.run.__code__), kwargs or {}
         if line:
             torch.fx.traceback.set_stack_trace([line])
-        refuse_dropped_call(func, args, line)
+        refuse_dropped_call(func, (*args, *kwargs.values()), line)
         name = getattr(func, "__name__", "")
         if any(issubclass(t, DTensor) for t in types):
             raise RuntimeError(_compat.MAKES_DTENSOR)

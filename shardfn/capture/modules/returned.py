@@ -5,6 +5,7 @@ does not read, and how each is made again.
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -16,7 +17,16 @@ from ..refusals import tensor_classes
 
 # (kind, what, children); what: the number of a tensor, a constant, names, or (class, names)
 Shape = tuple[str, Any, tuple[Any, ...]]
-PLAIN = {"dict": dict, "OrderedDict": dict, "list": list, "tuple": tuple}
+PLAIN = ("dict", "OrderedDict", "list", "tuple")
+# methods of a class by which its objects would be more than their attributes
+OWN = (
+    "__new__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getattribute__",
+    "__setattr__",
+    "__delattr__",
+)
 
 
 class Returned:
@@ -63,13 +73,13 @@ class Returned:
         kind = type(x).__name__
         if type(x) in (list, tuple):
             return kind, (), list(x)
-        if hasattr(x, "_fields") and isinstance(x, tuple):
-            return "named", tuple(x._fields), list(x)
-        if kind in PLAIN and isinstance(x, dict):
+        if type(x) in (dict, OrderedDict):
             return kind, tuple(x), list(x.values())
-        if isinstance(x, dict) and dataclasses.is_dataclass(x):
+        if _is_named_tuple(x):
+            return "named", tuple(x._fields), list(x)
+        if _is_of_keywords(x):
             return "keywords", tuple(x), list(x.values())
-        if _is_record(x):
+        if _is_record(x) and not _holds_itself(x):
             return "record", tuple(vars(x)), list(vars(x).values())
         at = f" at {path.lstrip('.')}" if path else ""
         fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
@@ -91,14 +101,58 @@ def _item(i: int) -> str:
     return f"[{i}]"
 
 
+def _is_named_tuple(x: Any) -> bool:
+    """Whether a tuple of names is made again by its items."""
+    if not isinstance(x, tuple) or not hasattr(x, "_fields"):
+        return False
+    made: Any = type(x)(*x)
+    return all(a is b for a, b in zip(made, x, strict=True))
+
+
+def _is_of_keywords(x: Any) -> bool:
+    """Whether a dict that is a dataclass is made again by its items."""
+    if not isinstance(x, dict) or not dataclasses.is_dataclass(x):
+        return False
+    made: Any = type(x)(**x)
+    same = list(made) == list(x) and vars(made).keys() == vars(x).keys()
+    return same and all(made[key] is child for key, child in x.items())
+
+
 def _is_record(x: Any) -> bool:
     """Whether an object is its attributes, and nothing else."""
     kind = type(x)
+    is_plain = all(getattr(kind, name) is getattr(object, name) for name in OWN)
+    if (
+        not is_plain
+        or not hasattr(kind, "__dict__")
+        or isinstance(x, torch.nn.Module)
+    ):
+        return False
+    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    names = getattr(x, "__dict__", None)
     return (
-        kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and kind.__new__ is object.__new__
-        and not any(vars(base).get("__slots__") for base in kind.__mro__)
-        and hasattr(x, "__dict__")
-        and not isinstance(x, torch.nn.Module)
+        isinstance(names, dict)
+        and not has_slots
+        and not any(hasattr(getattr(kind, name, None), "__set__") for name in names)
     )
+
+
+def _holds_itself(x: Any) -> bool:
+    """Whether an object leads back to itself."""
+    inside, queue = set[int](), [*vars(x).values()]
+    while queue:
+        child = queue.pop()
+        if child is x:
+            return True
+        if id(child) in inside or isinstance(
+            child, (torch.Tensor, type, *CONSTANTS)
+        ):
+            continue
+        inside.add(id(child))
+        if isinstance(child, dict):
+            queue += child.values()
+        elif isinstance(child, (list, tuple)):
+            queue += child
+        elif _is_record(child):
+            queue += vars(child).values()
+    return False

@@ -13,6 +13,7 @@ from ... import _compat
 from ...errors import CaptureError
 from .. import annotations as sources
 
+REQUIRES_GRAD = lambda x: isinstance(x, torch.Tensor) and x.requires_grad
 TORCHS = ("aten", "prim", "prims", "shardfn")  # and shardfn's
 
 
@@ -48,14 +49,16 @@ def is_composite(op: Any) -> bool:
     } and "CompositeImplicitAutograd" in _compat.kernels(op)
 
 
-def refuse_dropped(node: torch.fx.Node, args: tuple[Any, ...]) -> None:
-    """Refuse an op without a derivative if its gradient is needed: torch would warn, and drop
-    that term.
+def refuse_dropped(
+    node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse an op without a derivative if it is needed: torch would drop that term.
 
     Raises:
         CaptureError: names the op and the line.
     """
-    refuse_dropped_call(node.target, args, node.meta.get("stack_trace"))
+    given = *args, *kwargs.values()
+    refuse_dropped_call(node.target, given, node.meta.get("stack_trace"))
 
 
 def refuse_dropped_call(
@@ -63,23 +66,22 @@ def refuse_dropped_call(
 ) -> None:
     """The same check for one call, with the stack trace that has its line."""
     op = getattr(target, "default", target)
-    if (
-        not isinstance(op, _compat.OpOverload)
-        or op.namespace in TORCHS
-        or _compat.kernels(op) & {"Autograd", "CompositeImplicitAutograd"}
-    ):
+    if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS:
         return
-    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
-        source, fix = (
-            sources.line_of(stack),
-            "torch.library.custom_op with register_autograd, or x.detach()",
-        )
-        raise CaptureError.of(
-            f"op {op}",
-            "it has no derivative, and is differentiated",
-            fix=fix,
-            source=source,
-        )
+    kernels, source = _compat.kernels(op), sources.line_of(stack)
+    if "CompositeImplicitAutograd" in kernels:
+        return
+    is_custom = "Autograd" not in kernels or any(
+        _compat.overload_of(record) is op for record in _compat.custom_ops()
+    )
+    if is_custom and any(map(_compat.carries_tangent, args)):
+        got = "it has no derivative in forward mode, which is needed"
+        fix = "reverse mode: sf.vjp, sf.jacrev; or sf.custom_jvp around the op"
+        raise CaptureError.of(f"op {op}", got, fix=fix, source=source)
+    if "Autograd" not in kernels and any(map(REQUIRES_GRAD, args)):
+        fix = "torch.library.custom_op with register_autograd, or x.detach()"
+        got = "it has no derivative, and is differentiated"
+        raise CaptureError.of(f"op {op}", got, fix=fix, source=source)
 
 
 def differentiated() -> Callable[..., Any] | None:
@@ -96,6 +98,10 @@ def differentiated() -> Callable[..., Any] | None:
         if record is None or not _compat.is_differentiating():
             return call(op, *args, **kwargs)
         args, kwargs = _positional(_compat.overload_of(record), args, kwargs)
+        if _compat.backward_of(record) is None and not any(
+            map(REQUIRES_GRAD, args)
+        ):
+            return call(op, *args, **kwargs)
         return _function(record, len(args), kwargs).apply(*args)
 
     return run if records else None
@@ -125,6 +131,8 @@ def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
     )
 
     class Differentiable(torch.autograd.Function):
+        generate_vmap_rule = True
+
         @staticmethod
         def forward(*xs: Any) -> Any:
             return op(*xs, **kwargs)

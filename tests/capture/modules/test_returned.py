@@ -62,6 +62,33 @@ class Slotted:
         self.x = x
 
 
+class Counted:
+    """An object that changes what it is given."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value + 1)
+
+
+class Circle:
+    """An object that leads back to itself."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.below = x, [{"me": self}]
+
+
+@dataclasses.dataclass
+class Doubled(OrderedDict):
+    """A dict whose constructor changes what it is given."""
+
+    loss: Any = None
+
+    def __post_init__(self) -> None:
+        self["loss"] = 2 * self.loss
+
+
 class Pair(NamedTuple):
     """A tuple of two."""
 
@@ -188,8 +215,11 @@ def test_it_is_a_tree_from_the_first_time_on() -> None:
             lambda x, y: Output(cache=Cache(x, {"at": Slotted(y)})),
             "the module returns a Slotted at cache.below.at",
         ),
+        (lambda x, y: Counted(y), "the module returns a Counted"),
+        (lambda x, y: Circle(y), "the module returns a Circle"),
+        (lambda x, y: Doubled(y), "the module returns a Doubled"),
     ],
-    ids=["a set", "slots", "slots inside"],
+    ids=["a set", "slots", "slots inside", "changes", "a circle", "constructed"],
 )
 def test_what_is_more_than_its_attributes_is_refused(
     returns: Any, said: str
