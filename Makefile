@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random conformance gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random conformance models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
 
 bench-random: $(VENV)/.installed-bench  ## 100 million random numbers and a dropout of as many, next to torch and JAX
 	$(BIN)/python -m bench.random
+
+models: venv  ## the models that people use, one step each, and docs/models.md: ARGS="Llama T5" tries some
+	$(PIP) -e '.[models]'
+	$(BIN)/python -m bench.models $(ARGS)
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

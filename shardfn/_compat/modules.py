@@ -120,6 +120,39 @@ def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     return decompositions.one_layer_lstm if is_transformed() else choose(*args)
 
 
+def layers_of_rnn(
+    run: Callable[..., Any],
+    x: torch.Tensor,
+    hidden: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer: Callable[..., Any],
+) -> tuple[torch.Tensor, list[Any]]:
+    """torch's loop over the layers of an RNN, one layer at a time, with dropout between them.
+
+    Returns:
+        (the sequence that the last layer returns, the hidden states of all).
+    """
+    if not dropout or not train:
+        options = has_biases, num_layers, dropout, train, bidirectional, batch_first
+        return run(x, hidden, params, *options, layer)
+    x = x.transpose(0, 1) if batch_first else x  # time first
+    directions, last = 1 + bidirectional, []
+    for i in range(num_layers):
+        if i:
+            x = torch.dropout(x, dropout, True)
+        own = slice(i * directions, (i + 1) * directions)
+        options = has_biases, 1, 0.0, train, bidirectional, False
+        x, states = run(x, hidden[own], params[own], *options, layer)
+        last += states
+    return (x.transpose(0, 1) if batch_first else x), last
+
+
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
     """The step-by-step decomposition of nn.LSTM, nn.GRU or nn.RNN, if this is one of their ops.
     torch cannot vmap them (2.13).

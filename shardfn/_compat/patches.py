@@ -55,6 +55,13 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         optional=True,
     ),
     Patch(
+        ("torch._decomp.decompositions:_rnn_helper",),
+        "it leaves out the dropout between layers",
+        "later than 2.13",
+        new=modules.layers_of_rnn,
+        optional=True,
+    ),
+    Patch(
         ("the user's hooks on saved tensors, of this thread",),
         "a capture saves none, and torch.func refuses to work under them",
         NEVER,

@@ -57,3 +57,37 @@ def test_one_that_a_function_closes_over(kind: str) -> None:
     x = X.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(net(x), x)
     torch.testing.assert_close(sf.grad(lambda x: net(x))(X), wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [{"bidirectional": True}, {"batch_first": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_its_dropout_is_that_of_one_device(kind: str, options: Any) -> None:
+    net = KINDS[kind](3, 4, 3, dropout=0.5, **options).double()
+    fn, params, buffers = sf.functionalize(net)
+    loss = lambda p, x: fn(p, buffers, x)[0][0].square().sum()
+    x = X.double().requires_grad_()
+    sf.random.state.seed(3)
+    with sf.random.plain():
+        value = net(x)[0].square().sum()
+    calls = sf.random.state.get()
+    *gradients, of_x = torch.autograd.grad(value, [*net.parameters(), x])
+    wanted = dict(zip(params, gradients, strict=True))
+    assert not torch.allclose(net.eval()(x)[0].square().sum(), value)
+    net.train().requires_grad_(False)
+    x = x.detach()
+    for found, right in (
+        (lambda: sf.value_and_grad(loss)(params, x), (value.detach(), wanted)),
+        (lambda: sf.jit(loss, backend="aten")(params, x), value.detach()),
+        (lambda: sf.grad(lambda x: net(x)[0].square().sum())(x), of_x),
+        (
+            lambda: sf.jvp(lambda x: net(x)[0].square().sum(), (x,), (x,)),
+            (value.detach(), (of_x * x).sum()),
+        ),
+    ):
+        sf.random.state.seed(3)
+        torch.testing.assert_close(found(), right)
+        assert torch.equal(sf.random.state.get()["default"], calls["default"])

@@ -1,0 +1,1 @@
+"""Models that people use, as their documentation calls them: which train, and what they send."""
