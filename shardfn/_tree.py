@@ -154,7 +154,7 @@ def learn(tree: Any) -> bool:
 
 def learn_registered(tree: Any) -> None:
     """Make containers of the classes in a tree that torch's pytree knows."""
-    kinds = {type(x) for x in leaves(tree)}
+    kinds = {type(x) for x in leaves(tree)} - {torch.Size}  # a constant
     found = {kind: _compat.registered(kind) for kind in kinds}
     new = {kind: how for kind, how in found.items() if how is not None}
     for kind, how in new.items():

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from ... import _compat
 from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of, ranks_of, real_mesh
@@ -39,7 +41,7 @@ def home_of(mesh: Any) -> Any:
     return root if is_slice else mesh
 
 
-def refuse_flattened(what: str, mesh: Any, around: Any) -> None:
+def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
     """Refuse DTensors on flattened axes where values are on the axes that these stand for.
 
     Raises:
@@ -54,7 +56,7 @@ def refuse_flattened(what: str, mesh: Any, around: Any) -> None:
         raise PlacementError.of(what, got, needed="one mesh", fix=fix, mesh=around)
 
 
-def spread(names: tuple[str, ...], around: Any) -> tuple[str, ...]:
+def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     """Axis names with the axes of a mesh in place of the flattened axes that stand for them."""
     own, known = axes_of(around).names, _compat.flattened_meshes(around)
     groups = [
@@ -64,7 +66,7 @@ def spread(names: tuple[str, ...], around: Any) -> tuple[str, ...]:
     return tuple(itertools.chain.from_iterable(groups))
 
 
-def stands_for(group: Any, around: Any) -> tuple[str, ...] | None:
+def stands_for(group: Any, around: DeviceMesh) -> tuple[str, ...] | None:
     """The axes of a mesh over which the group of a flattened one communicates, by the group or
     its name.
     """
@@ -75,7 +77,7 @@ def stands_for(group: Any, around: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _axes(flat: Any, around: Any) -> tuple[str, ...]:
+def _axes(flat: Any, around: DeviceMesh) -> tuple[str, ...]:
     """The axes of a mesh that have the ranks of a flattened one, in its order."""
     names, ranks = axes_of(around).names, ranks_of(flat)
     for count in range(1, len(names) + 1):

@@ -254,7 +254,7 @@ def test_the_error_has_the_line_of_the_user() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
 
         def fn(x: torch.Tensor) -> torch.Tensor:
-            made = dt.rand(4, 2, device_mesh=mesh)
+            made = dt.DTensor(x, mesh, [dt.Shard(0)], requires_grad=False)
             return x + made.to_local()
 
         with pytest.raises(sf.CaptureError) as error:
