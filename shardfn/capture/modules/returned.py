@@ -105,6 +105,8 @@ def _is_named_tuple(x: Any) -> bool:
     """Whether a tuple of names is made again by its items."""
     if not isinstance(x, tuple) or not hasattr(x, "_fields"):
         return False
+    if getattr(x, "__dict__", None):
+        return False
     made: Any = type(x)(*x)
     return all(a is b for a, b in zip(made, x, strict=True))
 
@@ -114,19 +116,24 @@ def _is_of_keywords(x: Any) -> bool:
     if not isinstance(x, dict) or not dataclasses.is_dataclass(x):
         return False
     made: Any = type(x)(**x)
-    same = list(made) == list(x) and vars(made).keys() == vars(x).keys()
-    return same and all(made[key] is child for key, child in x.items())
+    return _is_same(made, x) and _is_same(vars(made), vars(x))
+
+
+def _is_same(made: dict[Any, Any], x: dict[Any, Any]) -> bool:
+    """Whether two dicts have the same items in the same order."""
+    if list(made) != list(x):
+        return False
+    return all(
+        made[key] is child or (isinstance(child, CONSTANTS) and made[key] == child)
+        for key, child in x.items()
+    )
 
 
 def _is_record(x: Any) -> bool:
     """Whether an object is its attributes, and nothing else."""
     kind = type(x)
     is_plain = all(getattr(kind, name) is getattr(object, name) for name in OWN)
-    if (
-        not is_plain
-        or not hasattr(kind, "__dict__")
-        or isinstance(x, torch.nn.Module)
-    ):
+    if not is_plain or isinstance(x, torch.nn.Module):
         return False
     has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
     names = getattr(x, "__dict__", None)

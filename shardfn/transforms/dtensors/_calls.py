@@ -207,22 +207,14 @@ def _made(
     return _placed(x, rows, checks.is_constraint())
 
 
-@_compat.read_by_dynamo
-def zeros(*size: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.zeros."""
-    return _made(torch.zeros, "zeros", size, options)
+def _factory(make: Any, name: str) -> Any:
+    """A function of torch.distributed.tensor that makes a DTensor of a shape."""
 
+    @_compat.read_by_dynamo
+    def made(*size: Any, **options: Any) -> torch.Tensor:
+        return _made(make, name, size, options)
 
-@_compat.read_by_dynamo
-def ones(*size: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.ones."""
-    return _made(torch.ones, "ones", size, options)
-
-
-@_compat.read_by_dynamo
-def empty(*size: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.empty, of zeros."""
-    return _made(torch.zeros, "empty", size, options)
+    return made
 
 
 @_compat.read_by_dynamo
@@ -230,18 +222,6 @@ def full(size: Any, fill_value: Any, **options: Any) -> torch.Tensor:
     """torch.distributed.tensor.full."""
     make = lambda shape, dtype: torch.full(shape, fill_value, dtype=dtype)
     return _made(make, "full", (size,), options)
-
-
-@_compat.read_by_dynamo
-def rand(*size: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.rand: the numbers that one device would draw here."""
-    return _made(torch.rand, "rand", size, options)
-
-
-@_compat.read_by_dynamo
-def randn(*size: Any, **options: Any) -> torch.Tensor:
-    """torch.distributed.tensor.randn: the numbers that one device would draw here."""
-    return _made(torch.randn, "randn", size, options)
 
 
 table.METHODS.update(
@@ -258,11 +238,19 @@ table.FUNCTIONS.update(
         DeviceMesh.__enter__: in_mesh,
         DTensor.from_local: from_local,
         distribute_tensor: distributed,
-        torch.distributed.tensor.zeros: zeros,
-        torch.distributed.tensor.ones: ones,
-        torch.distributed.tensor.empty: empty,
         torch.distributed.tensor.full: full,
-        torch.distributed.tensor.rand: rand,
-        torch.distributed.tensor.randn: randn,
+    }
+)
+FACTORIES = {  # empty is zeros: its values would differ by rank
+    "zeros": torch.zeros,
+    "ones": torch.ones,
+    "empty": torch.zeros,
+    "rand": torch.rand,  # the numbers that one device would draw here
+    "randn": torch.randn,
+}
+table.FUNCTIONS.update(
+    {
+        getattr(torch.distributed.tensor, name): _factory(make, name)
+        for name, make in FACTORIES.items()
     }
 )
