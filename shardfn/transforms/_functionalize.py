@@ -74,7 +74,7 @@ class Functional(Transformed):
             return self.pure.run(params, buffers, args, kwargs)
         call = self.pure.number()
         tensors = self.pure.flat(call, params, buffers, args, kwargs)
-        return _filled(self.pure.tree(call), tensors, self.pure.returned)
+        return _filled(self.pure.tree(call), tensors, self.pure.returned, [])
 
     def asked(self) -> Request:
         return Request(self.__name__, self.inline, self)
@@ -89,8 +89,10 @@ class Functional(Transformed):
 
 
 @_compat.read_by_dynamo
-def _filled(shape: Any, tensors: Any, returned: Any) -> Any:
-    """The result of a module, from its tree of literals and its tensors."""
+def _filled(shape: Any, tensors: Any, returned: Any, made: list[Any]) -> Any:
+    """The result of a module, from its tree of literals and its tensors. Adds its containers to
+    a list.
+    """
     kind, what, children = shape
     if kind == "tensor":
         return tensors[what]
@@ -98,7 +100,16 @@ def _filled(shape: Any, tensors: Any, returned: Any) -> Any:
         return what
     if kind == "class":
         return getattr(returned, what)
-    filled = [_filled(child, tensors, returned) for child in children]
+    if kind == "same":
+        return made[what]
+    filled = [_filled(child, tensors, returned, made) for child in children]
+    made.append(_container(kind, what, filled, returned))
+    return made[-1]
+
+
+@_compat.read_by_dynamo
+def _container(kind: str, what: Any, filled: list[Any], returned: Any) -> Any:
+    """A container of these values."""
     if kind == "list":
         return filled
     if kind == "tuple":

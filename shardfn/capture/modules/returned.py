@@ -37,10 +37,24 @@ class Returned:
 
     def pair(self, out: tuple[Any, Any], tensors: list[torch.Tensor]) -> Shape:
         """A result and the buffers beside it as literals."""
-        return "tuple", (), tuple(self.shape(x, tensors) for x in out)
+        known: dict[int, int] = {}
+        return "tuple", (), tuple(self.shape(x, tensors, known) for x in out)
 
-    def shape(self, x: Any, tensors: list[torch.Tensor], path: str = "") -> Shape:
-        """A result as literals. Adds its tensors to a list.
+    def shape(
+        self,
+        x: Any,
+        tensors: list[torch.Tensor],
+        known: dict[int, int],
+        path: str = "",
+    ) -> Shape:
+        """A result as literals.
+
+        Args:
+            x: the result.
+            tensors: a list to which its tensors are added.
+            known: the numbers of the containers so far, by id, in the order in which they are
+                made again. One that stands in two places stays one.
+            path: where it stands.
 
         Raises:
             CaptureError: it is neither a tree nor an object of tensors and constants.
@@ -55,6 +69,8 @@ class Returned:
             return "constant", x, ()
         if isinstance(x, type):
             return "class", self.held(x), ()
+        if id(x) in known:
+            return "same", known[id(x)], ()
         kind, names, children = self.parts(x, path)
         ways = (
             [f".{name}" for name in names]
@@ -62,9 +78,10 @@ class Returned:
             else map(_item, range(len(children)))
         )
         shapes = tuple(
-            self.shape(child, tensors, path + way)
+            self.shape(child, tensors, known, path + way)
             for way, child in zip(ways, children, strict=True)
         )
+        known[id(x)] = len(known)
         is_plain = kind in PLAIN
         return kind, names if is_plain else (self.held(type(x)), names), shapes
 

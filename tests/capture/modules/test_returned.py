@@ -112,6 +112,16 @@ def output(x: Any, y: Any) -> Output:
     return Output(loss=y.square().mean(), logits=y, cache=Cache(x + 1, [Cache(y)]))
 
 
+def shared(x: Any, y: Any) -> Any:
+    cache = Cache(y)
+    return [cache, {"again": cache}]
+
+
+def written_in_one_place(out: Any) -> Any:
+    out[0].keys = out[0].keys * 3
+    return out[1]["again"].keys.square().sum()
+
+
 READS = {
     "an attribute": (output, lambda out: out.loss),
     "an item": (output, lambda out: out["logits"].sum() * out["loss"]),
@@ -124,6 +134,7 @@ READS = {
         lambda x, y: Pair(x, {"out": output(x, y)}),
         lambda out: out.b["out"].loss + out.a.sum(),
     ),
+    "an object in two places": (shared, written_in_one_place),
     "its class": (
         output,
         lambda out: out.loss * (2 if isinstance(out.cache, Cache) else 3),
