@@ -21,6 +21,7 @@ from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
 from .closure.reads import Reads, held_reads
+from .closure.primals import Derivative, follow_primals
 from .control_flow import endings
 from .dtensors.values import DTensors, stand_in
 from .dtensors.writes import refuse_writes
@@ -53,6 +54,7 @@ class Captured:
     strided: dict[
         int, bool
     ]  # inputs whose memory as_strided reads: `strided.settle`
+    derivative: Derivative | None = None  # of a function with its gradients
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
@@ -71,6 +73,7 @@ def capture(
     undecomposed: frozenset[Any] = frozenset(),
     mesh: Any = None,
     may_be_of_ranks: bool = False,
+    gradients: tuple[str, ...] | None = None,
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -86,6 +89,8 @@ def capture(
         undecomposed: ops that are not decomposed.
         mesh: the mesh of the call, which a shard_map inside may use.
         may_be_of_ranks: whether to raise NeedsRanks for the code of one rank.
+        gradients: the paths of the tensors whose gradients fn returns beside its value. None if
+            it returns the value alone.
 
     Returns:
         The Program and the closed-over tensors.
@@ -100,7 +105,7 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
-        graph, outside, out, names, reads = _read(
+        graph, outside, out, names, reads, derivative = _read(
             fn,
             inputs,
             mode,
@@ -115,7 +120,11 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     arguments = dict(zip(paths, inputs.leaves, strict=True))
     outside = outside.named({"": user_fn, **arguments})
-    return _captured(name, graph, inputs.tensor_paths, out, outside, names, reads)
+    out = out if gradients is None else out.beside(gradients)
+    captured = _captured(
+        name, graph, inputs.tensor_paths, out, outside, names, reads
+    )
+    return attrs.evolve(captured, derivative=derivative)
 
 
 def _read(
@@ -124,12 +133,19 @@ def _read(
     mode: _compat.FakeTensorMode,
     table: Any,
     scope: Any,
-) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Any, named.Scope, Reads]:
+) -> tuple[
+    torch.fx.GraphModule,
+    closed_over.ClosedOver,
+    Result,
+    named.Scope,
+    Reads,
+    Derivative | None,
+]:
     """Trace a function with Dynamo, and replay its graph under make_fx.
 
     Returns:
         (the ATen graph, the closed-over tensors, the tree of results, the scope with the meshes
-        that the function names, its other reads).
+        that the function names, its other reads, the facts of its outermost derivative).
     """
 
     @_compat.read_by_dynamo
@@ -144,7 +160,7 @@ def _read(
         _torchs(mode),
         watching as watched,
         _compat.unwound(),
-        tracing,
+        tracing as recorded,
         scope as names,
     ):
         python, read = _compat.capture_python(call, inputs.positional)
@@ -152,8 +168,10 @@ def _read(
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
         varying.settle(python, name)
+        follow_primals(python)
         graph, outside, out = _flatten(python, inputs, mode)
-    return graph, outside, out, names, _reads(fn, read, watched)
+    derivative = recorded.derivative
+    return graph, outside, out, names, _reads(fn, read, watched), derivative
 
 
 def _captured(

@@ -16,6 +16,7 @@ from . import levels
 from .control_flow import bodies, endings
 from .copying import copied
 from .rewrites.custom_op_gradients import refuse_dropped
+from .trace import note_derivative
 
 BACKWARD = ("_autograd_grad", "_vjp_grad")
 CHECKPOINT = "tag_activation_checkpoint"  # Dynamo's op for torch.utils.checkpoint
@@ -42,8 +43,10 @@ class Replay(torch.fx.Interpreter):
                 **node.meta.get("custom", {}),
                 "phase": "backward",
             }
-            outputs = self.fetch_args_kwargs_from_env(node)[0][0]
+            outputs, primals, *_ = self.fetch_args_kwargs_from_env(node)[0]
             inside = sources.place(node.meta["custom"])
+            if sources.OUTERMOST in inside:
+                note_derivative(outputs, primals)
             sources.follow_backward(
                 (x.grad_fn for x in outputs if isinstance(x, torch.Tensor)), inside
             )

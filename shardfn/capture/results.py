@@ -25,6 +25,7 @@ class Result(NamedTuple):
     leaves: list[Any]  # TENSOR for tensors
     treedef: _tree.TreeDef
     paths: list[str]
+    gradients: tuple[str, ...] = ()  # the tensors whose gradients follow
 
     @classmethod
     def of(cls, out: Any) -> Result:
@@ -32,6 +33,12 @@ class Result(NamedTuple):
         _tree.learn_registered(out)
         leaves, treedef = _tree.flatten(out)
         return cls(list(map(_mark_tensor, leaves)), treedef, _tree.paths(out))
+
+    def beside(self, gradients: tuple[str, ...]) -> Result:
+        """The value, of a result that is a value and gradients of these tensors."""
+        value, count = self.treedef.children()[0], len(self.leaves) - len(gradients)
+        paths = [path.removeprefix("[0]") for path in self.paths[:count]]
+        return Result(self.leaves[:count], value, paths, gradients)
 
 
 def program_of(
@@ -42,15 +49,19 @@ def program_of(
         name=name,
         graph=graph,
         in_paths=in_paths,
-        out_paths=tuple(
-            "result" + p
-            for p, x in zip(out.paths, out.leaves, strict=True)
-            if x is TENSOR
+        out_paths=(
+            *("result" + path for path in _tensor_paths(out)),
+            *(f"gradient of {path}" for path in out.gradients),
         ),
         out_leaves=tuple(out.leaves),
         out_tree=out.treedef,
         show=program_text,
     )
+
+
+def _tensor_paths(out: Result) -> list[str]:
+    pairs = zip(out.paths, out.leaves, strict=True)
+    return [path for path, x in pairs if x is TENSOR]
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:

@@ -20,6 +20,7 @@ from ..ops.loops import Loop, inner_nodes, shapes_of
 from ..random.ambient import Missing, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
+from .closure.primals import Derivative, derivative_of
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
 from .refusals.effects import refuse_collectives, refuse_mutation
@@ -40,6 +41,8 @@ class Recording:
     hooked: dict[Any, Any] = attrs.field(
         factory=dict
     )  # parameters with hooks: their values, and the values that go through the hooks
+    # of the outermost derivative, which is not itself differentiated
+    derivative: Derivative | None = None
 
 
 _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar(
@@ -61,6 +64,15 @@ def hooked_values() -> dict[Any, Any]:
     """The hooked values of parameters in the active capture. Empty outside of a capture."""
     at_work = _recording.get(None)
     return {} if at_work is None else at_work.hooked
+
+
+def note_derivative(
+    results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]
+) -> None:
+    """Record which results of the active capture have derivatives, and which primals they
+    reach.
+    """
+    _recording.get().derivative = derivative_of(results, primals)
 
 
 @torch.library.custom_op("shardfn::looped", mutates_args=())

@@ -41,10 +41,20 @@ def prim_name(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 prim_name.register_fake(lambda x, name: torch.empty_like(x))
+
+
+@torch.library.custom_op("shardfn::prim_cotangent", mutates_args=())
+def prim_cotangent(x: torch.Tensor, number: int) -> torch.Tensor:
+    """The cotangent of result x, which a call of the backward is given. `number` counts them."""
+    return x.clone()
+
+
+prim_cotangent.register_fake(lambda x, number: torch.empty_like(x))
 NAME, ALIGN = (
     torch.ops.shardfn.prim_name.default,
     torch.ops.shardfn.prim_align.default,
 )
+COTANGENT = torch.ops.shardfn.prim_cotangent.default
 REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
 
 _own = torch.library.Library("shardfn", "FRAGMENT")
@@ -236,8 +246,20 @@ def shared(x: torch.Tensor, what: str) -> torch.Tensor:
     return x
 
 
+def cotangent(x: torch.Tensor, number: int) -> torch.Tensor:
+    """`prim_cotangent`, outside of all transforms."""
+    return prim_cotangent(x, number)
+
+
+def primal(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that a function closes over, about to be differentiated."""
+    return x
+
+
 def install() -> None:
     """Have Dynamo keep the prims as graph nodes. Capture calls this before it traces."""
+    _compat.keep_in_graph(cotangent)
+    _compat.keep_in_graph(primal)
     _compat.keep_in_graph(redistribute)
     _compat.keep_in_graph(align)
     _compat.keep_in_graph(named)

@@ -131,6 +131,8 @@ class Plan:
     unreduced: tuple[
         tuple[Slot, torch.fx.Node], ...
     ] = ()  # outs that are gradients which somebody else is to reduce
+    # of a function with its gradients: the cotangents of its results, by their number
+    cotangents: tuple[tuple[int, Slot], ...] = ()
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:

@@ -3,12 +3,14 @@
 from . import cache
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
+from .followed import Followed
 from .options import Around, Request
 from .stages import Lowered, Traced, trace
 
 __all__ = [
     "Around",
     "Compiled",
+    "Followed",
     "Lowered",
     "Request",
     "Traced",

@@ -4,7 +4,6 @@ results.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,14 +20,23 @@ from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
 from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor, shown
-from ..types import TENSOR, LocalProgram
+from ..types import LocalProgram
 from .agreement import compare_ranks
-from .arguments import Placed, local_of, refuse_lost_gradient, spec_of
+from .arguments import (
+    Placed,
+    local_of,
+    refuse_lost_gradient,
+    refuse_lost_tangent,
+    spec_of,
+)
+from .autograd import Followed
+from .backward import Backward
 from .donation import Donation, own
 from .layouts import Reader, closed_over, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
+from .wrapping import in_tree, maker
 
 OF_RANKS = (
     SimulatedTensor,
@@ -70,6 +78,7 @@ class Compiled:
     runner: (
         Runner | None
     )  # None in simulated and fake worlds, where nothing is compiled
+    backward: Backward | None = None  # where autograd follows the call
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(_donation, takes_self=True)
     )
@@ -83,11 +92,19 @@ class Compiled:
 
     @execute.default
     def _execute(self) -> Callable[[list[Any]], list[Any]]:
-        return _compat.without_autocast(_executor(self), self.placed.state)
+        execute = _compat.without_autocast(_executor(self), self.placed.state)
+        if self.backward is None:
+            return execute
+        make = maker(self.placed, self.captured, self.partition)
+        return Followed(execute, make, self.backward)
 
     @wrap.default
     def _wrap(self) -> Callable[[list[Any]], Any]:
-        return _wrapper(self)
+        make = maker(self.placed, self.captured, self.partition)
+        place = in_tree(self.captured)
+        if make is None or self.backward is not None:
+            return place
+        return lambda outs: place(make(outs))
 
     def run(self, leaves: list[Any]) -> Any:
         """Run on the leaves of arguments that have been checked."""
@@ -105,7 +122,10 @@ class Compiled:
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, treedef = _tree.flatten((args, kwargs))
-        self.captured.outside.refuse_lost(f"compiled {self.request.name}")
+        known = self.request.followed
+        self.captured.outside.refuse_lost(
+            f"compiled {self.request.name}", known.closed_over if known else ()
+        )
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
         if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
@@ -123,9 +143,9 @@ class Compiled:
             return self.run(leaves)
         # a global tensor and a DTensor of the same placements are the same value, in any memory
         # layout
-        return attrs.evolve(
-            self, placed=attrs.evolve(self.placed, dtensors=kinds, avals=avals)
-        ).run(leaves)
+        placed = attrs.evolve(self.placed, dtensors=kinds, avals=avals)
+        backward = self.backward and attrs.evolve(self.backward, placed=placed)
+        return attrs.evolve(self, placed=placed, backward=backward).run(leaves)
 
     @property
     def program(self) -> LocalProgram:
@@ -212,9 +232,10 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
         got = "it is called inside a transform of torch.func"
         raise ShardError.of(name, got, fix=fix, source=source)
     for i in placed.tensors:
-        refuse_lost_gradient(
-            f"{name}, argument {placed.paths[i]}", placed.paths[i], leaves[i]
-        )
+        where = f"{name}, argument {placed.paths[i]}"
+        if i not in placed.followed:
+            refuse_lost_gradient(where, placed.paths[i], leaves[i])
+        refuse_lost_tangent(where, leaves[i])
 
 
 def _other_settings(compiled: Compiled) -> list[str]:
@@ -322,37 +343,3 @@ def _unread(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     (output,) = compiled.program.graph.find_nodes(op="output")
     values = [n.meta["val"] for n in output.args[0]]
     return lambda leaves: [UnreadTensor(v) for v in values]
-
-
-def _wrapper(compiled: Compiled) -> Callable[[list[Any]], Any]:
-    placed, program = compiled.placed, compiled.captured.program
-    tree, constants = program.out_tree, program.out_leaves
-    if placed.mesh is None:
-        return lambda outs: _tree.unflatten(tree, _filled(constants, outs))
-    (output,) = program.graph.graph.find_nodes(op="output")
-    values = [n.meta["val"] for n in output.args[0]]
-    specs = [
-        spec_of(placed.mesh, slot.marks, v)
-        for slot, v in zip(compiled.partition.outs, values, strict=True)
-    ]
-    leaving = {
-        slot.number for slot, _ in compiled.partition.unreduced
-    }  # unreduced gradients, marked as such
-    pairs = zip(specs, compiled.partition.outs, strict=True)
-    specs = [
-        _compat.unreduced_spec(spec) if slot.number in leaving else spec
-        for spec, slot in pairs
-    ]
-    kind = SimulatedDTensor if placed.is_simulated else DTensor
-    make, unflatten = (
-        functools.partial(_compat.dtensors, kind=kind),
-        _tree.unflatten,
-    )
-    if all(c is TENSOR for c in constants):
-        return lambda outs: unflatten(tree, make(outs, specs))
-    return lambda outs: unflatten(tree, _filled(constants, make(outs, specs)))
-
-
-def _filled(constants: tuple[Any, ...], outs: list[Any]) -> list[Any]:
-    feed = iter(outs)
-    return [next(feed) if c is TENSOR else c for c in constants]

@@ -55,10 +55,8 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     store = request.store
     for entry in store.entries:
         if entry.fits(key, treedef, world, mesh, rules, state):
-            if torch.is_grad_enabled() and any(
-                map(REQUIRES_GRAD, entry.watched(leaves))
-            ):
-                break
+            if not entry.follows(leaves):
+                continue
             if _compat.in_dual_level():
                 break
             # replace equal specs by identical ones, which compare faster the next time
@@ -79,7 +77,8 @@ def explain_retrace(
     key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     world, mesh = current_world(), request.mesh or current_mesh()
     signature = (key, treedef, world, mesh, registry.active(), _compat.settings())
-    if any(entry.fits(*signature) for entry in request.store.entries):
+    entries = request.store.entries
+    if any(entry.fits(*signature) and entry.follows(leaves) for entry in entries):
         return f"{request.name}: {KNOWN}"
     placed = look(request, args, kwargs)
     return retrace(request.name, request.store.every(), key, placed, mesh)
@@ -116,14 +115,9 @@ def _staged_meanwhile(
     """
     if _compat.in_dual_level():
         return None
-    follows = torch.is_grad_enabled()
     for entry in request.store.entries:
-        if entry.fits(*signature):
-            return (
-                None
-                if follows and any(map(REQUIRES_GRAD, entry.watched(leaves)))
-                else entry
-            )
+        if entry.fits(*signature) and entry.follows(leaves):
+            return entry
     return None
 
 
@@ -160,6 +154,7 @@ def _stage(
     some = (
         None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
     )
+    suspects = list(traced.captured.outside.suspects())
     entry = Entry(
         key=key,
         treedef=placed.treedef,
@@ -173,7 +168,8 @@ def _stage(
         if traced.captured.outside.holders
         else None,
         tensors=some,
-        suspects=list(traced.captured.outside.suspects()),
+        suspects=suspects,
+        followed=_followed([leaves[i] for i in placed.tensors] + suspects),
         run=keys_noted(
             checked(compiled.run, request, placed), request, placed, traced.captured
         ),
@@ -181,6 +177,12 @@ def _stage(
     alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
     request.store.entries = (entry, *alive[: KEPT_SIGNATURES - 1])
     return entry
+
+
+def _followed(tensors: list[Any]) -> tuple[bool, ...] | None:
+    """Which of the tensors autograd follows. None for none."""
+    flags = tuple(map(REQUIRES_GRAD, tensors))
+    return flags if torch.is_grad_enabled() and any(flags) else None
 
 
 def _note_retrace(
@@ -210,7 +212,8 @@ class Entry:
     reads: Reads | None  # of its closed-over values; None if it has none
     outside: Any  # its closed-over tensors, if some hold others; else None
     tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
-    suspects: list[torch.Tensor]  # closed-over tensors that must not require grad
+    suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
+    followed: tuple[bool, ...] | None  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
 
     def fits(
@@ -228,8 +231,17 @@ class Entry:
             and (self.outside is None or self.outside.is_unchanged())
         )
 
+    def follows(self, leaves: list[Any]) -> bool:
+        """Whether autograd follows the same tensors as in this signature's first call."""
+        if not torch.is_grad_enabled():
+            return self.followed is None
+        flags = map(REQUIRES_GRAD, self.watched(leaves))
+        if self.followed is None:
+            return not any(flags)
+        return tuple(flags) == self.followed
+
     def watched(self, leaves: list[Any]) -> list[Any]:
-        """The tensors whose gradients would be lost: arguments and closed-over tensors."""
+        """The tensors that autograd may follow: arguments and closed-over tensors."""
         tensors = (
             leaves if self.tensors is None else [leaves[i] for i in self.tensors]
         )

@@ -77,7 +77,7 @@ def closed_over(
         now = read()
         return [
             [
-                laid_out(_local(x, rank), stride)
+                laid_out(local_of_rank(x, rank), stride)
                 for x, stride in zip(now, row, strict=True)
             ]
             for rank, row in enumerate(rows)
@@ -86,7 +86,7 @@ def closed_over(
     return laid
 
 
-def _local(x: torch.Tensor, rank: int) -> torch.Tensor:
+def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     """The local tensor of a closed-over tensor, of this rank or of a simulated one."""
     if not isinstance(x, DTensor):
         return x

@@ -9,6 +9,7 @@ import attrs
 
 from ..compile import BACKENDS
 from ..errors import ShardError
+from .followed import Followed
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
@@ -25,6 +26,9 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
             )
 
     return check
+
+
+Differentiated = Callable[[Callable[..., Any], Followed], Callable[..., Any]]
 
 
 class Around(NamedTuple):
@@ -60,4 +64,8 @@ class Request:
     may_be_of_ranks: bool = False
     # of code of one rank, whose tensors are each rank's own
     around: Around | None = None
+    # makes the function of the value and the gradients, where autograd follows a call
+    differentiated: Differentiated | None = None
+    # the tensors whose gradients fn returns beside the value
+    followed: Followed | None = None
     store: CallStore = attrs.field(factory=CallStore, init=False)

@@ -19,6 +19,8 @@ class CallStore:
     entries: tuple[Any, ...] = ()
     # captured programs of a function that cannot carry them
     programs: list[Any] = attrs.field(factory=list)
+    # the requests for this function with its gradients, by the tensors that autograd follows
+    followed: dict[Any, Any] = attrs.field(factory=dict)
     # the last time that a new signature was staged, explained
     retrace: str = ""
     # how often a constant has changed, by path; each is warned of once
@@ -43,6 +45,7 @@ class CallStore:
         """Drop the cached entries and the programs. Warnings that were given are not repeated."""
         self.entries = ()
         self.programs.clear()
+        self.followed.clear()
 
 
 @attrs.define(eq=False)

@@ -26,6 +26,7 @@ from ..runtime import (
     trace,
 )
 from ..world import current_world
+from .derivatives._outside import differentiated
 from .dtensors._outside import entering, leaving, placed
 from .dtensors._ranks import OnRanks, on_ranks
 
@@ -73,7 +74,10 @@ class Transformed:
 
     def asking_for(self) -> Request:
         """The request, with what all transforms say of themselves."""
-        return attrs.evolve(self.asked(), may_be_of_ranks=self.may_be_of_ranks)
+        asked, may_be = self.asked(), self.may_be_of_ranks
+        return attrs.evolve(
+            asked, may_be_of_ranks=may_be, differentiated=differentiated
+        )
 
     def options(self) -> Any:
         """The transform's arguments except the function. Equal options of one function share

@@ -115,7 +115,7 @@ def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 def owner_of(node: torch.fx.Node) -> torch.fx.Node:
     """The base of a view. Any other node is its own owner."""
-    while node.op == "call_function" and _is_view(node):
+    while node.op == "call_function" and is_view(node):
         node = node.all_input_nodes[0]
     return node
 
@@ -138,7 +138,7 @@ def _note_names(graph: torch.fx.Graph) -> None:
             }
             under = (
                 value.all_input_nodes[0]
-                if value.op == "call_function" and _is_view(value)
+                if value.op == "call_function" and is_view(value)
                 else None
             )
             value = (
@@ -161,7 +161,7 @@ def _is_backward(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.meta.get("phase") == "backward"
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def is_view(node: torch.fx.Node) -> bool:
     return getattr(node.target, "is_view", False) or node.target in SAME_MEMORY
 
 
@@ -310,7 +310,7 @@ class _Region:
             if x not in self.copies and x not in self.barred and not _is_early(x):
                 self.bar(x, reader)
         computes = (
-            not _is_view(node)
+            not is_view(node)
             and not _is_item(node)
             and node.target not in SHAPE_ONLY
         )

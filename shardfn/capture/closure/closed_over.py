@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -110,13 +110,29 @@ class ClosedOver:
             i in self.followed for i, x in rows if x.requires_grad
         )
 
-    def refuse_lost(self, name: str) -> None:
-        """Refuse a call that would lose a gradient.
+    def lost(self, known: Collection[torch.Tensor] = ()) -> list[int]:
+        """The positions of the tensors whose gradients a call would lose, but for the known ones."""
+        if not torch.is_grad_enabled():
+            return []
+        harmless, ids = self.followed - self.reached, set(map(id, known))
+        return [
+            i
+            for i, x in enumerate(self.tensors)
+            if x.requires_grad and i not in harmless and id(x) not in ids
+        ]
+
+    def refuse_lost(
+        self, name: str, known: Collection[torch.Tensor] = ()
+    ) -> None:
+        """Refuse a call that would lose a gradient or a tangent.
+
+        Args:
+            name: of the function.
+            known: the tensors whose gradients the call does not lose.
 
         Raises:
             CaptureError: names the tensors, and the line where the first of them is used.
         """
-        harmless = self.followed - self.reached
         held = [x for x, _ in self.holders if x.requires_grad]
         if held and torch.is_grad_enabled():
             got = f"it closes over a {_compat.class_name(held[0])}, which requires grad: its "
@@ -124,11 +140,8 @@ class ClosedOver:
             needed = "tensors that need no gradient, or arguments"
             fix, source = "; or ".join(FIXES), call_site()
             raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
-        if torch.is_grad_enabled():
-            rows = enumerate(self.tensors)
-            lost = [i for i, x in rows if x.requires_grad and i not in harmless]
-            if lost:
-                raise self._lost(name, lost)
+        if lost := self.lost(known):
+            raise self._lost(name, lost)
         if _compat.in_dual_level():
             dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
             if dual:

@@ -17,7 +17,7 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...types import Marks, MeshAxes, Program
+from ...types import REDUCTIONS, Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
@@ -32,6 +32,7 @@ from .values import Unaligned, Value, is_partial, settled
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
 AFTER = "after"
+COTANGENT = "prim_cotangent"
 
 
 def propagate(
@@ -80,10 +81,12 @@ def walked(
         walk.enter(*entry)
         for entry in zip(holders, in_marks, forgotten, strict=True)
     )
+    (output,) = graph.find_nodes(op="output")
+    leaving = zip(output.args[0], out_marks, strict=True)
+    walk.leaving = {node: marks for node, marks in leaving if marks is not None}
     for node in graph.nodes:
         if node.op == "call_function":
             walk.visit(node)
-    (output,) = graph.find_nodes(op="output")
     outs = tuple(
         walk.leave(*leaving, output)
         for leaving in zip(
@@ -98,6 +101,7 @@ def walked(
         outs,
         tuple(walk.gradients.values()),
         tuple(walk.unreduced),
+        tuple(sorted(walk.cotangents.items())),
     )
 
 
@@ -114,6 +118,9 @@ class Walk(Chooser):
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
         self.count = 0  # number of slots so far
+        # the placements of `out_placements`, by result
+        self.leaving: dict[torch.fx.Node, Marks] = {}
+        self.cotangents: dict[int, plan.Slot] = {}  # by number
 
     def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
         self.count += 1
@@ -176,6 +183,8 @@ class Walk(Chooser):
             align(self, node)
         elif op == AFTER:
             self.after(node)
+        elif op == COTANGENT:
+            self.cotangent(node)
         elif node.target in PRIMS:
             walk_shard_map.visit(self, node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
@@ -213,6 +222,15 @@ class Walk(Chooser):
             users=len(node.users),
             varies=value.varies,
         )
+
+    def cotangent(self, node: torch.fx.Node) -> None:
+        """The cotangent of a result enters with the placements of the result, reduced."""
+        result, number = args_of(node)
+        value = self.values[result]
+        marks = self.leaving.get(result) or settled(value, self.axes)
+        reduced = tuple("R" if m in REDUCTIONS else m for m in marks)
+        slot = self.cotangents[number] = self.slot(value.fake, reduced)
+        self.place_as(node, value, slot)
 
     def after(self, node: torch.fx.Node) -> None:
         """`after`: a value at each of its placements, but not before another value is

@@ -1,6 +1,6 @@
 """Arguments: checked, placed, and read as the local tensors of each rank."""
 
-from .checks import refuse_lost_gradient
+from .checks import refuse_lost_gradient, refuse_lost_tangent
 from .local_tensors import cut, join, local_of, reader, spec_of
 from .look import look
 from .placed import Placed, aval_of
@@ -17,5 +17,6 @@ __all__ = [
     "prepared",
     "reader",
     "refuse_lost_gradient",
+    "refuse_lost_tangent",
     "spec_of",
 ]

@@ -138,7 +138,9 @@ def check_leaves(
             _refuse_foreign(where, path, x)
             if isinstance(x, (SimulatedTensor, UnreadTensor)):
                 raise _of_each_rank(request, where, path, x, leaves)
-            refuse_lost_gradient(where, path, x)
+            if request.differentiated is None:
+                refuse_lost_gradient(where, path, x)
+            refuse_lost_tangent(where, x)
         elif (
             not isinstance(x, (*CONSTANTS, ShapeDtype, DeviceMesh))
             and not _is_function(x)
@@ -160,7 +162,9 @@ def check_holders(
     for root, arg in zip(_roots(request, args, kwargs), given, strict=True):
         for way, x in _tree.holders(arg):
             path = root + way
-            refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+            where = f"{request.name}, argument {path}"
+            refuse_lost_gradient(where, path, x)
+            refuse_lost_tangent(where, x)
 
 
 def _roots(
@@ -172,7 +176,7 @@ def _roots(
 
 
 def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
-    """Refuse an argument whose gradient or tangent would be lost.
+    """Refuse an argument whose gradient would be lost.
 
     Raises:
         ShardError: saying how to differentiate.
@@ -187,6 +191,14 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
             call_site(),
         )
         raise ShardError.of(where, got, fix=fix, source=source, arg_path=path)
+
+
+def refuse_lost_tangent(where: str, x: torch.Tensor) -> None:
+    """Refuse an argument whose tangent would be lost.
+
+    Raises:
+        ShardError: saying how to take tangents.
+    """
     if _compat.in_dual_level() and _compat.has_tangent(x):
         raise lost_tangent(where)
 

@@ -61,11 +61,17 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         avals=tuple(aval_of(x, mesh) for x in values),
         marks=marks,
         unreduced=_unreduced(values),
+        followed=tuple(i for i in tensors if _is_followed(leaves[i])),
         static=frozenset(static_leaves),
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
         constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
     )
+
+
+def _is_followed(x: Any) -> bool:
+    """Whether autograd follows a tensor."""
+    return torch.is_grad_enabled() and getattr(x, "requires_grad", False)
 
 
 def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ class Placed:
     marks: tuple[Marks, ...]  # of the tensors
     unreduced: tuple[int, ...]  # which of the tensors are unreduced gradients
     donated: tuple[int, ...]  # which leaves are tensors of donated arguments
+    followed: tuple[int, ...]  # which leaves are tensors that autograd follows
     static: frozenset[int]  # which leaves are of static arguments
     constants: tuple[
         tuple[int, Any, Any], ...

@@ -14,7 +14,7 @@ from ... import _compat, _tree
 from ...errors import TreeError
 from ...simulated import SimulatedTensor, dtensors, shown
 from ...world import current_world
-from .checks import refuse_lost_gradient
+from .checks import refuse_lost_gradient, refuse_lost_tangent
 
 
 def is_prepared(leaves: list[Any]) -> bool:
@@ -66,6 +66,7 @@ def _shown(x: torch.Tensor) -> torch.Tensor:
 def _turned(name: str, x: DTensor) -> torch.Tensor:
     """A DTensor of tensors that hold others, as one such tensor that holds DTensors."""
     refuse_lost_gradient(f"{name}, a DTensor", "", x)
+    refuse_lost_tangent(f"{name}, a DTensor", x)
     local: Any = _compat.local_tensor(x)
     is_simulated = current_world().kind == "simulated"
     shards = getattr(

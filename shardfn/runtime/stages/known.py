@@ -43,6 +43,7 @@ def captured_for(
         undecomposed,
         placed.mesh,
         request.may_be_of_ranks,
+        request.followed and request.followed.paths,
     )
     if request.around is not None:
         captured = _with_paths(captured)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import attrs
+from torch.distributed.tensor import DTensor
+
 from ... import _tree, tree_pairs
 from ... import schedule as passes
 from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates
 from ...partition import Plan, emit
+from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
 from ...placements import check_pending, is_spec, marks_of
 from ...types import TENSOR, LocalProgram, Marks, Program
@@ -55,14 +59,55 @@ def local_program(
     )
 
 
+def forward_of(program: Program, both: Halves) -> Program:
+    """The paths of the first half's inputs and results, with the values that it saves."""
+    results = program.out_paths[: program.out_leaves.count(TENSOR)]
+    saved = [f"saved {i}" for i in range(len(both.forward.outs) - len(results))]
+    return attrs.evolve(program, out_paths=(*results, *saved))
+
+
+def backward_of(program: Program, both: Halves) -> Program:
+    """The paths of the second half's inputs, and of the gradients."""
+    count = program.out_leaves.count(TENSOR)
+    results = program.out_paths[:count]
+    names = {INPUT: program.in_paths, RESULT: results}
+    residuals = [
+        names[kind][i] if kind in names else f"saved {i}" for kind, i in both.residuals
+    ]
+    floating = floating_results(program)
+    cotangents = [f"cotangent of {results[floating[i]]}" for i in both.cotangents]
+    paths = (*residuals, *cotangents)
+    return attrs.evolve(program, in_paths=paths, out_paths=program.out_paths[count:])
+
+
+def floating_results(program: Program) -> list[int]:
+    """The positions of the results that have derivatives, by dtype."""
+    (output,) = program.graph.graph.find_nodes(op="output")
+    count = program.out_leaves.count(TENSOR)
+    rows = enumerate(output.args[0][:count])
+    return [i for i, node in rows if _tree.is_floating(node.meta["val"])]
+
+
+def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
+    """The placements of the gradients that a backward returns. That of a plain tensor is
+    replicated; that of a DTensor is placed as the DTensor.
+    """
+    if request.followed is None:
+        return []
+    replicated = ("R",) * len(placed.axes.names)
+    kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
+    leaves = [None if kinds[i] else replicated for i in request.followed.leaves]
+    closed = request.followed.closed_over
+    return leaves + [None if isinstance(x, DTensor) else replicated for x in closed]
+
+
 def out_marks(
     request: Request, program: Program, placed: Placed
 ) -> list[Marks | None]:
     """The placements that out_placements asks for, for each tensor of the result."""
-    values = [
-        n.meta["val"]
-        for n in program.graph.graph.find_nodes(op="output")[0].args[0]
-    ]
+    (output,) = program.graph.graph.find_nodes(op="output")
+    count = program.out_leaves.count(TENSOR)
+    values = [node.meta["val"] for node in output.args[0][:count]]
     if request.out_placements is None:
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)

@@ -25,16 +25,27 @@ from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names, refuse_other
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
+from ...partition.halves import Halves, halves
 from ...placements import marks_of
 from ...schedule.agenda import rewished
-from ...types import Collective, LocalProgram, Marks, Program
+from ...random import ambient
+from ...types import TENSOR, Collective, LocalProgram, Marks, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
+from ..backward import Backward
 from ..compiled import Compiled
 from ..options import Request
-from .compiling import runner
-from .known import captured_for
-from .lowering import coordinates_here, local_program, out_marks
+from .compiling import Runner, runner
+from .followed import followed_capture
+from .lowering import (
+    backward_of,
+    coordinates_here,
+    floating_results,
+    forward_of,
+    gradient_marks,
+    local_program,
+    out_marks,
+)
 
 log = logging.getLogger("shardfn")
 
@@ -51,8 +62,7 @@ def _traced(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced:
     placed = look(request, args, kwargs)
-    captured = captured_for(request, args, kwargs, placed)
-    captured.outside.refuse_lost(request.name)
+    request, captured = followed_capture(request, args, kwargs, placed)
     if request.seed == "required":
         refuse_state(captured.program.graph.graph, request.name)
     if os.environ.get("SHARDFN_CHECK") == "1":
@@ -101,12 +111,9 @@ class Traced:
         axes = self.placed.axes
         closed = [self._marks_of(x) for x in self.captured.closed_over]
         ins = (*self.placed.marks, *closed)
-        return (
-            axes,
-            ins,
-            out_marks(self.request, self.program, self.placed),
-            self.placed.unreduced,
-        )
+        outs = out_marks(self.request, self.program, self.placed)
+        gradients = gradient_marks(self.request, self.placed)
+        return axes, ins, [*outs, *gradients], self.placed.unreduced
 
     def _marks_of(self, x: torch.Tensor) -> Marks:
         """The placements of a closed-over tensor: a plain one is replicated."""
@@ -155,6 +162,21 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted),
         )
+        if self.request.followed is None:
+            return self._scheduled(chosen, self.program)
+        results = self.program.out_leaves.count(TENSOR)
+        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
+        both = halves(chosen, results, drawn)
+        forward = self._scheduled(both.forward, forward_of(self.program, both))
+        backward = self._scheduled(both.backward, backward_of(self.program, both))
+        return attrs.evolve(forward, halves=both, backward=backward)
+
+    def _inputs(self) -> list[Any]:
+        """The tensors that the program takes: None for an argument."""
+        return [*(None for _ in self.placed.tensors), *self.captured.closed_over]
+
+    def _scheduled(self, chosen: Plan, paths: Program) -> Lowered:
+        """The program of each kind of ranks for a plan, scheduled."""
         names = group_names(self.placed.mesh)
         kinds = {c: local_sizes(chosen, c) for c in coordinates_here(self.placed)}
         programs: dict[tuple[Any, ...], LocalProgram] = {}
@@ -166,7 +188,7 @@ class Traced:
             if size not in programs:
                 programs[size] = local_program(
                     self.request.name,
-                    self.program,
+                    paths,
                     self.placed,
                     chosen,
                     agreed,
@@ -188,6 +210,9 @@ class Lowered:
     programs: dict[
         tuple[int, ...], LocalProgram
     ]  # by coordinates; ranks may share a program
+    # where autograd follows the call: the second program, and how the first one's values reach it
+    backward: Lowered | None = None
+    halves: Halves | None = attrs.field(default=None, repr=False)
 
     @property
     def program(self) -> LocalProgram:
@@ -250,29 +275,22 @@ class Lowered:
         return verbose_text(self.partition, self.traced.request.name, coordinates)
 
     def __str__(self) -> str:
-        return str(self.program)
+        return "\n".join(str(half.program) for half in self._halves())
 
     __repr__ = __str__
 
+    def _halves(self) -> list[Lowered]:
+        return [self] if self.backward is None else [self, self.backward]
+
     def text(self) -> str:
         """The full text of the program."""
-        return self.program.show(self.program, full=True)
+        programs = [half.program for half in self._halves()]
+        return "\n".join(program.show(program, full=True) for program in programs)
 
     def compile(self, backend: str | None = None) -> Compiled:
         """Stage 4: compile the program."""
         request, placed = self.traced.request, self.traced.placed
         backend = backend or request.backend
-        run = None  # in a simulated world nothing is compiled
-        if not placed.is_simulated:
-            with _compat.staging():
-                run = runner(
-                    request.name,
-                    placed,
-                    self.partition,
-                    self.agenda,
-                    self.program,
-                    backend,
-                )
         captured = self.traced.captured
         return Compiled(
             request,
@@ -281,5 +299,38 @@ class Lowered:
             self.partition,
             self.programs,
             backend,
-            run,
+            self._runner(backend),
+            self._backward(backend),
+        )
+
+    def _runner(self, backend: str) -> Runner | None:
+        """The compiled program. None in a simulated world, where nothing is compiled."""
+        placed = self.traced.placed
+        if placed.is_simulated:
+            return None
+        with _compat.staging():
+            return runner(
+                self.traced.request.name,
+                placed,
+                self.partition,
+                self.agenda,
+                self.program,
+                backend,
+            )
+
+    def _backward(self, backend: str) -> Backward | None:
+        """The compiled backward, where autograd follows the call."""
+        if self.backward is None:
+            return None
+        assert self.halves is not None
+        traced = self.traced
+        return Backward(
+            traced.request,
+            traced.placed,
+            traced.captured,
+            self.halves,
+            self.programs,
+            self.backward.programs,
+            tuple(floating_results(traced.program)),
+            self.backward._runner(backend),
         )

@@ -13,7 +13,7 @@ from ...capture.dtensors.values import text_of
 from ...errors import TreeError
 from ...mesh import axes_of
 from ...runtime import Request
-from ...runtime.arguments import refuse_lost_gradient
+from ...runtime.arguments import refuse_lost_gradient, refuse_lost_tangent
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
@@ -43,6 +43,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             path = where.get(id(x), "")
             _refuse_held_dtensors(request.name, x)
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+            refuse_lost_tangent(f"{request.name}, argument {path}", x)
             x = _global(x, mesh)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)

@@ -59,7 +59,9 @@ def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
     fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
-    made = attrs.evolve(asks, **options, structure=None, donate_argnums=())
+    made = attrs.evolve(
+        asks, **options, structure=None, donate_argnums=(), differentiated=None
+    )
     made.store.kin = asks.store.kin
     made.store.kin.update((asks.store, made.store))
     return made

@@ -1,0 +1,69 @@
+"""Tensors that a function closes over as primals of a derivative around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+
+from ...ops import placement
+from .closed_over import reached_from
+
+# functions of torch.func in Dynamo's graph
+WRAPS = "_wrap_for_grad"
+STEPS = {"_grad_increment_nesting": 1, "_grad_decrement_nesting": -1}
+
+
+@attrs.frozen
+class Derivative:
+    """Facts of autograd about a captured function with its gradients.
+
+    Args:
+        results: for each floating result, whether it has a derivative.
+        primals: for each tensor that autograd follows, whether a result depends on it.
+    """
+
+    results: tuple[bool, ...]
+    primals: tuple[bool, ...]
+
+
+def derivative_of(
+    results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]
+) -> Derivative:
+    """The facts of a derivative that is about to be taken."""
+    ends = reached_from(results)
+    return Derivative(
+        tuple(x.requires_grad for x in results),
+        tuple(id(x) in ends for x in primals),
+    )
+
+
+def follow_primals(python: torch.fx.GraphModule) -> None:
+    """Have code inside a derivative read closed-over tensors as primals of it.
+
+    Dynamo wraps a closed-over tensor for the derivative that has it as a primal. The function
+    inside reads the tensor itself, which the derivative would not see.
+    """
+    for marked in python.graph.find_nodes(
+        op="call_function", target=placement.primal
+    ):
+        (held,) = marked.all_input_nodes
+        wrapped = next(user for user in marked.users if _name(user) == WRAPS)
+        for node in _level_of(wrapped):
+            node.replace_input_with(held, wrapped)
+        marked.replace_all_uses_with(held)
+        python.graph.erase_node(marked)
+
+
+def _level_of(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes from a wrapped primal to the end of its derivative's forward."""
+    node, depth = wrapped, 1
+    while depth:
+        node = node.next
+        depth += STEPS.get(_name(node), 0)
+        yield node
+
+
+def _name(node: torch.fx.Node) -> str:
+    return getattr(node.target, "__name__", "")

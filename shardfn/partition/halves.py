@@ -1,0 +1,140 @@
+"""Two plans of one: the forward, and the backward that reads its residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import attrs
+
+from ..capture import annotations as sources
+from ..capture.checkpoint.recompute import is_view
+from .plan import Apply, Fill, Plan, Relabel, Slot, Step
+
+INPUT, RESULT, SAVED = "input", "result", "saved"
+
+
+@attrs.frozen(eq=False)
+class Halves:
+    """A plan of a function with its gradients, as two plans.
+
+    Args:
+        forward: returns the results, and then the values that it saves.
+        backward: takes the residuals, and then the cotangents; returns the gradients.
+        residuals: where each residual comes from: an input of the forward, a result, or a saved
+            value, with its number among those.
+        cotangents: the numbers of the cotangents.
+    """
+
+    forward: Plan
+    backward: Plan
+    residuals: tuple[tuple[str, int], ...]
+    cotangents: tuple[int, ...]
+
+
+def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
+    """Divide a plan between the forward and the backward.
+
+    The backward has the steps that capture has annotated as backward, and those that depend on
+    a cotangent. It repeats constants and views. Everything else that it reads is a residual.
+
+    Args:
+        plan: of a function that returns its results, and then gradients.
+        results: how many results it has.
+        drawn: the inputs that differ from call to call, such as the state of random calls,
+            which are saved as computed values are.
+    """
+    returned, gradients = plan.outs[:results], plan.outs[results:]
+    lasting = tuple(x for i, x in enumerate(plan.ins) if i not in drawn)
+    flow = _Flow(plan)
+    late, residuals = flow.backward(gradients, returned)
+    saved = tuple(x for x in residuals if x not in lasting and x not in returned)
+    outs = (*returned, *saved)
+    early = flow.behind(outs)
+    places = {
+        id(slot): (kind, number)
+        for kind, slots in ((SAVED, saved), (INPUT, lasting), (RESULT, returned))
+        for number, slot in enumerate(plan.ins if kind == INPUT else slots)
+        if slot in slots
+    }
+    cotangents = tuple(slot for _, slot in plan.cotangents)
+    return Halves(
+        attrs.evolve(
+            plan,
+            steps=tuple(s for s in plan.steps if s in early or flow.checks(s, late)),
+            outs=outs,
+            gradients=(),
+            cotangents=(),
+        ),
+        attrs.evolve(
+            plan,
+            steps=tuple(step for step in plan.steps if step in late),
+            ins=(*residuals, *cotangents),
+            outs=gradients,
+            unreduced=(),
+            cotangents=(),
+        ),
+        tuple(places[id(slot)] for slot in residuals),
+        tuple(number for number, _ in plan.cotangents),
+    )
+
+
+class _Flow:
+    """Which step of a plan makes each slot, and which steps are of the backward."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.made = {slot.number: step for step in plan.steps for slot in step.made}
+        self.given = {slot.number for _, slot in plan.cotangents}
+        self.late: set[Step] = set()
+        later = set(self.given)
+        for step in plan.steps:
+            if _is_noted(step) or any(x.number in later for x in step.read):
+                self.late.add(step)
+                later.update(x.number for x in step.made)
+
+    def behind(self, slots: Iterable[Slot]) -> set[Step]:
+        """The steps that some slots depend on."""
+        steps: set[Step] = set()
+        queue = list(slots)
+        while queue:
+            step = self.made.get(queue.pop().number)
+            if step is not None and step not in steps:
+                steps.add(step)
+                queue += step.read
+        return steps
+
+    def backward(
+        self, gradients: Iterable[Slot], returned: Collection[Slot]
+    ) -> tuple[set[Step], list[Slot]]:
+        """The steps of the backward, and the slots that it reads besides the cotangents."""
+        early = self.behind(returned)
+        steps: set[Step] = {s for s in self.late if not s.made}
+        read: dict[int, Slot] = {}
+        queue = [*gradients, *(x for step in steps for x in step.read)]
+        while queue:
+            slot = queue.pop()
+            step = self.made.get(slot.number)
+            if step in steps or slot.number in self.given:
+                continue
+            is_own = step in self.late and step not in early
+            if step is None or slot in returned or not (is_own or _is_free(step)):
+                read[slot.number] = slot
+            else:
+                steps.add(step)
+                queue += step.read
+        return steps, [read[number] for number in sorted(read)]
+
+    def checks(self, step: Step, late: set[Step]) -> bool:
+        """Whether a step only checks, in the forward."""
+        return not step.made and step not in late
+
+
+def _is_noted(step: Step) -> bool:
+    noted = step.node.meta.get("custom") or {}
+    return sources.OUTERMOST in noted
+
+
+def _is_free(step: Step) -> bool:
+    """Whether the backward may repeat a step instead of saving its result."""
+    if isinstance(step, Apply):
+        return not step.ins or is_view(step.node)
+    return isinstance(step, (Fill, Relabel))

@@ -1,0 +1,94 @@
+"""A call as one op of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat
+from ..errors import ShardError, call_site
+from .backward import Backward
+
+Function = Callable[[list[Any]], list[Any]]
+SECOND = (
+    "sf.grad or sf.hessian of the function inside the call, which differentiate as often as "
+    "needed; or without create_graph"
+)
+FREED = "loss.backward(retain_graph=True) for all but the last"
+WRITTEN = "write to the tensor after the backward, or to a clone of it"
+
+
+@attrs.frozen(eq=False)
+class Followed:
+    """A call through which gradients go back: from the leaves of its arguments to results.
+
+    Args:
+        execute: the first half: from leaves to local results, and local saved values.
+        make: results of local results; None if they are the same.
+        backward: the second half.
+    """
+
+    execute: Function
+    make: Function | None
+    backward: Backward
+
+    def __call__(self, leaves: list[Any]) -> list[Any]:
+        asked = self.backward.request.followed
+        assert asked is not None
+        tensors = [*(leaves[i] for i in asked.leaves), *asked.closed_over]
+        return list(_Op.apply(self, leaves, *tensors))
+
+    def forward(self, leaves: list[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+        """The results, and the tensors that autograd is to keep."""
+        outs = self.execute(leaves)
+        count = len(self.backward.has_derivative())
+        own, values = outs[:count], outs[count:]
+        results = own if self.make is None else self.make(own)
+        return results, self.backward.saved(leaves, results, values)
+
+
+class _Op(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Followed, leaves: list[Any], *_: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        results, saved = call.forward(leaves)
+        ctx.save_for_backward(*saved)
+        rows = zip(results, call.backward.has_derivative(), strict=True)
+        ctx.mark_non_differentiable(*[x for x, has in rows if not has])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        half = ctx.call.backward
+        name = half.request.name
+        if torch.is_grad_enabled() or _compat.inside_transform():
+            got = "its backward is differentiated, with create_graph or a transform"
+            needed = "a first derivative from outside of the call"
+            raise ShardError.of(name, got, needed=needed, fix=SECOND, source=call_site())
+        saved = _saved(name, ctx)
+        return None, None, *half.run(saved, cotangents)
+
+
+def _saved(name: str, ctx: Any) -> list[torch.Tensor]:
+    """The tensors that autograd has kept. It lets go of them, unless the graph is retained.
+
+    Raises:
+        ShardError: they are freed, or have been written to.
+    """
+    try:
+        saved = list(ctx.saved_tensors)
+    except RuntimeError as error:
+        is_freed = "second time" in str(error)
+        got = (
+            "its graph is freed: backward has gone through it before"
+            if is_freed
+            else "a value that its backward needs has been modified in place"
+        )
+        fix = FREED if is_freed else WRITTEN
+        raise ShardError.of(name, got, fix=fix, source=call_site()) from error
+    ctx.maybe_clear_saved_tensors()
+    return saved

@@ -1,0 +1,41 @@
+"""The tensors that autograd follows from outside of a call, through which gradients go back."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from ..buckets import Wish, checked_caps
+
+CAPS = "25MB", None, "1GiB"  # of bucketed_grad
+
+
+@attrs.frozen(eq=False)
+class Followed:
+    """The tensors of one call that require grad.
+
+    Args:
+        leaves: their positions among the leaves of (args, kwargs).
+        closed_over: those that the function closes over.
+        paths: of both, for printed programs and bucket plans.
+    """
+
+    leaves: tuple[int, ...]
+    closed_over: tuple[torch.Tensor, ...]
+    paths: tuple[str, ...]
+    are_real: tuple[bool, ...]  # whether each is floating, and not complex
+
+    @property
+    def wishes(self) -> list[str]:
+        """The bucketing options of each gradient: those of `bucketed_grad`."""
+        cap, first_cap, in_flight = checked_caps("backward", CAPS)
+        rows = zip(self.paths, self.are_real, strict=True)
+        return [
+            Wish(path, cap, first_cap, max_in_flight=in_flight).text if real else ""
+            for path, real in rows
+        ]
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+        """Equal for calls that share captures."""
+        return self.leaves, tuple(map(id, self.closed_over)), self.paths

@@ -1,0 +1,77 @@
+"""The capture of a call that autograd follows: the value and the gradients, as one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _tree
+from ...capture import Captured
+from ..arguments import Placed
+from ..followed import Followed
+from ..options import Request
+from .known import captured_for
+
+
+def followed_capture(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
+) -> tuple[Request, Captured]:
+    """The program of a function for a call, with gradients if autograd follows it.
+
+    Tensors that the function closes over are known when it has been captured. If autograd
+    follows one of them, the function is captured again.
+
+    Returns:
+        (the request for the program that is captured, the capture).
+
+    Raises:
+        CaptureError: a gradient would be lost.
+    """
+    closed: tuple[torch.Tensor, ...] = ()
+    names: tuple[str, ...] = ()
+    while True:
+        mine = _following(request, args, kwargs, placed, closed, names)
+        captured = captured_for(mine, args, kwargs, placed)
+        outside = captured.outside
+        lost = outside.lost(closed) if request.differentiated is not None else []
+        if not lost:
+            break
+        closed += tuple(outside.tensors[i] for i in lost)
+        names += tuple(outside.names[i] for i in lost)
+    captured.outside.refuse_lost(request.name, closed)
+    derivative = captured.derivative
+    if derivative is not None and not any(derivative.results):
+        return request, captured_for(request, args, kwargs, placed)
+    return mine, captured
+
+
+def _following(
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    placed: Placed,
+    closed: tuple[torch.Tensor, ...],
+    names: tuple[str, ...],
+) -> Request:
+    """The request for a function with its gradients, made once. Without gradients it is the
+    request itself.
+    """
+    if not placed.followed and not closed:
+        return request
+    leaves = _tree.leaves((args, kwargs))
+    tensors = (*(leaves[i] for i in placed.followed), *closed)
+    paths = (*(placed.paths[i] for i in placed.followed), *names)
+    are_real = tuple(x.is_floating_point() for x in tensors)
+    followed = Followed(placed.followed, closed, paths, are_real)
+    known = request.store.followed
+    if followed.key not in known:
+        assert request.differentiated is not None
+        known[followed.key] = attrs.evolve(
+            request,
+            fn=request.differentiated(request.fn, followed),
+            structure=None,
+            followed=followed,
+        )
+    return known[followed.key]
