@@ -62,7 +62,6 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
             plan,
             steps=tuple(s for s in plan.steps if s in early or flow.checks(s, late)),
             outs=outs,
-            gradients=(),
             cotangents=(),
         ),
         attrs.evolve(

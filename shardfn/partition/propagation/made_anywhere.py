@@ -1,5 +1,5 @@
-"""Values that each rank can make for itself at any placement: random numbers, and what is computed
-element by element from them alone.
+"""Values that each rank can make for itself at any placement: random numbers, expanded scalars,
+and what is computed element by element from them alone.
 
 They are made where they are read, at the placement that the reader wants: only a rank's shard,
 and nothing is sent.
@@ -43,7 +43,10 @@ def is_made_anywhere(call: OpCall, values: list[Value]) -> bool:
             and _is_replicated(values[0])
         )
     if call.target is EXPAND:
-        return values[0].fill is not None and not call.ins[0].dim()
+        value = values[0]
+        return not value.fake.dim() and (
+            value.fill is not None or _is_replicated(value)
+        )
     if not rules.is_pointwise(call.target) or not any(v.recipe for v in values):
         return False
     return all(_follows(v, call.outs[0]) for v in values)
@@ -56,9 +59,10 @@ def _is_replicated(value: Value) -> bool:
 
 def _follows(value: Value, result: torch.Tensor) -> bool:
     """Whether an argument can be made at whatever placement its result gets."""
-    if value.recipe is None and value.fill is None:
-        return False
-    return value.fake.shape == result.shape or not value.fake.dim()
+    if not value.fake.dim():
+        return value.is_unmade or _is_replicated(value)
+    is_free = value.recipe is not None or value.fill is not None
+    return is_free and value.fake.shape == result.shape
 
 
 def unmade(node: torch.fx.Node, values: list[Value]) -> Value:

@@ -62,28 +62,6 @@ def check_call(
     return static, donated
 
 
-def check_module(request: Request) -> None:
-    """Refuse a module with parameters to train: functionalize makes them inputs of the program."""
-    fn, method = request.signature_of, ""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if isinstance(fn, types.MethodType):
-        fn, method = fn.__self__, f".{fn.__name__}"
-    if not isinstance(fn, torch.nn.Module):
-        return
-    held = [name for name, x in fn.named_parameters() if x.requires_grad]
-    if held:
-        kind, more = type(fn).__name__, ", ..." if len(held) > 3 else ""
-        got = f"the module {kind}{method} holds parameters: {', '.join(held[:3])}{more}"
-        needed = (
-            "parameters as arguments; held by a module they get no gradient, and are "
-            "replicated"
-        )
-        fix = "fn, params, buffers = sf.functionalize(module), and the transform of fn"
-        source = call_site()
-        raise TreeError.of(request.name, got, needed=needed, fix=fix, source=source)
-
-
 def refuse_classes(
     request: Request,
     args: tuple[Any, ...],

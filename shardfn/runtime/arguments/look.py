@@ -20,7 +20,6 @@ from .checks import (
     check_call,
     check_holders,
     check_leaves,
-    check_module,
     refuse_classes,
 )
 from .placed import Placed, aval_of
@@ -35,7 +34,6 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
             tensor nor a constant.
         PlacementError: placements that do not fit, all listed.
     """
-    check_module(request)
     static, donated = check_call(request, args, kwargs)
     leaves, treedef = _tree.flatten((args, kwargs))
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
