@@ -118,12 +118,21 @@ def dict_node(kind: Kind) -> Kind:
     """Make a subclass of dict a container; trees made from it hold a dict in its place."""
     optree.register_pytree_node(
         kind,
-        lambda x: (list(x.values()), tuple(x), tuple(x)),
-        lambda keys, children: dict(zip(keys, children, strict=True)),
+        _dict_opened,
+        _dict_closed,
         path_entry_type=optree.MappingEntry,
         namespace=NAMESPACE,
     )
     return kind
+
+
+def _dict_opened(x: Any) -> tuple[list[Any], Any, tuple[Any, ...]]:
+    keys = tuple(x)
+    return list(x.values()), keys, keys
+
+
+def _dict_closed(keys: Any, children: Iterable[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, children, strict=True))
 
 
 def argument_paths(

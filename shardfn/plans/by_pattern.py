@@ -14,17 +14,15 @@ from ..placements import P, is_spec
 from ..types import MeshAxes
 from . import styles
 from .leaves import Leaf, Params, check_fit, checked_axes, params_of
+from .mismatches import gaps, unmatched, unreachable
 from .rules import (
     Choice,
     Reader,
     Rule,
-    gaps,
     is_of_styles,
     notes_of,
     of_base_model,
     rules_of,
-    unmatched,
-    unreachable,
     winner,
 )
 from .table import Placements
@@ -103,7 +101,7 @@ def placements(
     rules = of_base_model(rules_of(plan), tree.tensors)
     reader = _reader(rules, mesh_axes, axis, tree, module)
     chosen = _chosen(rules, tree.tensors, reader)
-    used = [choice.rule for choices in chosen.values() for choice in choices]
+    used = {choice.rule for choices in chosen.values() for choice in choices}
     fallback = _fallback(default, rules, params, tree)
     lines = [*unmatched(_of_parameters(rules), used, tree.tensors)]
     lines += unreachable(chosen)

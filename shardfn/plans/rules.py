@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,10 +13,10 @@ from ..errors import PlacementError, TreeError
 from ..placements import is_spec
 from . import styles
 from .leaves import Leaf
-from .patterns import compiled, general, near, parent, written
+from .patterns import compiled, near, parent, written
 
 Key = str | re.Pattern[str]
-DEEPEST = 3  # names before a plan of the base model
+DEEPEST = 2  # names before a plan of the base model
 
 
 @attrs.frozen(eq=False)
@@ -26,6 +26,11 @@ class Rule:
     key: Key
     value: Any
     under: str = ""
+    pattern: re.Pattern[str] = attrs.field(init=False)
+
+    @pattern.default
+    def _compiled(self) -> re.Pattern[str]:
+        return compiled(self.key)
 
     @property
     def is_style(self) -> bool:
@@ -41,7 +46,7 @@ class Rule:
             if not path.startswith(before):
                 return False
             path = path.removeprefix(before)
-        return compiled(self.key).fullmatch(path) is not None
+        return self.pattern.fullmatch(path) is not None
 
     def way_to(self, leaf: Leaf) -> tuple[str, bool] | None:
         """The name under which it matches a parameter, and whether it names the module that
@@ -207,80 +212,10 @@ def winner(choices: Sequence[Choice]) -> Choice:
     return next(closer, first)
 
 
-def unmatched(
-    rules: Iterable[Rule], used: Iterable[Rule], leaves: Sequence[Leaf]
-) -> list[str]:
-    """A line for each rule that matches nothing, with names that are near. Names of Hugging Face
-    are left out: their plans name layers that only some configurations have.
-    """
-    seen = list(used)
-    lost = [rule for rule in rules if rule not in seen]
-    return [
-        f"{rule} matches nothing; {_hint(rule, leaves)}"
-        for rule in lost
-        if not isinstance(rule.value, str)
-    ]
-
-
-def _hint(rule: Rule, leaves: Sequence[Leaf]) -> str:
-    """A suggestion for a pattern that matches nothing."""
-    paths = [name for leaf in leaves for name in leaf.names]
-    if isinstance(rule.key, re.Pattern):
-        pattern, text = rule.key, rule.key.pattern
-        inside = next((path for path in paths if pattern.search(path)), None)
-        if inside is not None:
-            return (
-                f"a regular expression has to match a full path, such as {inside}"
-            )
-    else:
-        text = rule.key
-        loose = text.replace("**", "*").replace("*", "**")
-        inside = next((p for p in paths if compiled(loose).fullmatch(p)), None)
-        if inside is not None:
-            return f"* stays within one name; {loose!r} matches {inside}"
-    names = [general(path) for path in paths]
-    if rule.is_style:
-        names = [parent(name) for name in names]
-    return f"near it: {', '.join(near(text, names))}"
-
-
-def unreachable(chosen: Mapping[str, Sequence[Choice]]) -> list[str]:
-    """A line for each rule that never counts, since earlier ones give all that it matches
-    another placement.
-    """
-    wins = {winner(choices).rule for choices in chosen.values() if choices}
-    lines: dict[Rule, str] = {}
-    for path, choices in chosen.items():
-        for i, choice in enumerate(choices):
-            taker = winner(choices)
-            is_earlier = any(taker is before for before in choices[:i])
-            if choice.rule in wins or choice.rule in lines or not is_earlier:
-                continue
-            if choice.spec != taker.spec:
-                lines[choice.rule] = (
-                    f"{choice.rule} never counts: {taker.rule} stands before it and matches "
-                    f"all that it does; {path} is {taker.spec!r} there, {choice.spec!r} here"
-                )
-    return list(lines.values())
-
-
-def gaps(
-    chosen: Mapping[str, Sequence[Choice]], rules: Sequence[Rule]
-) -> list[str]:
-    """A line for each kind of parameter that nothing matches, with patterns that are near."""
-    patterns = [str(rule) for rule in rules]
-    lost = [path for path, choices in chosen.items() if not choices]
-    return [
-        f"nothing matches {path}; near it: {', '.join(near(path, patterns))}"
-        for path in dict.fromkeys(map(general, lost))
-    ]
-
-
-def notes_of(rules: Sequence[Rule], used: Iterable[Rule]) -> list[str]:
+def notes_of(rules: Sequence[Rule], used: Container[Rule]) -> list[str]:
     """Lines for the table: the entries of a plan that gave nothing a placement."""
-    seen = list(used)
     of_activations = [r for r in rules if styles.is_of_activations(r.value)]
-    others = [r for r in rules if r not in seen and r not in of_activations]
+    others = [r for r in rules if r not in used and r not in of_activations]
     under = next((rule.under for rule in rules if rule.under), "")
     lines = [f"the plan is that of {under}"] if under else []
     if of_activations:
@@ -294,4 +229,3 @@ def notes_of(rules: Sequence[Rule], used: Iterable[Rule]) -> list[str]:
 def is_of_styles(rules: Sequence[Rule]) -> bool:
     """Whether a plan has styles, and so replicates what it does not name."""
     return any(rule.is_style for rule in rules)
-

@@ -78,17 +78,21 @@ def _rows(
     tree: dict[str, Any], leaves: Mapping[str, Leaf], axes: MeshAxes | None
 ) -> list[Row]:
     """The rows of a tree, those of equal layers as one."""
-    groups = defaultdict[Any, list[tuple[str, int]]](list)
+    groups = defaultdict[tuple[str, str, str, str], list[tuple[str, int]]](list)
     for path, spec in _tree.named_leaves(tree, is_spec):
-        leaf = leaves.get(path)
-        shape = "" if leaf is None else "x".join(map(str, leaf.shape)) or "()"
-        dtype = "" if leaf is None else str(leaf.dtype).removeprefix("torch.")
-        size = 0 if leaf is None else local_bytes(leaf, spec, axes)
+        shape = dtype = ""
+        size = 0
+        if leaf := leaves.get(path):
+            shape = "x".join(map(str, leaf.shape)) or "()"
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            size = local_bytes(leaf, spec, axes)
         groups[general(path), shape, dtype, repr(spec)].append((path, size))
-    return [
-        Row(tuple(path for path, _ in same), *cells, sum(size for _, size in same))
-        for (_, *cells), same in groups.items()
-    ]
+    rows = []
+    for (_, shape, dtype, placement), same in groups.items():
+        paths = tuple(path for path, _ in same)
+        size = sum(size for _, size in same)
+        rows.append(Row(paths, shape, dtype, placement, size))
+    return rows
 
 
 def local_bytes(leaf: Leaf, spec: Any, axes: MeshAxes | None) -> int:
