@@ -83,6 +83,8 @@ def gaps(
 
 def _pattern_hint(path: str, rules: Sequence[Rule]) -> str:
     """A suggestion for a parameter that no pattern matches."""
+    if not rules:
+        return "the plan is empty"
     looser = (_looser(rule, path) for rule in rules)
     found = next((hint for hint in looser if hint), None)
     return found or f"near it: {', '.join(near(path, map(str, rules)))}"

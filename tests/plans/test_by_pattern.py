@@ -179,6 +179,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: sf.placements(PARAMS, {"**": ("tp",)}),
         "'**': ('tp',) is not a placement",
     ),
+    "no patterns": (
+        lambda: sf.placements(PARAMS, {}),
+        "nothing matches layers.*.up.weight; the plan is empty",
+    ),
     "mesh": (lambda: sf.placements(PARAMS, {}, mesh=3), "placements, mesh: a int"),
     "module": (
         lambda: sf.placements(PARAMS, {}, module=3),

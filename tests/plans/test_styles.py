@@ -24,8 +24,9 @@ from torch.distributed.tensor.parallel import (
 import shardfn as sf
 from shardfn import P, ShapeDtype
 from shardfn.placements import marks_of, torch_placements
-from shardfn.plans.styles import HUGGING_FACE, OF_ACTIVATIONS
+from shardfn.plans.styles import HUGGING_FACE, OF_ACTIVATIONS, known_names
 from shardfn.types import MeshAxes
+from tests.support.sizes import ROOT
 
 LINE = MeshAxes(("tp",), (2,))
 hub = pytest.importorskip("transformers")
@@ -91,6 +92,12 @@ def test_every_style_of_transformers_is_read_as_it_shards(
         for name, x in shapes.items()
     }
     assert got == wanted
+
+
+def test_the_page_of_placements_has_every_style() -> None:
+    page = (ROOT / "docs" / "placements.md").read_text()
+    missing = [name for name in known_names() if f"`{name}`" not in page]
+    assert not missing
 
 
 class Net(nn.Module):
