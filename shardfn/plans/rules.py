@@ -222,7 +222,7 @@ def notes_of(rules: Sequence[Rule], used: Container[Rule]) -> list[str]:
         names = ", ".join(map(str, of_activations))
         lines.append(f"of activations, placed by propagation: {names}")
     if others:
-        lines.append(f"not in this model: {', '.join(map(str, others))}")
+        lines.append(f"names no parameter here: {', '.join(map(str, others))}")
     return lines
 
 

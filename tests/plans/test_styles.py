@@ -283,4 +283,4 @@ def test_a_plan_of_experts_goes_before_one_of_tensors() -> None:
     assert tp[f"{experts}.gate_up_proj"] == P(None, "tp")
     assert where[f"{experts}.gate_up_proj"] == P("ep")
     assert where["model.layers.0.self_attn.q_proj.weight"] == P("tp")
-    assert "not in this model: 'model.layers.*.mlp.gate_proj'" in str(tp)
+    assert "names no parameter here: 'model.layers.*.mlp.gate_proj'" in str(tp)

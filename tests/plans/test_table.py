@@ -80,5 +80,5 @@ def test_entries_that_give_no_placement_stand_under_the_table(plan: str) -> None
     styles = {"mlp": "moe_tp_experts", plan: "rowwise", "gate": "colwise"}
     text = str(sf.placements(PARAMS, styles, axis="tp"))
     assert text.endswith(
-        "of activations, placed by propagation: 'mlp'\nnot in this model: 'gate'"
+        "of activations, placed by propagation: 'mlp'\nnames no parameter here: 'gate'"
     )
