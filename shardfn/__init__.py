@@ -18,6 +18,7 @@ from .errors import (
 from .hardware import Link
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
+from .plans import fsdp, placements
 from .transforms import (
     accumulate,
     all_gather,
@@ -106,6 +107,7 @@ __all__ = [
     "explain_retrace",
     "fake_world",
     "from_local",
+    "fsdp",
     "full",
     "functionalize",
     "grad",
@@ -118,6 +120,7 @@ __all__ = [
     "linearize",
     "make_mesh",
     "map",
+    "placements",
     "pmax",
     "pmean",
     "pmin",

@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import optree
 import torch
@@ -25,6 +25,7 @@ from . import _compat
 
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
+Kind = TypeVar("Kind", bound=type)
 _ordered = optree.dict_insertion_ordered(
     True, namespace=NAMESPACE
 )  # our namespace alone
@@ -102,6 +103,36 @@ def paths(tree: Any) -> list[str]:
     """The path of each leaf, as Python writes it: `['w'][0].x`."""
     accessors = optree.tree_accessors(tree, none_is_leaf=True, namespace=NAMESPACE)
     return [accessor.codify("") for accessor in accessors]
+
+
+def named_leaves(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its path as a module writes it: `layers.0.weight`."""
+    leaves, treedef = flatten(tree, is_leaf)
+    ways = [".".join(map(str, way.path)) for way in treedef.accessors()]
+    return list(zip(ways, leaves, strict=True))
+
+
+def dict_node(kind: Kind) -> Kind:
+    """Make a subclass of dict a container; trees made from it hold a dict in its place."""
+    optree.register_pytree_node(
+        kind,
+        _dict_opened,
+        _dict_closed,
+        path_entry_type=optree.MappingEntry,
+        namespace=NAMESPACE,
+    )
+    return kind
+
+
+def _dict_opened(x: Any) -> tuple[list[Any], Any, tuple[Any, ...]]:
+    keys = tuple(x)
+    return list(x.values()), keys, keys
+
+
+def _dict_closed(keys: Any, children: Iterable[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, children, strict=True))
 
 
 def argument_paths(

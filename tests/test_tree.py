@@ -340,3 +340,13 @@ def test_tree_map_applies_to_every_leaf_of_several_trees() -> None:
     assert _tree.tree_map(str, Point(1, [2])) == Point("1", ["2"])
     with pytest.raises(ValueError):
         _tree.tree_map(lambda a, b: a, {"w": 1}, {"v": 2})
+
+
+def test_named_leaves_have_the_paths_of_modules():
+    tree = {"layers": [{"w": 1}, (2, None)], "head": 3}
+    assert _tree.named_leaves(tree) == [
+        ("layers.0.w", 1),
+        ("layers.1.0", 2),
+        ("layers.1.1", None),
+        ("head", 3),
+    ]

@@ -41,7 +41,7 @@ def init(
         mesh: a DeviceMesh; None for one device.
         placements: for all parameters one `P`, or a dict from names or patterns (fnmatch, such
             as "*.weight") of parameters and buffers to `P`s, of which the first that fits
-            counts. The others are replicated.
+            counts. The others are replicated. `sf.placements` and `sf.fsdp` return such dicts.
         key: int64 (2,), replicated.
         backend: "inductor" or "aten", as for `jit`.
 
