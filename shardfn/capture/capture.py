@@ -20,8 +20,8 @@ from ..random import ambient
 from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
-from .closure.reads import Reads, held_reads
 from .closure.primals import Derivative, follow_primals
+from .closure.reads import Reads, held_reads
 from .control_flow import endings
 from .dtensors.values import DTensors, stand_in
 from .dtensors.writes import refuse_writes
@@ -120,11 +120,13 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     arguments = dict(zip(paths, inputs.leaves, strict=True))
     outside = outside.named({"": user_fn, **arguments})
-    out = out if gradients is None else out.beside(gradients)
+    if gradients is not None:
+        out = out.beside(gradients)
     captured = _captured(
         name, graph, inputs.tensor_paths, out, outside, names, reads
     )
-    return attrs.evolve(captured, derivative=derivative)
+    has_gradients = gradients is not None
+    return attrs.evolve(captured, derivative=derivative if has_gradients else None)
 
 
 def _read(

@@ -44,37 +44,34 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
             which are saved as computed values are.
     """
     returned, gradients = plan.outs[:results], plan.outs[results:]
-    lasting = tuple(x for i, x in enumerate(plan.ins) if i not in drawn)
     flow = _Flow(plan)
     late, residuals = flow.backward(gradients, returned)
-    saved = tuple(x for x in residuals if x not in lasting and x not in returned)
+    places = {x: (RESULT, i) for i, x in enumerate(returned)}
+    places |= {x: (INPUT, i) for i, x in enumerate(plan.ins) if i not in drawn}
+    saved = tuple(x for x in residuals if x not in places)
+    places |= {x: (SAVED, i) for i, x in enumerate(saved)}
     outs = (*returned, *saved)
     early = flow.behind(outs)
-    places = {
-        id(slot): (kind, number)
-        for kind, slots in ((SAVED, saved), (INPUT, lasting), (RESULT, returned))
-        for number, slot in enumerate(plan.ins if kind == INPUT else slots)
-        if slot in slots
-    }
+    early.update(step for step in plan.steps if not step.made and step not in late)
     cotangents = tuple(slot for _, slot in plan.cotangents)
     return Halves(
+        attrs.evolve(plan, steps=_some(plan, early), outs=outs, cotangents=()),
         attrs.evolve(
             plan,
-            steps=tuple(s for s in plan.steps if s in early or flow.checks(s, late)),
-            outs=outs,
-            cotangents=(),
-        ),
-        attrs.evolve(
-            plan,
-            steps=tuple(step for step in plan.steps if step in late),
+            steps=_some(plan, late),
             ins=(*residuals, *cotangents),
             outs=gradients,
             unreduced=(),
             cotangents=(),
         ),
-        tuple(places[id(slot)] for slot in residuals),
+        tuple(places[x] for x in residuals),
         tuple(number for number, _ in plan.cotangents),
     )
+
+
+def _some(plan: Plan, steps: Collection[Step]) -> tuple[Step, ...]:
+    """Some steps of a plan, in its order."""
+    return tuple(step for step in plan.steps if step in steps)
 
 
 class _Flow:
@@ -121,10 +118,6 @@ class _Flow:
                 steps.add(step)
                 queue += step.read
         return steps, [read[number] for number in sorted(read)]
-
-    def checks(self, step: Step, late: set[Step]) -> bool:
-        """Whether a step only checks, in the forward."""
-        return not step.made and step not in late
 
 
 def _is_noted(step: Step) -> bool:

@@ -38,6 +38,8 @@ class Walk(Prices, Protocol):
     gradients: dict[torch.fx.Node, plan.Gradient]
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
     steps: list[plan.Step]
+    leaving: dict[torch.fx.Node, Marks]  # the placements of results that are set
+    cotangents: dict[int, plan.Slot]  # of results, by number
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""

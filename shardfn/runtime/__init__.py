@@ -1,9 +1,9 @@
 """Stage 5, run: arguments, the call path, the simulator."""
 
 from . import cache
+from .backward.followed import Followed
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
-from .followed import Followed
 from .options import Around, Request
 from .stages import Lowered, Traced, trace
 

@@ -19,7 +19,7 @@ from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..placements import marks_of
-from ..simulated import SimulatedDTensor, SimulatedTensor, UnreadTensor, shown
+from ..simulated import SimulatedTensor, UnreadTensor, shown
 from ..types import LocalProgram
 from .agreement import compare_ranks
 from .arguments import (
@@ -27,16 +27,15 @@ from .arguments import (
     local_of,
     refuse_lost_gradient,
     refuse_lost_tangent,
-    spec_of,
 )
-from .autograd import Followed
-from .backward import Backward
+from .arguments.results import in_tree, maker
+from .backward.op import Differentiable
+from .backward.second_half import Backward
 from .donation import Donation, own
 from .layouts import Reader, closed_over, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
-from .wrapping import in_tree, maker
 
 OF_RANKS = (
     SimulatedTensor,
@@ -96,7 +95,7 @@ class Compiled:
         if self.backward is None:
             return execute
         make = maker(self.placed, self.captured, self.partition)
-        return Followed(execute, make, self.backward)
+        return Differentiable(execute, make, self.backward)
 
     @wrap.default
     def _wrap(self) -> Callable[[list[Any]], Any]:

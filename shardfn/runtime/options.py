@@ -9,7 +9,7 @@ import attrs
 
 from ..compile import BACKENDS
 from ..errors import ShardError
-from .followed import Followed
+from .backward.followed import Followed
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")

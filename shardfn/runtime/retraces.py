@@ -53,6 +53,7 @@ def _differences(
         for path, now, before in rows:
             if now != before:
                 yield f"{path}: {_text(now)}, was {_text(before)}"
+    yield from _followed(entry, placed)
     states = zip(_compat.SETTINGS, placed.state, entry.state, strict=True)
     yield from (
         f"{name}: {a}, was {b}" for name, a, b in states if a != b and (a or b)
@@ -61,6 +62,26 @@ def _differences(
         for path, before, now in entry.reads.changed():
             yield f"{name_of(path)}, which it closes over: {_said(now)}, was {_said(before)}"
     yield from _surroundings(entry, placed.world, mesh)
+
+
+def _followed(entry: Any, placed: Placed) -> Iterator[str]:
+    """Lines for the arguments that autograd follows now or did before, but not both."""
+    tensors = range(len(entry.paths)) if entry.tensors is None else entry.tensors
+    flags = entry.followed or (False,) * len(tensors)
+    before = {
+        entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag
+    }
+    now = {placed.paths[i] for i in placed.followed}
+    yield from (
+        f"{path}: autograd follows it, and did not before"
+        for path in placed.paths
+        if path in now - before
+    )
+    yield from (
+        f"{path}: autograd does not follow it, and did before"
+        for path in entry.paths
+        if path in before - now
+    )
 
 
 def _trees(entry: Any, placed: Placed) -> str:

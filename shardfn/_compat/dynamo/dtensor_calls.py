@@ -186,7 +186,10 @@ def closed_over(
         return wrap(builder, x)
     tag, text = dtensors.closed_over(x)
     like = dtensors.stand_in(x)
-    return _read(builder.tx, tag, [wrap(builder, like), text], {})
+    placed = _read(builder.tx, tag, [wrap(builder, like), text], {})
+    # Dynamo writes to it where it meets x again as a parameter of a module (torch 2.13)
+    _node(placed).meta.setdefault("tensor_dict", {})
+    return placed
 
 
 def is_instance(

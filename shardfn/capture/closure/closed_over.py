@@ -111,7 +111,7 @@ class ClosedOver:
         )
 
     def lost(self, known: Collection[torch.Tensor] = ()) -> list[int]:
-        """The positions of the tensors whose gradients a call would lose, but for the known ones."""
+        """The positions of the tensors whose gradients a call would lose, except known ones."""
         if not torch.is_grad_enabled():
             return []
         harmless, ids = self.followed - self.reached, set(map(id, known))
@@ -121,9 +121,7 @@ class ClosedOver:
             if x.requires_grad and i not in harmless and id(x) not in ids
         ]
 
-    def refuse_lost(
-        self, name: str, known: Collection[torch.Tensor] = ()
-    ) -> None:
+    def refuse_lost(self, name: str, known: Collection[torch.Tensor] = ()) -> None:
         """Refuse a call that would lose a gradient or a tangent.
 
         Args:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from ...capture import annotations as sources
@@ -17,12 +16,12 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...types import REDUCTIONS, Marks, MeshAxes, Program
+from ...types import Marks, MeshAxes, Program
 from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import made_anywhere, means, refusals, walk_shard_map
+from . import made_anywhere, means, refusals, residuals, walk_shard_map
 from .choose import Chooser
 from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
@@ -182,9 +181,9 @@ class Walk(Chooser):
         elif op == ALIGN:
             align(self, node)
         elif op == AFTER:
-            self.after(node)
+            residuals.after(self, node)
         elif op == COTANGENT:
-            self.cotangent(node)
+            residuals.cotangent(self, node)
         elif node.target in PRIMS:
             walk_shard_map.visit(self, node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
@@ -222,32 +221,6 @@ class Walk(Chooser):
             users=len(node.users),
             varies=value.varies,
         )
-
-    def cotangent(self, node: torch.fx.Node) -> None:
-        """The cotangent of a result enters with the placements of the result, reduced."""
-        result, number = args_of(node)
-        value = self.values[result]
-        marks = self.leaving.get(result) or settled(value, self.axes)
-        reduced = tuple("R" if m in REDUCTIONS else m for m in marks)
-        slot = self.cotangents[number] = self.slot(value.fake, reduced)
-        self.place_as(node, value, slot)
-
-    def after(self, node: torch.fx.Node) -> None:
-        """`after`: a value at each of its placements, but not before another value is
-        available.
-        """
-        value, token = (self.values[x] for x in args_of(node))
-        tokens = token.readable("backward")
-        if value.fill is not None or not tokens:
-            self.values[node] = value
-            return
-        slots: dict[Marks, tuple[plan.Slot, str | None]] = {}
-        for slot, only in value.slots.values():
-            if only in (None, "backward"):
-                later = self.slot(value.fake, slot.marks)
-                slots[slot.marks] = later, only
-                self.steps.append(plan.Apply(node, (slot, tokens[0]), (later,)))
-        self.values[node] = attrs.evolve(value, slots=slots, users=len(node.users))
 
     def write_out(
         self, node: torch.fx.Node, call: OpCall, values: list[Value]

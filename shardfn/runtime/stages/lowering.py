@@ -72,12 +72,15 @@ def backward_of(program: Program, both: Halves) -> Program:
     results = program.out_paths[:count]
     names = {INPUT: program.in_paths, RESULT: results}
     residuals = [
-        names[kind][i] if kind in names else f"saved {i}" for kind, i in both.residuals
+        names[kind][i] if kind in names else f"saved {i}"
+        for kind, i in both.residuals
     ]
     floating = floating_results(program)
     cotangents = [f"cotangent of {results[floating[i]]}" for i in both.cotangents]
     paths = (*residuals, *cotangents)
-    return attrs.evolve(program, in_paths=paths, out_paths=program.out_paths[count:])
+    return attrs.evolve(
+        program, in_paths=paths, out_paths=program.out_paths[count:]
+    )
 
 
 def floating_results(program: Program) -> list[int]:
@@ -96,9 +99,9 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
         return []
     replicated = ("R",) * len(placed.axes.names)
     kinds = dict(zip(placed.tensors, placed.dtensors, strict=True))
-    leaves = [None if kinds[i] else replicated for i in request.followed.leaves]
-    closed = request.followed.closed_over
-    return leaves + [None if isinstance(x, DTensor) else replicated for x in closed]
+    leaves = [kinds[i] for i in request.followed.leaves]
+    closed = [isinstance(x, DTensor) for x in request.followed.closed_over]
+    return [None if is_dtensor else replicated for is_dtensor in leaves + closed]
 
 
 def out_marks(

@@ -27,16 +27,16 @@ from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
 from ...placements import marks_of
-from ...schedule.agenda import rewished
 from ...random import ambient
+from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Marks, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
-from ..backward import Backward
+from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
-from .followed import followed_capture
+from .following import followed_capture
 from .lowering import (
     backward_of,
     coordinates_here,

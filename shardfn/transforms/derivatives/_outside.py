@@ -39,7 +39,9 @@ def differentiated(
 
         def flat(*primals: torch.Tensor) -> Any:
             filled = list(leaves)
-            for i, x in zip(numbers, primals, strict=False):  # the rest is closed over
+            for i, x in zip(
+                numbers, primals, strict=False
+            ):  # the rest is closed over
                 filled[i] = x
             mine, named = _tree.refill((args, kwargs), filled)
             value = fn(*mine, **named)
@@ -47,10 +49,12 @@ def differentiated(
             every = _tree.tensors(value)
             floating = [x for x in every if _tree.is_floating(x)]
             others = [x for x in every if not _tree.is_floating(x)]
-            return tuple(floating), tuple(others)
+            # torch.func wants a result
+            return tuple(floating) or (torch.zeros(()),), tuple(others)
 
         primals = [leaves[i] for i in numbers] + [placement.primal(x) for x in held]
-        found, pull, others = torch.func.vjp(flat, *primals, has_aux=True)
+        derivative: Any = torch.func.vjp(flat, *primals, has_aux=True)
+        found, pull, others = derivative
         cotangents = [placement.cotangent(x, i) for i, x in enumerate(found)]
         with sources.as_backward():
             gradients = list(pull(tuple(cotangents)))

@@ -16,7 +16,9 @@ from tests.support.ranks import run_ranks
 
 F64 = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
-A, B, C = (torch.randn(s, dtype=F64, generator=GENERATOR) for s in ((7, 5), (5, 3), (3,)))
+A, B, C = (
+    torch.randn(s, dtype=F64, generator=GENERATOR) for s in ((7, 5), (5, 3), (3,))
+)
 W = B.clone().requires_grad_()
 Outcome = tuple[list[torch.Tensor], list[bool], list[torch.Tensor | None]]
 
@@ -76,7 +78,9 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "an MLP": Case(lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (1, 2)),
+    "an MLP": Case(
+        lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (1, 2)
+    ),
     "its input too": Case(
         lambda a, b, c: ((a @ b + c).tanh() ** 2).mean(), (A, B, C), (0, 1, 2)
     ),
@@ -87,7 +91,9 @@ CASES = {
     ),
     "an unused argument": Case(lambda a, b: (a * 2).sum(), (A, B), (0, 1)),
     "a result of other arguments": Case(lambda a, b: (a * 2, b * 3), (A, B), (0,)),
-    "a detached result": Case(lambda a, b: (a * b.sum(), b.detach() * 1), (A, B), (0, 1)),
+    "a detached result": Case(
+        lambda a, b: (a * b.sum(), b.detach() * 1), (A, B), (0, 1)
+    ),
     "an argument": Case(lambda a: a),
     "a result twice": Case(lambda a: (a, a)),
     "a view of a result": Case(lambda a: (a.exp(), a.exp().view(-1))),
@@ -112,7 +118,9 @@ CASES = {
         (1,),
         plain=lambda a, b: ((a @ b).pow(3).sum(), 3 * a.T @ (a @ b).square()),
     ),
-    "vmap": Case(lambda a, b: torch.vmap(lambda r: (r @ b).sin())(a).sum(), (A, B), (0, 1)),
+    "vmap": Case(
+        lambda a, b: torch.vmap(lambda r: (r @ b).sin())(a).sum(), (A, B), (0, 1)
+    ),
     "jvp": Case(
         lambda a: torch.func.jvp(torch.sin, (a,), (a,))[1].sum(),
         plain=lambda a: (a.cos() * a).sum(),
@@ -141,14 +149,20 @@ CASES = {
     "layer_norm": Case(lambda a: F.layer_norm(a, (5,)).square().sum()),
     "a closed-over tensor": Case(lambda a: (a @ W).square().sum(), followed=()),
     "a closed-over tensor and an argument": Case(lambda a: (a @ W).square().sum()),
-    "a detached closed-over tensor": Case(lambda a: (a @ W.detach()).square().sum()),
+    "a detached closed-over tensor": Case(
+        lambda a: (a @ W.detach()).square().sum()
+    ),
     "complex numbers": Case(lambda a: torch.fft.fft(a).abs().sum()),
     "writing in place": Case(written),
     "indices": Case(lambda a: a[torch.tensor([0, 2, 2])].square().sum()),
     "expand": Case(lambda a: a[:1].expand(7, 5).sin().sum()),
     "an empty slice": Case(lambda a: a[:0].sum() + a.sum()),
     "a convolution": Case(
-        lambda a: F.conv1d(a[None], torch.ones(2, 7, 3, dtype=F64), padding=1).square().sum()
+        lambda a: (
+            F.conv1d(a[None], torch.ones(2, 7, 3, dtype=F64), padding=1)
+            .square()
+            .sum()
+        )
     ),
 }
 
@@ -157,13 +171,19 @@ def local(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def outcome(fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case) -> Outcome:
+def outcome(
+    fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case
+) -> Outcome:
     """The results of a call, which of them require grad, and the gradients."""
     W.grad = None
     rows = enumerate(args)
-    given = [x.detach().requires_grad_() if i in case.followed else x for i, x in rows]
+    given = [
+        x.detach().requires_grad_() if i in case.followed else x for i, x in rows
+    ]
     leaves = sf.tree_map(lambda x: x, fn(*given))
-    results = [x for x in torch.utils._pytree.tree_leaves(leaves) if torch.is_tensor(x)]
+    results = [
+        x for x in torch.utils._pytree.tree_leaves(leaves) if torch.is_tensor(x)
+    ]
     weights = torch.Generator().manual_seed(1)
     total = torch.zeros((), dtype=F64)
     for x in results:
@@ -173,14 +193,20 @@ def outcome(fn: Callable[..., Any], args: Sequence[torch.Tensor], case: Case) ->
     total.backward()
     gradients = [given[i].grad for i in case.followed] + [W.grad]
     found = [None if g is None else local(g) for g in gradients]
-    return [local(x).detach() for x in results], [x.requires_grad for x in results], found
+    return (
+        [local(x).detach() for x in results],
+        [x.requires_grad for x in results],
+        found,
+    )
 
 
 def assert_same(got: Outcome, wanted: Outcome) -> None:
     assert got[1] == wanted[1]
     assert [g is None for g in got[2]] == [g is None for g in wanted[2]]
     torch.testing.assert_close(got[0], wanted[0])
-    pairs = [(g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None]
+    pairs = [
+        (g, w) for g, w in zip(got[2], wanted[2], strict=True) if g is not None
+    ]
     for g, w in pairs:
         torch.testing.assert_close(g, w)
 
@@ -190,10 +216,10 @@ def test_alone_and_sharded_it_is_plain_autograd(name: str) -> None:
     case = CASES[name]
     wanted = outcome(case.plain or case.fn, case.args, case)
     assert_same(outcome(sf.jit(case.fn, backend="aten"), case.args, case), wanted)
-    for shape, names in (((3,), ("dp",)), ((2, 2), ("dp", "tp"))):
+    meshes = ((3,), ("dp",), P("dp")), ((2, 2), ("dp", "tp"), P("dp", "tp"))
+    for shape, names, first in meshes:
         with sf.fake_world(torch.Size(shape).numel()):
             mesh = sf.make_mesh(shape, names)
-            first = P("dp", names[1] if len(shape) == 2 else None)
             placements = (first, *[None] * (len(case.args) - 1))
             sharded = sf.shard(case.fn, mesh, placements)
             assert_same(outcome(sharded, case.args, case), wanted)
@@ -244,7 +270,9 @@ def trained(mesh: Any, placements: Any, backend: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(name: str) -> None:
+def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(
+    name: str,
+) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
         same, value, gradients = trained(mesh, PLACED[name], "aten")
@@ -256,9 +284,13 @@ def test_it_is_bucketed_grad_to_the_last_bit_with_its_collectives(name: str) -> 
     torch.testing.assert_close(gradients, {k: x.grad for k, x in params.items()})
 
 
+COMPILED = ("fully sharded",)
+
+
 def of_one_rank(backend: str) -> list[Any]:
     mesh = sf.make_mesh((2, 1), ("dp", "tp"))
-    return [trained(mesh, placements, backend) for placements in PLACED.values()]
+    names = PLACED if backend == "aten" else COMPILED
+    return [trained(mesh, PLACED[name], backend) for name in names]
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])

@@ -13,19 +13,17 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from .. import _compat
-from ..capture import Captured
-from ..compile import Runner
-from ..mesh import all_coordinates
-from ..partition.halves import INPUT, SAVED, Halves
-from ..partition.plan import Slot
-from ..placements import torch_placements
-from ..simulated import SimulatedTensor, UnreadTensor, dtensors, shown
-from ..types import LocalProgram
-from .arguments import Placed, spec_of
-from .layouts import Reader, laid_out, local_of_rank, readers
-from .options import Request
-from .simulator import simulate
+from ...capture import Captured
+from ...compile import Runner
+from ...mesh import all_coordinates
+from ...partition.halves import INPUT, SAVED, Halves
+from ...placements import torch_placements
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
+from ...types import LocalProgram
+from ..arguments import Placed, spec_of
+from ..layouts import Reader, laid_out, local_of_rank, readers
+from ..options import Request
+from ..simulator import simulate
 
 Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
 
@@ -54,11 +52,33 @@ class Backward:
     floating: tuple[int, ...]
     runner: Runner | None
     reads: list[tuple[int, Reader]] = attrs.field(init=False)  # of the arguments
+    inputs: list[list[torch.Tensor]] = attrs.field(init=False)  # fake ones, by rank
+    specs: list[Any] = attrs.field(
+        init=False
+    )  # of gradients; None for a plain tensor
 
     @reads.default
     def _reads(self) -> list[tuple[int, Reader]]:
         programs = [self.forwards[c] for c in self.everyone]
         return readers(self.request.name, self.placed, self.captured, programs)
+
+    @inputs.default
+    def _inputs(self) -> list[list[torch.Tensor]]:
+        return [_fakes(self.programs[c]) for c in self.everyone]
+
+    @specs.default
+    def _specs(self) -> list[Any]:
+        followed, slots = self.request.followed, self.halves.backward.outs
+        assert followed is not None
+        kinds = dict(zip(self.placed.tensors, self.placed.dtensors, strict=True))
+        closed = [isinstance(x, DTensor) for x in followed.closed_over]
+        are_dtensors = [kinds[i] for i in followed.leaves] + closed
+        return [
+            spec_of(self.placed.mesh, slot.marks, slot.value)
+            if is_dtensor
+            else None
+            for slot, is_dtensor in zip(slots, are_dtensors, strict=True)
+        ]
 
     @property
     def everyone(self) -> list[tuple[int, ...]]:
@@ -90,7 +110,10 @@ class Backward:
             results: of the call.
             values: the local values that the first half saves.
         """
-        every = [*(leaves[i] for i in self.placed.tensors), *self.captured.closed_over]
+        every = [
+            *(leaves[i] for i in self.placed.tensors),
+            *self.captured.closed_over,
+        ]
         kept: list[torch.Tensor] = []
         for kind, i in self.halves.residuals:
             if kind == SAVED:
@@ -103,40 +126,39 @@ class Backward:
         self, saved: Sequence[torch.Tensor], cotangents: Sequence[Any]
     ) -> list[torch.Tensor | None]:
         """The gradients of the tensors that autograd follows."""
-        (output,) = self.programs[self.everyone[0]].graph.find_nodes(op="output")
         if self.is_unread:
-            outs: list[Any] = [UnreadTensor(n.meta["val"]) for n in output.args[0]]
+            outs: list[Any] = self._unread()
         else:
-            outs = self._executed([*self._residuals(saved), *self._given(cotangents)])
+            outs = self._executed(
+                [*self._residuals(saved), *self._given(cotangents)]
+            )
         derivative = self.captured.derivative
         assert derivative is not None
-        rows = zip(
-            outs,
-            self.halves.backward.outs,
-            self._are_dtensors(),
-            derivative.primals,
-            strict=True,
-        )
+        rows = zip(outs, self.specs, derivative.primals, strict=True)
         return [
-            self._gradient(out, slot, is_dtensor) if reached else None
-            for out, slot, is_dtensor, reached in rows
+            _placed(out, spec) if reached else None for out, spec, reached in rows
         ]
+
+    def _unread(self) -> list[UnreadTensor]:
+        """Gradients without values."""
+        (output,) = self.programs[self.placed.coordinate].graph.find_nodes(
+            op="output"
+        )
+        return [UnreadTensor(node.meta["val"]) for node in output.args[0]]
 
     def _count(self, kind: str) -> int:
         return sum(other == kind for other, _ in self.halves.residuals)
 
     def _executed(self, values: list[Local]) -> list[Any]:
         """The local gradients: in a simulated world those of all ranks."""
-        programs = [self.programs[c] for c in self.everyone]
+        columns = zip(*values, strict=True)
         rows = [
-            [
-                laid_out(x, stride)
-                for x, stride in zip(row, _strides(program), strict=True)
-            ]
-            for row, program in zip(zip(*values, strict=True), programs, strict=True)
+            [laid_out(x, like.stride()) for x, like in zip(row, fakes, strict=True)]
+            for row, fakes in zip(columns, self.inputs, strict=True)
         ]
         values.clear()
         if self.runner is None:
+            programs = [self.programs[c] for c in self.everyone]
             results = simulate(programs, rows, self.everyone)
             at = shown(self.placed.mesh, self.placed.world.rank)
             return [SimulatedTensor(x, at) for x in zip(*results, strict=True)]
@@ -160,37 +182,30 @@ class Backward:
 
     def _given(self, cotangents: Sequence[Any]) -> Iterator[Local]:
         """The local tensors of each cotangent: zeros where autograd has none."""
-        slots = self.halves.backward.ins[len(self.halves.residuals) :]
-        for number, slot in zip(self.halves.cotangents, slots, strict=True):
+        first = len(self.halves.residuals)
+        slots = self.halves.backward.ins[first:]
+        rows = zip(self.halves.cotangents, slots, strict=True)
+        for at, (number, slot) in enumerate(rows, start=first):
             g = cotangents[self.floating[number]]
             if g is None:
-                yield [self._zeros(slot, c) for c in self.everyone]
+                yield [_zeros(fakes[at]) for fakes in self.inputs]
                 continue
             placements = torch_placements(slot.marks)
             if isinstance(g, DTensor) and g.placements != placements:
                 g = g.redistribute(placements=placements)
             yield [local_of_rank(g, r) for r in range(len(self.everyone))]
 
-    def _zeros(self, slot: Slot, coordinate: tuple[int, ...]) -> torch.Tensor:
-        at = self.halves.backward.ins.index(slot)
-        skip = len(self.placed.axes.names)
-        holders = self.programs[coordinate].graph.find_nodes(op="placeholder")
-        like = holders[skip + at].meta["val"]
-        return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
-    def _are_dtensors(self) -> list[bool]:
-        """For each tensor that autograd follows, whether it is a DTensor."""
-        followed = self.request.followed
-        assert followed is not None
-        kinds = dict(zip(self.placed.tensors, self.placed.dtensors, strict=True))
-        closed = [isinstance(x, DTensor) for x in followed.closed_over]
-        return [kinds[i] for i in followed.leaves] + closed
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    """Zeros for a fake tensor."""
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
-    def _gradient(self, out: Any, slot: Slot, is_dtensor: bool) -> torch.Tensor:
-        if is_dtensor:
-            spec = spec_of(self.placed.mesh, slot.marks, slot.value)
-            return dtensors([out], [spec])[0]
-        return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
+
+def _placed(out: Any, spec: Any) -> torch.Tensor:
+    """A gradient as a DTensor, or as the global tensor that every rank has."""
+    if spec is not None:
+        return dtensors([out], [spec])[0]
+    return out.shards[out.shown] if isinstance(out, SimulatedTensor) else out
 
 
 def _every(x: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -198,7 +213,7 @@ def _every(x: torch.Tensor) -> Sequence[torch.Tensor]:
     return x.shards if isinstance(x, SimulatedTensor) else [x]
 
 
-def _strides(program: LocalProgram) -> list[tuple[int, ...]]:
-    """Those of the inputs, without the coordinates."""
+def _fakes(program: LocalProgram) -> list[torch.Tensor]:
+    """The fake inputs of a program, without the coordinates."""
     holders = program.graph.find_nodes(op="placeholder")[len(program.axes.names) :]
-    return [holder.meta["val"].stride() for holder in holders]
+    return [holder.meta["val"] for holder in holders]

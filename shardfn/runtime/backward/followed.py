@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
-from ..buckets import Wish, checked_caps
+from ...buckets import Wish, checked_caps
 
 CAPS = "25MB", None, "1GiB"  # of bucketed_grad
 

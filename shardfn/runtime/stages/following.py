@@ -10,7 +10,7 @@ import torch
 from ... import _tree
 from ...capture import Captured
 from ..arguments import Placed
-from ..followed import Followed
+from ..backward.followed import Followed
 from ..options import Request
 from .known import captured_for
 
@@ -40,10 +40,13 @@ def followed_capture(
             break
         closed += tuple(outside.tensors[i] for i in lost)
         names += tuple(outside.names[i] for i in lost)
-    captured.outside.refuse_lost(request.name, closed)
-    derivative = captured.derivative
+    derivative, count = captured.derivative, len(placed.followed)
     if derivative is not None and not any(derivative.results):
         return request, captured_for(request, args, kwargs, placed)
+    reached = derivative.primals[count:] if derivative is not None else ()
+    pairs = zip(closed, reached, strict=True)
+    known = [x for x, is_reached in pairs if is_reached]
+    captured.outside.refuse_lost(request.name, known)
     return mine, captured
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import torch
 
-from .. import _compat
-from ..errors import ShardError, call_site
-from .backward import Backward
+from ... import _compat
+from ...errors import ShardError, call_site
+from .second_half import Backward
 
 Function = Callable[[list[Any]], list[Any]]
 SECOND = (
@@ -22,7 +22,7 @@ WRITTEN = "write to the tensor after the backward, or to a clone of it"
 
 
 @attrs.frozen(eq=False)
-class Followed:
+class Differentiable:
     """A call through which gradients go back: from the leaves of its arguments to results.
 
     Args:
@@ -52,7 +52,9 @@ class Followed:
 
 class _Op(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Followed, leaves: list[Any], *_: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, call: Differentiable, leaves: list[Any], *_: torch.Tensor
+    ) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call = call
         results, saved = call.forward(leaves)
@@ -68,7 +70,9 @@ class _Op(torch.autograd.Function):
         if torch.is_grad_enabled() or _compat.inside_transform():
             got = "its backward is differentiated, with create_graph or a transform"
             needed = "a first derivative from outside of the call"
-            raise ShardError.of(name, got, needed=needed, fix=SECOND, source=call_site())
+            raise ShardError.of(
+                name, got, needed=needed, fix=SECOND, source=call_site()
+            )
         saved = _saved(name, ctx)
         return None, None, *half.run(saved, cotangents)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from .. import _compat, _tree
-from ..capture import Captured
-from ..partition import Plan
-from ..simulated import SimulatedDTensor
-from ..types import TENSOR
-from .arguments import Placed, spec_of
+from ... import _compat, _tree
+from ...capture import Captured
+from ...partition import Plan
+from ...simulated import SimulatedDTensor
+from ...types import TENSOR
+from .local_tensors import spec_of
+from .placed import Placed
 
 Maker = Callable[[list[Any]], list[Any]]
 
