@@ -120,13 +120,11 @@ def capture(
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
     arguments = dict(zip(paths, inputs.leaves, strict=True))
     outside = outside.named({"": user_fn, **arguments})
-    if gradients is not None:
-        out = out.beside(gradients)
-    captured = _captured(
-        name, graph, inputs.tensor_paths, out, outside, names, reads
+    out, derivative = (
+        (out, None) if gradients is None else (out.beside(gradients), derivative)
     )
-    has_gradients = gradients is not None
-    return attrs.evolve(captured, derivative=derivative if has_gradients else None)
+    more = names, reads, derivative
+    return _captured(name, graph, inputs.tensor_paths, out, outside, *more)
 
 
 def _read(
@@ -184,6 +182,7 @@ def _captured(
     outside: closed_over.ClosedOver,
     names: named.Scope,
     reads: Reads,
+    derivative: Derivative | None,
 ) -> Captured:
     """The record of a captured graph."""
     sources.attach(graph)
@@ -194,7 +193,7 @@ def _captured(
     memory = strides.settled(graph, name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
     made = program_of(name, graph, in_paths, out)
-    return Captured(made, outside, *names.meshes, reads, memory)
+    return Captured(made, outside, *names.meshes, reads, memory, derivative)
 
 
 def _reads(

@@ -51,22 +51,27 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
     saved = tuple(x for x in residuals if x not in places)
     places |= {x: (SAVED, i) for i, x in enumerate(saved)}
     outs = (*returned, *saved)
-    early = flow.behind(outs)
-    early.update(step for step in plan.steps if not step.made and step not in late)
+    checks = [step for step in plan.steps if not step.made and step not in late]
+    checked = [slot for step in checks for slot in step.read]
+    early = flow.behind((*outs, *checked)) | {*checks}
+    numbers = tuple(number for number, _ in plan.cotangents)
     cotangents = tuple(slot for _, slot in plan.cotangents)
-    return Halves(
-        attrs.evolve(plan, steps=_some(plan, early), outs=outs, cotangents=()),
-        attrs.evolve(
-            plan,
-            steps=_some(plan, late),
-            ins=(*residuals, *cotangents),
-            outs=gradients,
-            unreduced=(),
-            cotangents=(),
-        ),
-        tuple(places[x] for x in residuals),
-        tuple(number for number, _ in plan.cotangents),
+    forward = attrs.evolve(
+        plan,
+        steps=_some(plan, early),
+        outs=outs,
+        cotangents=(),
     )
+    backward = attrs.evolve(
+        plan,
+        steps=_some(plan, late),
+        ins=(*residuals, *cotangents),
+        outs=gradients,
+        unreduced=(),
+        cotangents=(),
+    )
+    origins = tuple(places[x] for x in residuals)
+    return Halves(forward, backward, origins, numbers)
 
 
 def _some(plan: Plan, steps: Collection[Step]) -> tuple[Step, ...]:
@@ -78,14 +83,17 @@ class _Flow:
     """Which step of a plan makes each slot, and which steps are of the backward."""
 
     def __init__(self, plan: Plan) -> None:
-        self.made = {slot.number: step for step in plan.steps for slot in step.made}
+        self.made: dict[int, Step] = {}  # by slot
         self.given = {slot.number for _, slot in plan.cotangents}
         self.late: set[Step] = set()
         later = set(self.given)
         for step in plan.steps:
-            if _is_noted(step) or any(x.number in later for x in step.read):
+            made = {slot.number for slot in step.made}
+            read = {slot.number for slot in step.read}
+            self.made.update(dict.fromkeys(made, step))
+            if _is_noted(step) or read & later:
                 self.late.add(step)
-                later.update(x.number for x in step.made)
+                later |= made
 
     def behind(self, slots: Iterable[Slot]) -> set[Step]:
         """The steps that some slots depend on."""
@@ -111,12 +119,15 @@ class _Flow:
             step = self.made.get(slot.number)
             if step in steps or slot.number in self.given:
                 continue
-            is_own = step in self.late and step not in early
-            if step is None or slot in returned or not (is_own or _is_free(step)):
+            if step is None or slot in returned:
                 read[slot.number] = slot
-            else:
+                continue
+            is_own = step in self.late and step not in early
+            if is_own or _is_free(step):
                 steps.add(step)
                 queue += step.read
+            else:
+                read[slot.number] = slot
         return steps, [read[number] for number in sorted(read)]
 
 

@@ -59,7 +59,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         avals=tuple(aval_of(x, mesh) for x in values),
         marks=marks,
         unreduced=_unreduced(values),
-        followed=tuple(i for i in tensors if _is_followed(leaves[i])),
+        followed=_followed(leaves, tensors),
         static=frozenset(static_leaves),
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
         constants=_constants(leaves, set(tensors)),
@@ -67,9 +67,11 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     )
 
 
-def _is_followed(x: Any) -> bool:
-    """Whether autograd follows a tensor."""
-    return torch.is_grad_enabled() and getattr(x, "requires_grad", False)
+def _followed(leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:
+    """Which of the tensors autograd follows."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(i for i in tensors if getattr(leaves[i], "requires_grad", False))
 
 
 def _unreduced(values: Sequence[Any]) -> tuple[int, ...]:

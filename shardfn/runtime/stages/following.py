@@ -9,6 +9,7 @@ import torch
 
 from ... import _tree
 from ...capture import Captured
+from ...capture.closure.closed_over import ClosedOver
 from ..arguments import Placed
 from ..backward.followed import Followed
 from ..options import Request
@@ -31,22 +32,26 @@ def followed_capture(
     """
     closed: tuple[torch.Tensor, ...] = ()
     names: tuple[str, ...] = ()
+    first: ClosedOver | None = (
+        None  # which has the user's names of what is closed over
+    )
     while True:
         mine = _following(request, args, kwargs, placed, closed, names)
         captured = captured_for(mine, args, kwargs, placed)
         outside = captured.outside
+        first = first or outside
         lost = outside.lost(closed) if request.differentiated is not None else []
         if not lost:
             break
         closed += tuple(outside.tensors[i] for i in lost)
         names += tuple(outside.names[i] for i in lost)
     derivative, count = captured.derivative, len(placed.followed)
-    if derivative is not None and not any(derivative.results):
-        return request, captured_for(request, args, kwargs, placed)
     reached = derivative.primals[count:] if derivative is not None else ()
     pairs = zip(closed, reached, strict=True)
     known = [x for x, is_reached in pairs if is_reached]
-    captured.outside.refuse_lost(request.name, known)
+    first.refuse_lost(request.name, known)
+    if derivative is not None and not any(derivative.results):
+        return request, captured_for(request, args, kwargs, placed)
     return mine, captured
 
 

@@ -6,7 +6,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,42 @@ from ... import _tree
 from ...capture import annotations as sources
 from ...ops import placement
 from ...runtime import Followed
+
+
+class Flat:
+    """A function as one of the tensors that autograd follows. It keeps its last result."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        given: tuple[Any, Any],
+        numbers: tuple[int, ...],
+    ) -> None:
+        self.fn, self.given, self.numbers = fn, given, numbers
+        self.leaves = _tree.quick_leaves(given)
+        self.returned: list[Any] = []
+
+    def __call__(self, *primals: torch.Tensor) -> Any:
+        filled = list(self.leaves)
+        # the primals after the leaves are closed over, and need no place
+        for i, x in zip(self.numbers, primals, strict=False):
+            filled[i] = x
+        args, kwargs = _tree.refill(self.given, filled)
+        value = self.fn(*args, **kwargs)
+        self.returned.append(value)
+        every = _tree.tensors(value)
+        floating = tuple([x for x in every if _tree.is_floating(x)])
+        others = tuple([x for x in every if not _tree.is_floating(x)])
+        return floating or (torch.zeros(()),), others  # torch.func wants a result
+
+    def value(self, floating: Iterable[Any], others: Iterable[Any]) -> Any:
+        """The tree of the value, with these tensors."""
+        first, second = iter(floating), iter(others)
+        tensors = [
+            next(first) if _tree.is_floating(x) else next(second)
+            for x in _tree.tensors(self.returned[0])
+        ]
+        return _tree.with_tensors(self.returned[0], tensors)
 
 
 def differentiated(
@@ -30,40 +66,19 @@ def differentiated(
         A function of the same arguments, of (value, gradients): those of the leaves, then those
         of the tensors that fn closes over. Each has the placements of its tensor.
     """
-    numbers, held = followed.leaves, list(followed.closed_over)
+    numbers, closed_over = followed.leaves, list(followed.closed_over)
     wishes = followed.wishes
 
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
-        leaves = _tree.quick_leaves((args, kwargs))
-        returned: list[Any] = []
-
-        def flat(*primals: torch.Tensor) -> Any:
-            filled = list(leaves)
-            for i, x in zip(
-                numbers, primals, strict=False
-            ):  # the rest is closed over
-                filled[i] = x
-            mine, named = _tree.refill((args, kwargs), filled)
-            value = fn(*mine, **named)
-            returned.append(value)
-            every = _tree.tensors(value)
-            floating = [x for x in every if _tree.is_floating(x)]
-            others = [x for x in every if not _tree.is_floating(x)]
-            # torch.func wants a result
-            return tuple(floating) or (torch.zeros(()),), tuple(others)
-
-        primals = [leaves[i] for i in numbers] + [placement.primal(x) for x in held]
+        flat = Flat(fn, (args, kwargs), numbers)
+        leaves = [flat.leaves[i] for i in numbers]
+        primals = leaves + [placement.primal(x) for x in closed_over]
         derivative: Any = torch.func.vjp(flat, *primals, has_aux=True)
-        found, pull, others = derivative
-        cotangents = [placement.cotangent(x, i) for i, x in enumerate(found)]
+        floating, pull, others = derivative
+        cotangents = [placement.cotangent(x, i) for i, x in enumerate(floating)]
         with sources.as_backward():
             gradients = list(pull(tuple(cotangents)))
             gradients = placement.align(gradients, primals, wishes)
-        plain, rest = iter(found), iter(others)
-        tensors = [
-            next(plain) if _tree.is_floating(x) else next(rest)
-            for x in _tree.tensors(returned[0])
-        ]
-        return _tree.with_tensors(returned[0], tensors), gradients
+        return flat.value(floating, others), gradients
 
     return value_and_gradients

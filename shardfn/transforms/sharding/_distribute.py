@@ -311,7 +311,7 @@ def full(tree: Any) -> Any:
 
     Returns:
         The tree with plain tensors, which share no memory with the arguments. On real ranks
-        this is a collective, so all ranks must call it.
+        this is a collective, so all ranks must call it. Gradients go back through it.
 
     Raises:
         FakeValueError: in a world with numerics=False.
@@ -364,15 +364,19 @@ def _whole(x: Any) -> Any:
     local = _compat.local_tensor(x)
     if isinstance(local, UnreadTensor):
         return local.numpy()
-    if not isinstance(local, SimulatedTensor):
-        return _own(
-            x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x),
-            local,
-        )
-    axes = axes_of(x.device_mesh)
-    return _own(
-        join(
-            local.shards, x.shape, marks_of(list(x.placements), x.shape, axes), axes
-        ),
-        *local.shards,
-    )
+    is_simulated = isinstance(local, SimulatedTensor)
+    shards = local.shards if is_simulated else [local]
+    return _own(_joined(x, shards, is_simulated), *shards)
+
+
+def _joined(
+    x: DTensor, shards: list[torch.Tensor], is_simulated: bool
+) -> torch.Tensor:
+    """The global tensor of local tensors. Autograd follows torch's own way of making it."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return x.full_tensor()
+    if is_simulated:
+        axes = axes_of(x.device_mesh)
+        marks = marks_of(list(x.placements), x.shape, axes)
+        return join(shards, x.shape, marks, axes)
+    return x.full_tensor() if x.dtype in wire.CARRIED else _whole_otherwise(x)
