@@ -55,6 +55,7 @@ from .dynamo.refused import (
     NO_DERIVATIVE,
     outside_only,
 )
+from .dynamo.restored import Memo
 from .dynamo.shells import Shell, closed, opened
 from .dynamo.tensor_classes import (
     class_name,
@@ -147,6 +148,7 @@ __all__ = [
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "NO_DERIVATIVE",
+    "Memo",
     "OpOverload",
     "PATCHES",
     "READS_GENERATOR",

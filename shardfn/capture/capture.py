@@ -105,12 +105,15 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
-        graph, outside, out, names, reads, derivative = _read(
-            fn,
-            inputs,
-            mode,
-            decompositions.table(undecomposed),
-            named.scope(mesh, device, may_be_of_ranks),
+        graph, outside, out, names, reads, derivative = _memoized(
+            lambda memo: _read(
+                fn,
+                inputs,
+                mode,
+                decompositions.table(undecomposed),
+                named.scope(mesh, device, may_be_of_ranks),
+                memo,
+            )
         )
     except ShardError:
         raise
@@ -127,26 +130,42 @@ def capture(
     return _captured(name, graph, inputs.tensor_paths, out, outside, *more)
 
 
+Read = tuple[
+    torch.fx.GraphModule,
+    closed_over.ClosedOver,  # the tensors that the function closes over
+    Result,
+    named.Scope,  # with the meshes that the function names
+    Reads,  # its other reads
+    Derivative | None,  # the facts of its outermost derivative
+]
+
+
+def _memoized(read: Callable[[_compat.Memo], Read]) -> Read:
+    """What is read of a function. One that only stores constants, and none when it is read again,
+    may do so.
+    """
+    memo = _compat.Memo()
+    try:
+        return read(memo)
+    except Exception as error:
+        if not memo.write(error):
+            raise
+    try:
+        return read(_compat.Memo())
+    except BaseException:
+        memo.undo()
+        raise
+
+
 def _read(
     fn: Callable[..., Any],
     inputs: Inputs,
     mode: _compat.FakeTensorMode,
     table: Any,
     scope: Any,
-) -> tuple[
-    torch.fx.GraphModule,
-    closed_over.ClosedOver,
-    Result,
-    named.Scope,
-    Reads,
-    Derivative | None,
-]:
-    """Trace a function with Dynamo, and replay its graph under make_fx.
-
-    Returns:
-        (the ATen graph, the closed-over tensors, the tree of results, the scope with the meshes
-        that the function names, its other reads, the facts of its outermost derivative).
-    """
+    memo: _compat.Memo,
+) -> Read:
+    """Trace a function with Dynamo, and replay its graph under make_fx."""
 
     @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
@@ -157,7 +176,7 @@ def _read(
     name = inputs.name
     tracing, watching = recording(name, table, mode), leaks.swept()
     with (
-        _torchs(mode),
+        _torchs(mode, memo),
         watching as watched,
         _compat.unwound(),
         tracing as recorded,
@@ -206,7 +225,7 @@ def _reads(
 
 
 @contextlib.contextmanager
-def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
+def _torchs(mode: _compat.FakeTensorMode, memo: _compat.Memo) -> Iterator[None]:
     """The context of a capture, with torch patched."""
     with (
         _compat.staging(),  # first, since the rest is global to the process
@@ -217,6 +236,7 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
             substitutes={**python_calls.TABLE, **_compat.flex_checks()},
             custom_ops=differentiated(),
             dtensors=DTensors(mode),
+            memo=memo,
         ),
     ):
         yield

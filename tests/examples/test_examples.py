@@ -60,6 +60,17 @@ def test_one_script_says_the_same_in_both_worlds(tmp_path):
     assert len(figures(fake)) == 6 and fake == real
 
 
+@pytest.mark.parametrize("name", ["ddp_tutorial", "finetune"])
+def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(name):
+    script = f"examples/{name}.py"
+    one = figures(run(script))
+    fake = figures(run(script, "--fake", "4"))
+    real = figures(run(*TORCHRUN, script))
+    assert len(one) >= 8 and one[-1] < one[0]
+    assert fake == pytest.approx(one, rel=1e-4)
+    assert real == pytest.approx(one, rel=1e-4)
+
+
 def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
     one = run("examples/gpt.py", *SMALL)
     fake = run("examples/gpt.py", *SMALL, "--fake", "8")

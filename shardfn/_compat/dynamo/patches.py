@@ -50,9 +50,10 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods("torch._dynamo.side_effects:SideEffects", "is_modified"),
-        "a dict that has its own items again counts as changed, as of functional_call",
+        "what has its own items again counts as changed, as of functional_call",
         NEVER,
         new=restored.is_changed,
+        takes="memo",
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),

@@ -1,5 +1,5 @@
-"""Modules that are called with other tensors than their own, as torch.func.functional_call does:
-their dicts are changed and restored while Dynamo reads.
+"""Objects that a function changes and restores while Dynamo reads it: dicts of modules, as
+torch.func.functional_call does, and attributes with constants, such as flags.
 """
 
 from __future__ import annotations
@@ -7,10 +7,87 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 
-def is_changed(asked: Callable[..., Any], effects: Any, variable: Any) -> bool:
-    """Dynamo's check whether a variable has changed, without dicts that were restored."""
-    return asked(effects, variable) and not _is_restored(variable)
+SIDE_EFFECTS = "certain side effects happened"  # in torch's error
+
+
+@attrs.define(eq=False)
+class Memo:
+    """The constants that a function stores in attributes of objects, as a lazy default does.
+
+    Such a write is harmless if the function does not write any more once it has been done.
+    """
+
+    constants: dict[tuple[int, str], tuple[Any, str, Any]] = attrs.field(
+        factory=dict
+    )
+    before: list[tuple[Any, str, Any]] = attrs.field(factory=list)
+    is_all: bool = True  # whether the function writes nothing else
+
+    def note(self, owner: Any, attributes: dict[str, Any]) -> None:
+        """Add the writes to one object."""
+        for name, value in attributes.items():
+            self.constants[id(owner), name] = owner, name, value
+
+    def write(self, error: Exception) -> bool:
+        """Do the writes, if they are the reason why a function was refused, and the only one."""
+        if not self.constants or not self.is_all or SIDE_EFFECTS not in str(error):
+            return False
+        for owner, name, value in self.constants.values():
+            self.before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+        return True
+
+    def undo(self) -> None:
+        """Take the writes back."""
+        for owner, name, value in self.before:
+            setattr(owner, name, value)
+
+
+def is_changed(
+    memo: Memo, asked: Callable[..., Any], effects: Any, variable: Any
+) -> bool:
+    """Dynamo's check whether a variable has changed, without what was restored."""
+    if not asked(effects, variable) or _is_restored(variable):
+        return False
+    own, attributes = _constants(effects, variable)
+    if attributes and all(_is_same(own.get(k), x) for k, x in attributes.items()):
+        return False
+    if attributes:
+        memo.note(variable.value, attributes)
+    elif _existed(variable):
+        memo.is_all = False
+    return True
+
+
+def _existed(variable: Any) -> bool:
+    """Whether a variable stands for an object that is not of the call itself."""
+    return "New" not in type(variable.mutation_type).__name__
+
+
+def _constants(
+    effects: Any, variable: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The attributes of an object that existed before, and those that were stored in it, if
+    all are constants.
+    """
+    from torch._dynamo.variables.base import AttributeMutationExisting
+    from torch._dynamo.variables.constant import ConstantVariable
+
+    own = getattr(getattr(variable, "value", None), "__dict__", {})
+    stored = effects.store_attr_mutations.get(variable, {})
+    is_plain = isinstance(
+        variable.mutation_type, AttributeMutationExisting
+    ) and all(
+        isinstance(x, ConstantVariable) and name in own
+        for name, x in stored.items()
+    )
+    return own, {name: x.value for name, x in stored.items()} if is_plain else {}
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    return type(before) is type(now) and before == now
 
 
 def _is_restored(variable: Any) -> bool:
