@@ -56,5 +56,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fake", type=int, help="ranks of a world in this process")
     fake = parser.parse_args().fake
+    count = fake or int(os.environ.get("WORLD_SIZE", "1"))
     with sf.fake_world(fake) if fake else contextlib.nullcontext():
-        demo_basic(fake or int(os.environ.get("WORLD_SIZE", "1")))
+        demo_basic(count)

@@ -44,7 +44,7 @@ def train_dataloader() -> Iterator[dict[str, torch.Tensor]]:
         yield {"input_ids": tokens, "attention_mask": mask, "labels": labels}
 
 
-def train(ranks: int) -> None:
+def train(ranks: int, backend: str) -> None:
     """One epoch, with dropout and a linear schedule."""
     torch.manual_seed(0)
     sf.random.state.seed(0)
@@ -55,7 +55,9 @@ def train(ranks: int) -> None:
     )
     mesh = sf.make_mesh((ranks,), ("dp",))
     # new: the loss of a global batch, computed by all ranks
-    step = sf.shard(lambda batch: model(**batch).loss, mesh, P("dp"))
+    step = sf.shard(
+        lambda batch: model(**batch).loss, mesh, P("dp"), backend=backend
+    )
     model.train()
     for number, batch in enumerate(train_dataloader()):
         loss = step(batch)  # was: model(**batch).loss
@@ -70,6 +72,8 @@ def train(ranks: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fake", type=int, help="ranks of a world in this process")
-    fake = parser.parse_args().fake
-    with sf.fake_world(fake) if fake else contextlib.nullcontext():
-        train(fake or int(os.environ.get("WORLD_SIZE", "1")))
+    parser.add_argument("--backend", default="inductor", help="or aten, op by op")
+    args = parser.parse_args()
+    count = args.fake or int(os.environ.get("WORLD_SIZE", "1"))
+    with sf.fake_world(args.fake) if args.fake else contextlib.nullcontext():
+        train(count, args.backend)

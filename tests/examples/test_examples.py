@@ -10,6 +10,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TUTORIALS = (
+    ("examples/ddp_tutorial.py",),
+    ("examples/finetune.py", "--backend", "aten"),
+)
 SMALL = ("--steps", "3", "--layers", "1", "--backend", "aten")
 
 
@@ -60,12 +64,11 @@ def test_one_script_says_the_same_in_both_worlds(tmp_path):
     assert len(figures(fake)) == 6 and fake == real
 
 
-@pytest.mark.parametrize("name", ["ddp_tutorial", "finetune"])
-def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(name):
-    script = f"examples/{name}.py"
-    one = figures(run(script))
-    fake = figures(run(script, "--fake", "4"))
-    real = figures(run(*TORCHRUN, script))
+@pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script[0])
+def test_a_loop_of_a_tutorial_has_the_losses_of_one_device(script):
+    one = figures(run(*script))
+    fake = figures(run(*script, "--fake", "4"))
+    real = figures(run(*TORCHRUN, *script))
     assert len(one) >= 8 and one[-1] < one[0]
     assert fake == pytest.approx(one, rel=1e-4)
     assert real == pytest.approx(one, rel=1e-4)

@@ -36,6 +36,9 @@ def packed(
         reduces: whether the collective reduces.
     """
     dtype, shape = x.meta["val"].dtype, list(x.meta["val"].shape)
+    if dtype == torch.bool and not reduces:
+        # Inductor promotes booleans by the number of ranks, to int64 (torch 2.13)
+        return _cast(b, x, torch.uint8), lambda y: _cast(b, y, torch.bool)
     if dtype in CARRIED:
         return x, lambda y: y
     if dtype.is_complex:
@@ -69,3 +72,7 @@ def _rows(b: Builder, y: torch.fx.Node, width: int) -> torch.fx.Node:
         if y.meta["val"].dim() == 2
         else b.call(aten.view.default, y, [y.meta["val"].numel() // width, width])
     )
+
+
+def _cast(b: Builder, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    return b.call(aten._to_copy.default, x, dtype=dtype)
