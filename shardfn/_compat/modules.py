@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -164,3 +165,26 @@ def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
         torch.rnn_relu: decompositions.rnn_relu_input,
     }
     return written.get(op)
+
+
+def with_numbers_as_tensors(
+    step: types.FunctionType, *args: Any, **kwargs: Any
+) -> Any:
+    """torch's step of Adafactor, which reads numbers from tensors and compares them, with `max`
+    and `min` of tensors.
+    """
+    known = {**step.__globals__, "max": _maximum, "min": _minimum}
+    copied = types.FunctionType(step.__code__, known, step.__name__)
+    return copied(*args, **kwargs)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
+    if not tensors:
+        return max(a, b)
+    like = tensors[-1]
+    return torch.maximum(*(torch.as_tensor(x, dtype=like.dtype) for x in (a, b)))
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return -_maximum(-a, -b)
