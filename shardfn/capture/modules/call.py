@@ -31,6 +31,7 @@ UNBATCHED = (
     "inplace arithmetic",
     "updated in place, were not batched",
     "doesn't match the broadcast shape",
+    "being vmapped over but `self` not being vmapped over",
 )
 
 

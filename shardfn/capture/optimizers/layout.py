@@ -80,8 +80,8 @@ def layout_of(
         fresh, state = _stepped(recipe, path, p, g, {})
         torch.manual_seed(1)
         later, after = _stepped(recipe, path, p, g, state.first)
+        is_same = torch.equal(fresh, later) and _same(state, after)
     kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
-    is_same = torch.equal(fresh, later) and _same(state, after)
     return Layout(kinds, not is_same)
 
 

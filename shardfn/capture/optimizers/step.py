@@ -208,10 +208,7 @@ class Step:
         self.recipe.set_options(optimizer, options)
         is_derived = _compat.derivative_levels() > 0
         set_present(optimizer, {**PURE, "differentiable": is_derived})
-        states = {
-            path: {name: x.clone() for name, x in own.items() if name != STARTED}
-            for path, own in state.items()
-        }
+        states = {path: _copied(own) for path, own in state.items()}
         optimizer.state = defaultdict(
             dict, {p: states[paths[i]] for i, p in new.items()}
         )
@@ -284,6 +281,17 @@ def _loaded(layout: Layout, state: State) -> State:
     return {
         name: state[name].detach().clone() if kind is torch.Tensor else state[name].item()
         for name, kind in layout.kinds.items()
+    }
+
+
+def _copied(state: State) -> State:
+    """A state that a step in a graph may write to. Whole numbers are in float64, in which Python's
+    number to the power of one stays as exact as it is in Python.
+    """
+    return {
+        name: x.double() if x.dtype == torch.int64 and x.dim() == 0 else x.clone()
+        for name, x in state.items()
+        if name != STARTED
     }
 
 

@@ -30,14 +30,13 @@ def refuse_inside() -> None:
     """Refuse an optimizer that is made inside a captured function.
 
     Raises:
-        CaptureError: the call is inside of one.
+        CaptureError: always.
     """
-    if _compat.is_tracing():
-        raise CaptureError.of(
-            "optim",
-            "it is called inside a captured function",
-            fix="make the optimizer outside of the function, and close over it",
-        )
+    raise CaptureError.of(
+        "optim",
+        "it is called inside a captured function",
+        fix="make the optimizer outside of the function, and close over it",
+    )
 
 
 def check_class(cls: Any) -> None:

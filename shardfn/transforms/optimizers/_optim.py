@@ -185,6 +185,7 @@ def is_captured() -> bool:
     return _compat.is_tracing() or _compat.inside_transform()
 
 
+@_compat.read_by_dynamo
 def optim(
     cls: type[torch.optim.Optimizer],
     *,
@@ -229,7 +230,8 @@ def optim(
         >>> params["b"], state["b"]["step"]
         (tensor([0.9000, 0.9000]), tensor(1.))
     """
-    _checks.refuse_inside()
+    if _compat.is_tracing():
+        _checks.refuse_inside()
     _checks.check_class(cls)
     own = tuple((pattern, dict(x)) for pattern, x in (groups or {}).items())
     recipe = Recipe(f"optim({cls.__name__})", cls, options, own)
