@@ -236,8 +236,9 @@ def _plain_modules() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def running(name: str) -> Iterator[None]:
-    """The context of Python code that is run while it is captured, not read.
+def running(name: str) -> Iterator[bool]:
+    """The context of Python code that is run while it is captured, not read. Yields whether Dynamo
+    runs it, for the shapes of its results, and not the replay, for its ops.
 
     Raises:
         CaptureError: the code is not one pure graph. Its errors are explained under this name.
@@ -248,7 +249,7 @@ def running(name: str) -> Iterator[None]:
         Traced(mode, name) as traced,
     ):
         try:
-            yield
+            yield mode is not None
         except ShardError:
             raise
         except Exception as error:

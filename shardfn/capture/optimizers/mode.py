@@ -93,9 +93,13 @@ def _plus_product(combined: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _between(func: Any, x: Any, end: Any, weight: Any, **more: Any) -> Any:
-    """`lerp` whose weight is a tensor of another dtype."""
-    given = weight.to(x.dtype) if isinstance(weight, torch.Tensor) else weight
-    return func(x, end, given, **more)
+    """`lerp`: by its formula, which its decomposition hides among branches; or with a tensor of
+    the same dtype as its weight.
+    """
+    if isinstance(weight, torch.Tensor):
+        return func(x, end, weight.to(x.dtype), **more)
+    new = x + weight * (end - x) if weight < 0.5 else end - (end - x) * (1 - weight)
+    return x.copy_(new) if func.__name__.endswith("_") else new
 
 
 # Ops that take a number where a step may have a tensor.

@@ -48,7 +48,11 @@ class Step:
             state: States,
             options: Options,
         ) -> tuple[torch.Tensor, ...]:
-            with running(recipe.name):
+            with running(recipe.name) as is_for_shapes:
+                if is_for_shapes:
+                    self.check_state(paths, params, state)
+                    own = [x for names in state.values() for x in names.values()]
+                    return tuple(x.clone() for x in (*params, *own))
                 return self.in_graph(paths, params, grads, state, options)
 
         def first(
