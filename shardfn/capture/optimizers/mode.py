@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ class Stepping(TorchFunctionMode):
             args = self.written(args)
         else:
             args = tuple(map(self.read, args))
-        written_out = SCALARS.get(name.rstrip("_"))
+        written_out = SCALARS.get(name.strip("_"))
         if written_out is not None:
             return written_out(func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -102,6 +103,15 @@ def _between(func: Any, x: Any, end: Any, weight: Any, **more: Any) -> Any:
     return x.copy_(new) if func.__name__.endswith("_") else new
 
 
+def _power(func: Any, x: Any, base: Any) -> Any:
+    """A number to the power of a tensor. On CPU Inductor computes a `pow` again for each element
+    that it is broadcast to, and an `exp` once (torch 2.13).
+    """
+    if isinstance(base, torch.Tensor) or base <= 0 or x.dtype != torch.float64:
+        return func(x, base)
+    return (x * math.log(base)).exp()
+
+
 # Ops that take a number where a step may have a tensor.
 SCALARS: dict[str, Callable[..., Any]] = {
     "add": _plus,
@@ -109,4 +119,5 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "addcmul": _plus_product(torch.mul),
     "addcdiv": _plus_product(torch.div),
     "lerp": _between,
+    "rpow": _power,
 }
