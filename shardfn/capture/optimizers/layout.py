@@ -13,6 +13,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
+from .mode import Stepping
 from .recipe import PURE, Options, Recipe, set_present
 
 STARTED = "started"  # the entry of a state whose first step is unlike the others
@@ -122,7 +123,12 @@ def first_state(
     recipe.set_options(optimizer, options)
     own = _with_state(optimizer, p, _of_constructor(recipe, members, p))
     p.grad = torch.zeros_like(p)
-    unhooked(optimizer)()
+    if _compat.is_tracing():
+        set_present(optimizer, PURE)
+        with Stepping((), recipe.options if recipe.is_torchs else None, options):
+            unhooked(optimizer)()
+    else:
+        unhooked(optimizer)()
     values = {name: _as_tensor(own.first[name], p) for name in layout.kinds}
     if layout.is_late:
         values = {name: torch.zeros_like(value) for name, value in values.items()}

@@ -112,6 +112,13 @@ def _power(func: Any, x: Any, base: Any) -> Any:
     return (x * math.log(base)).exp()
 
 
+def _filled(func: Any, x: Any, value: Any, **more: Any) -> Any:
+    """`full_like` whose value is a tensor."""
+    if not isinstance(value, torch.Tensor):
+        return func(x, value, **more)
+    return torch.ones_like(x, **more) * value.to(more.get("dtype") or x.dtype)
+
+
 # Ops that take a number where a step may have a tensor.
 SCALARS: dict[str, Callable[..., Any]] = {
     "add": _plus,
@@ -119,5 +126,6 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "addcmul": _plus_product(torch.mul),
     "addcdiv": _plus_product(torch.div),
     "lerp": _between,
+    "full_like": _filled,
     "rpow": _power,
 }

@@ -8,10 +8,10 @@ import attrs
 import torch
 
 from ... import _compat, _tree, tree_pairs
-from . import _checks
+from . import _optim_checks as checks
 
 
-@attrs.frozen(slots=False)
+@attrs.define(slots=False)
 class Ema:
     """An exponential moving average over pytrees, as pure functions."""
 
@@ -68,7 +68,7 @@ class Ema:
         paired, wrong = tree_pairs.pair(
             average, params, ("the average", "the parameters")
         )
-        _checks.check_average(tuple(wrong))
+        checks.check_average(tuple(wrong))
         leaves = _tree.quick_leaves((params,))
         new = [
             torch.lerp(old, x, 1 - self.decay)
@@ -108,6 +108,7 @@ class Ema:
         return _tree.with_tensors(state["average"], debiased)
 
 
+@_compat.read_by_dynamo
 def ema(decay: float, *, debias: bool = False) -> Ema:
     """An exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
     ema.init(params)`, `state = ema.update(params, state)`, `ema.average(state)`.
@@ -132,5 +133,5 @@ def ema(decay: float, *, debias: bool = False) -> Ema:
         >>> ema.average(state)
         {'w': tensor([0.1000])}
     """
-    _checks.check_decay(decay)
+    checks.check_decay(decay)
     return Ema(decay, debias)

@@ -10,7 +10,7 @@ import torch
 from ... import _compat, _tree
 from ...capture.optimizers.recipe import Recipe
 from ...capture.optimizers.step import Step
-from . import _checks
+from . import _optim_checks as checks
 from ._placed import placed_like
 from ._schedule import Schedule
 from ._trees import beside, described, dotted_paths
@@ -26,14 +26,14 @@ class Optim:
         self.recipe, self.name = recipe, recipe.name
         self.step = Step(recipe)
 
-        def checked(
+        def check(
             paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any
         ) -> Any:
-            _checks.check_options(recipe, options)
-            _checks.check_trees(recipe.name, paths, shapes, of_grads, wrong)
+            checks.check_options(recipe, options)
+            checks.check_trees(recipe.name, paths, shapes, of_grads, wrong)
             return self.step.names(paths, shapes)
 
-        self.checked = _compat.constant_in_graph(checked)
+        self.checked = _compat.constant_in_graph(check)
 
     def __repr__(self) -> str:
         own = [f"{name}={x!r}" for name, x in self.recipe.options.items()]
@@ -231,9 +231,9 @@ def optim(
         (tensor([0.9000, 0.9000]), tensor(1.))
     """
     if _compat.is_tracing():
-        _checks.refuse_inside()
-    _checks.check_class(cls)
+        checks.refuse_inside()
+    checks.check_class(cls)
     own = tuple((pattern, dict(x)) for pattern, x in (groups or {}).items())
     recipe = Recipe(f"optim({cls.__name__})", cls, options, own)
-    _checks.check_numbers(recipe)
+    checks.check_numbers(recipe)
     return Optim(recipe)
