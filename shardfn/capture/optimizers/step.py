@@ -48,7 +48,7 @@ class Step:
             state: States,
             options: Options,
         ) -> tuple[torch.Tensor, ...]:
-            with running(recipe.name) as is_for_shapes:
+            with _compat.staging(), running(recipe.name) as is_for_shapes:
                 if is_for_shapes:
                     self.check_state(paths, params, state)
                     own = [x for names in state.values() for x in names.values()]
@@ -58,7 +58,7 @@ class Step:
         def first(
             paths: Sequence[str], params: Tensors, options: Options
         ) -> tuple[torch.Tensor, ...]:
-            with running(recipe.name):
+            with _compat.staging(), running(recipe.name):
                 found = self.first(paths, params, options)
             return tuple(x for own in found.values() for x in own.values())
 
@@ -103,6 +103,18 @@ class Step:
             path: first_state(self.recipe, layout, path, x, given)
             for path, layout, x in zip(paths, layouts, params, strict=True)
         }
+
+    def shapes(
+        self, paths: Sequence[str], params: Sequence[tuple[Any, torch.dtype]]
+    ) -> States:
+        """The state before the first step without values: fake tensors."""
+        with (
+            _compat.staging(),
+            _compat.fake_mode(),
+            running(self.recipe.name),
+        ):
+            stand_ins = [torch.empty(shape, dtype=dtype) for shape, dtype in params]
+            return self.first(paths, stand_ins, {})
 
     def eager(
         self,

@@ -30,9 +30,10 @@ def placed_like(
     strange = [repr(x) for x in specs if not (x is None or isinstance(x, P))]
     if strange:
         refuse_placements(name, [f"{text} is not a P" for text in strange])
-    stand_ins = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in leaves]
+    shapes = [(tuple(x.shape), x.dtype) for x in leaves]
+    stand_ins = [torch.empty((), device="meta") for _ in leaves]
     like = _tree.unflatten(_tree.flatten(params)[1], stand_ins)
-    state = step.first(dotted_paths(like), stand_ins, {})
+    state = step.shapes(dotted_paths(like), shapes)
     return {
         path: {key: _like(spec, x, entry) for key, entry in own.items()}
         for (path, own), spec, x in zip(state.items(), specs, leaves, strict=True)
