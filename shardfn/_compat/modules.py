@@ -179,12 +179,25 @@ def with_numbers_as_tensors(
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    tensors = [x for x in (a, b) if isinstance(x, torch.Tensor)]
-    if not tensors:
-        return max(a, b)
-    like = tensors[-1]
-    return torch.maximum(*(torch.as_tensor(x, dtype=like.dtype) for x in (a, b)))
+    return _chosen(a, b, max, torch.maximum, "min")
 
 
 def _minimum(a: Any, b: Any) -> Any:
-    return -_maximum(-a, -b)
+    return _chosen(a, b, min, torch.minimum, "max")
+
+
+def _chosen(
+    a: Any,
+    b: Any,
+    of_numbers: Callable[..., Any],
+    of_tensors: Callable[..., torch.Tensor],
+    bound: str,
+) -> Any:
+    """One of two numbers, of which some may be tensors."""
+    numbers = [x for x in (a, b) if not isinstance(x, torch.Tensor)]
+    if len(numbers) == 2:
+        return of_numbers(a, b)
+    if not numbers:
+        return of_tensors(a, b)
+    x = b if a is numbers[0] else a
+    return x.clamp(**{bound: numbers[0]})

@@ -145,7 +145,7 @@ ELSEWHERE = {
     "_optim_checks.check_numbers": "optim is refused in a trace",
     "_optim_checks.check_options": "called by Optim.checked",
     "_optim_checks.check_trees": "called by Optim.checked",
-    "_placed.refuse_placements": "called outside of functions",
+    "_placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",

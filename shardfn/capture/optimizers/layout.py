@@ -24,7 +24,7 @@ State = dict[str, Any]
 class First(dict[str, Any]):
     """The state of one parameter. It keeps the first value of each entry."""
 
-    def __init__(self, values: Mapping[str, Any] = {}) -> None:  # noqa: B006
+    def __init__(self, values: Mapping[str, Any] = {}) -> None:
         super().__init__()
         self.first: State = {}
         for name, x in values.items():
@@ -81,8 +81,8 @@ def layout_of(
         fresh, state = _stepped(recipe, path, p, g, {})
         torch.manual_seed(1)
         later, after = _stepped(recipe, path, p, g, state.first)
+        kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
         is_same = torch.equal(fresh, later) and _same(state, after)
-    kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
     return Layout(kinds, not is_same)
 
 
@@ -143,14 +143,18 @@ def unhooked(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     return lambda: plain(optimizer)
 
 
-def _with_state(optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State) -> First:
+def _with_state(
+    optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State
+) -> First:
     """The state of an optimizer's one parameter, with these values in it."""
     own = First(state)
     optimizer.state = defaultdict(First, {p: own})
     return own
 
 
-def _of_constructor(recipe: Recipe, members: list[list[int]], p: torch.Tensor) -> State:
+def _of_constructor(
+    recipe: Recipe, members: list[list[int]], p: torch.Tensor
+) -> State:
     """The state that the constructor of the optimizer makes for a parameter."""
     made = recipe.made([[p] if own else [] for own in members])
     return dict(made.state.get(p, {}))
@@ -199,11 +203,12 @@ def _same(a: State, b: State) -> bool:
 
 
 def _others(optimizer: torch.optim.Optimizer) -> State:
-    """What an optimizer holds besides the state of its parameters, by place."""
+    """All that an optimizer holds besides the state of its parameters, by place."""
     found = {
         f"self.{name}": x
         for name, x in vars(optimizer).items()
-        if not name.startswith("_") and name not in ("state", "param_groups", "defaults")
+        if not name.startswith("_")
+        and name not in ("state", "param_groups", "defaults")
     }
     for i, group in enumerate(optimizer.param_groups):
         found |= {

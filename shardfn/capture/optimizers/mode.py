@@ -10,7 +10,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-COMPARED: dict[str, Callable[[Any, Any], bool]] = {"ne": operator.ne, "gt": operator.gt}
+COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "ne": operator.ne,
+    "gt": operator.gt,
+}
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
 
@@ -36,13 +39,17 @@ class Stepping(TorchFunctionMode):
         self.numbers = {id(x): x for x in numbers}
         self.is_torchs = first is not None
         known = first or {}
-        self.options = {id(x): known[name] for name, x in options.items() if name in known}
+        self.options = {
+            id(x): known[name] for name, x in options.items() if name in known
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
-        if name == "_set_grad_enabled":  # a step has derivatives, as all functions do
+        if (
+            name == "_set_grad_enabled"
+        ):  # a step has derivatives, as all functions do
             return None
         if name == "detach":
             return args[0].view_as(args[0])
@@ -51,7 +58,7 @@ class Stepping(TorchFunctionMode):
         compared = COMPARED.get(name.strip("_"))
         if compared and id(args[0]) in self.options and args[1] == 0:
             return compared(self.options[id(args[0])], 0)
-        if name in IN_PLACE or name.endswith("_") and not name.endswith("__"):
+        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             args = self.written(args)
         else:
             args = tuple(map(self.read, args))
@@ -82,12 +89,13 @@ def _plus(func: Any, x: Any, y: Any, *, alpha: Any = 1, **more: Any) -> Any:
 
 
 def _plus_product(combined: Callable[..., Any]) -> Callable[..., Any]:
-    """`addcmul` or `addcdiv` whose value is a tensor."""
+    """`addcmul` or `addcdiv` by its formula, whose value may be a tensor."""
 
-    def run(func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, **more: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return func(x, a, b, value=value, **more)
-        added = combined(a * value, b).to(x.dtype)
+    def run(
+        func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, **more: Any
+    ) -> Any:
+        is_one = not isinstance(value, torch.Tensor) and value == 1
+        added = combined(a if is_one else a * value, b).to(x.dtype)
         return x.add_(added) if func.__name__.endswith("_") else x.add(added)
 
     return run

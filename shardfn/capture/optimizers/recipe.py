@@ -13,7 +13,11 @@ from ... import _compat
 from ...errors import TreeError
 
 Options = Mapping[str, Any]
-PURE = {"foreach": False, "fused": False, "capturable": True}  # of a group, in a graph
+PURE = {
+    "foreach": False,
+    "fused": False,
+    "capturable": True,
+}  # of a group, in a graph
 
 
 @attrs.frozen
@@ -68,7 +72,9 @@ class Recipe:
                 return i + 1
         return 0
 
-    def made(self, groups: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
+    def made(
+        self, groups: Sequence[Sequence[torch.Tensor]]
+    ) -> torch.optim.Optimizer:
         """The optimizer over these parameters, by group.
 
         Raises:
@@ -98,7 +104,9 @@ class Recipe:
         values, so that nothing is allocated.
         """
         with _compat.neutral(), _compat.values():
-            stand_ins = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in params]
+            stand_ins = [
+                torch.empty(x.shape, dtype=x.dtype, device="meta") for x in params
+            ]
             made = self.made([[stand_ins[i] for i in group] for group in members])
         for group, own in zip(made.param_groups, members, strict=True):
             group["params"] = [params[i] for i in own]
@@ -112,7 +120,9 @@ class Recipe:
             made = self.made([[x], *([] for _ in self.groups)])
         return [name for name in made.param_groups[0] if name != "params"]
 
-    def set_options(self, optimizer: torch.optim.Optimizer, options: Options) -> None:
+    def set_options(
+        self, optimizer: torch.optim.Optimizer, options: Options
+    ) -> None:
         """Set options of all groups. A list has one value for each group; any other value is for
         the groups without one of their own.
         """

@@ -8,22 +8,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from ... import _compat
 from ...errors import TreeError
-from ..modules.call import is_unbatched, running, spread
-from .layout import (
-    NUMBERS,
-    STARTED,
-    Layout,
-    State,
-    first_state,
-    layout_of,
-    unhooked,
-)
-from .mode import Stepping
-from .recipe import PURE, Options, Recipe, set_present
+from ..modules.call import running
+from .graph import Row, after_step
+from .layout import STARTED, Layout, State, first_state, layout_of
+from .recipe import Options, Recipe
 
 Tensors = Sequence[torch.Tensor]
 Grads = Sequence[torch.Tensor | None]
@@ -65,9 +58,7 @@ class Step:
         self.updated = _compat.keep_in_graph(updated)
         self.first_in_graph = _compat.keep_in_graph(first)
 
-    def layout(
-        self, path: str, shape: Sequence[int], dtype: torch.dtype
-    ) -> Layout:
+    def layout(self, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
         """The layout of a parameter's state, found once for each kind of parameter."""
         small = tuple(max(1, min(size, 3)) for size in shape)
         key = self.recipe.group_of(path), small, dtype
@@ -94,7 +85,9 @@ class Step:
             for path, x in zip(paths, params, strict=True)
         ]
 
-    def first(self, paths: Sequence[str], params: Tensors, options: Options) -> States:
+    def first(
+        self, paths: Sequence[str], params: Tensors, options: Options
+    ) -> States:
         """The state before the first step."""
         is_graph = _compat.is_tracing()
         given = options if is_graph else as_numbers(options)
@@ -139,7 +132,9 @@ class Step:
             p.grad = self.own(g)
         optimizer.step()
         after = {
-            path: _written(layout, optimizer.state[p], state[path], p.grad is not None)
+            path: _written(
+                layout, optimizer.state[p], state[path], p.grad is not None
+            )
             for path, layout, p in zip(paths, layouts, new, strict=True)
         }
         for p in new:
@@ -162,93 +157,31 @@ class Step:
     ) -> tuple[torch.Tensor, ...]:
         """As `eager`, by pure functions of tensors."""
         self.check_state(paths, params, state)
-        every = range(len(paths))
+        plain = {path: _without_mark(own) for path, own in state.items()}
+        rows = [
+            Row(path, p, g, plain[path])
+            for path, p, g in zip(paths, params, grads, strict=True)
+        ]
+        found = dict(zip(paths, after_step(self.recipe, rows, options), strict=True))
         late = [
-            i
-            for i in every
-            if STARTED in state[paths[i]] and grads[i] is not None
+            attrs.evolve(row, state={})
+            for row in rows
+            if STARTED in state[row.path] and row.grad is not None
         ]
-        new, after = self.ran(every, paths, params, grads, state, options)
-        if late:
-            first, states = self.ran(late, paths, params, grads, {}, options)
-            for i in late:
-                has = state[paths[i]][STARTED]
-                new[i] = torch.where(has, new[i], first[i])
-                after[paths[i]] = {
-                    name: torch.where(has, x, states[paths[i]][name])
-                    for name, x in after[paths[i]].items()
-                }
-                after[paths[i]][STARTED] = torch.ones_like(has)
-        after |= {paths[i]: state[paths[i]] for i in every if grads[i] is None}
-        return (*(new[i] for i in every), *_flat(state, after))
-
-    def ran(
-        self,
-        members: Sequence[int],
-        paths: Sequence[str],
-        params: Tensors,
-        grads: Grads,
-        state: States,
-        options: Options,
-    ) -> tuple[dict[int, torch.Tensor], States]:
-        """(new parameters, their states) of some parameters by number, after a step that starts
-        with their state, if there is any. Under `vmap` each sample has its own.
-        """
-        own = {str(i): params[i] for i in members}
-        known = {paths[i]: state.get(paths[i], {}) for i in members}
-        try:
-            return self.stepped(own, paths, grads, known, options)
-        except RuntimeError as error:
-            if not is_unbatched(error):
-                raise
-        values = own, [grads[i] for i in members], known, dict(options)
-        own = spread(own, frozenset(), values)
-        known = {path: spread(x, frozenset(), values) for path, x in known.items()}
-        return self.stepped(own, paths, grads, known, options)
-
-    def stepped(
-        self,
-        params: dict[str, torch.Tensor],
-        paths: Sequence[str],
-        grads: Grads,
-        state: States,
-        options: Options,
-    ) -> tuple[dict[int, torch.Tensor], States]:
-        """One run of torch's step on copies."""
-        new = {int(i): x.clone() for i, x in params.items()}
-        groups = [
-            [position for position, i in enumerate(new) if i in group]
-            for group in map(set, self.recipe.members(paths))
-        ]
-        optimizer = self.recipe.over(groups, list(new.values()))
-        self.recipe.set_options(optimizer, options)
-        is_derived = _compat.derivative_levels() > 0
-        set_present(optimizer, {**PURE, "differentiable": is_derived})
-        states = {path: _copied(own) for path, own in state.items()}
-        optimizer.state = defaultdict(
-            dict, {p: states[paths[i]] for i, p in new.items()}
-        )
-        for i, p in new.items():
-            grad = grads[i]
-            p.grad = None if grad is None else grad.clone()
-        first = self.recipe.options if self.recipe.is_torchs else None
-        with Stepping(self.numbers(states), first, options):
-            unhooked(optimizer)()
+        first = after_step(self.recipe, late, options) if late else []
+        for row, (param, own) in zip(late, first, strict=True):
+            has = state[row.path][STARTED]
+            later, later_own = found[row.path]
+            chosen = {
+                name: torch.where(has, x, own[name]) for name, x in later_own.items()
+            }
+            chosen[STARTED] = torch.ones_like(has)
+            found[row.path] = torch.where(has, later, param), chosen
         after = {
-            paths[i]: _kept(optimizer.state[p], state[paths[i]]) for i, p in new.items()
+            row.path: state[row.path] if row.grad is None else found[row.path][1]
+            for row in rows
         }
-        return new, after
-
-    def numbers(self, state: States) -> list[torch.Tensor]:
-        """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
-        if not self.recipe.is_torchs:
-            return []
-        return [
-            x
-            for own in state.values()
-            for x in own.values()
-            if x.dim() == 0 and x.dtype == torch.float32
-        ]
+        return (*(found[path][0] for path in paths), *_flat(state, after))
 
     def check_state(
         self, paths: Sequence[str], params: Tensors, state: States
@@ -267,8 +200,12 @@ class Step:
             for path, names in wanted.items()
             if path in state and set(state[path]) != set(names)
         ]
-        wrong += [f"the state lacks {path!r}" for path in wanted if path not in state]
-        wrong += [f"the state has also {path!r}" for path in state if path not in wanted]
+        wrong += [
+            f"the state lacks {path!r}" for path in wanted if path not in state
+        ]
+        wrong += [
+            f"the state has also {path!r}" for path in state if path not in wanted
+        ]
         if wrong:
             raise TreeError.of(
                 f"{self.recipe.name}.update, argument state",
@@ -295,20 +232,16 @@ def _loaded(layout: Layout, state: State) -> State:
     if layout.is_late and not state[STARTED].item():
         return {}
     return {
-        name: state[name].detach().clone() if kind is torch.Tensor else state[name].item()
+        name: state[name].detach().clone()
+        if kind is torch.Tensor
+        else state[name].item()
         for name, kind in layout.kinds.items()
     }
 
 
-def _copied(state: State) -> State:
-    """A state that a step in a graph may write to. Whole numbers are in float64, in which Python's
-    number to the power of one stays as exact as it is in Python.
-    """
-    return {
-        name: x.double() if x.dtype == torch.int64 and x.dim() == 0 else x.clone()
-        for name, x in state.items()
-        if name != STARTED
-    }
+def _without_mark(state: State) -> State:
+    """The entries of a state that the optimizer itself keeps."""
+    return {name: x for name, x in state.items() if name != STARTED}
 
 
 def _written(layout: Layout, after: State, before: State, is_done: bool) -> State:
@@ -324,14 +257,6 @@ def _written(layout: Layout, after: State, before: State, is_done: bool) -> Stat
     if layout.is_late:
         found[STARTED] = torch.ones_like(before[STARTED])
     return found
-
-
-def _kept(after: State, before: State) -> State:
-    """The state after a step, in the dtypes of the one before it."""
-    return {
-        name: x.to(before[name].dtype) if name in before else x
-        for name, x in after.items()
-    }
 
 
 def _flat(like: States, state: States) -> list[torch.Tensor]:

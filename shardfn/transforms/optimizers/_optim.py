@@ -153,7 +153,9 @@ class Optim:
         """
         return placed_like(self.recipe.name, self.step, placements, params)
 
-    def schedule(self, make: Callable[..., Any], *args: Any, **options: Any) -> Schedule:
+    def schedule(
+        self, make: Callable[..., Any], *args: Any, **options: Any
+    ) -> Schedule:
         """A scheduler of torch for this optimizer, whose values are tensors.
 
         Args:

@@ -47,7 +47,9 @@ def check_class(cls: Any) -> None:
         CaptureError: a step that needs more.
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        got = f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
+        got = (
+            f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
+        )
         fix = "optim(torch.optim.AdamW, lr=1e-3)"
         if isinstance(cls, torch.optim.Optimizer):
             fix = f"the class: optim({type(cls).__name__}, ...)"
@@ -64,7 +66,8 @@ def check_class(cls: Any) -> None:
     needed = [
         p.name
         for p in list(inspect.signature(cls.step).parameters.values())[1:]
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
     if needed:
         raise CaptureError.of(
@@ -193,5 +196,8 @@ def check_decay(decay: Any) -> None:
     """
     if not isinstance(decay, (int, float)) or not 0 <= decay <= 1:
         raise ShardError.of(
-            "ema", f"decay is {decay!r}", needed="a number from 0 to 1", fix="ema(0.999)"
+            "ema",
+            f"decay is {decay!r}",
+            needed="a number from 0 to 1",
+            fix="ema(0.999)",
         )

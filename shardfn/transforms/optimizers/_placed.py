@@ -26,10 +26,10 @@ def placed_like(
     try:
         specs = broadcast_prefix(placements, params, is_spec)
     except ValueError as error:
-        refuse_placements(name, list(map(str, error.args)))
+        raise refused_placements(name, list(map(str, error.args))) from error
     strange = [repr(x) for x in specs if not (x is None or isinstance(x, P))]
     if strange:
-        refuse_placements(name, [f"{text} is not a P" for text in strange])
+        raise refused_placements(name, [f"{text} is not a P" for text in strange])
     shapes = [(tuple(x.shape), x.dtype) for x in leaves]
     stand_ins = [torch.empty((), device="meta") for _ in leaves]
     like = _tree.unflatten(_tree.flatten(params)[1], stand_ins)
@@ -40,13 +40,9 @@ def placed_like(
     }
 
 
-def refuse_placements(name: str, lines: list[str]) -> None:
-    """Refuse placements.
-
-    Raises:
-        TreeError: always.
-    """
-    raise TreeError.of(
+def refused_placements(name: str, lines: list[str]) -> TreeError:
+    """The error for placements that do not fit."""
+    return TreeError.of(
         f"{name}.state_placements",
         *lines,
         needed="a prefix tree of P leaves",

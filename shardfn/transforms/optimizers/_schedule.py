@@ -32,7 +32,9 @@ class Schedule:
         stand_ins = [[torch.zeros(1, 1)] for _ in range(len(recipe.groups) + 1)]
         self.optimizer = recipe.made(stand_ins)
         self.scheduler = make(self.optimizer, *args, **options)
-        self.optimizer.step = lambda *_: None  # torch warns of a step without one before
+        self.optimizer.step = lambda *_: (
+            None
+        )  # torch warns of a step without one before
 
     @property
     def lr(self) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import optimizers_of_torch as table
 import pytest
 import torch
 from torch.optim import swa_utils
 
 import shardfn as sf
 from shardfn import P
+from tests.transforms.optimizers import table
 
 GRADS = table.tree(0)
 
@@ -37,7 +37,10 @@ def test_the_norm_of_shards_is_that_of_all() -> None:
         mesh = sf.make_mesh((3,), ("a",))
         placed = {"in": P("a"), "out": [P(None, "a"), P()]}
         fn = sf.shard(
-            lambda g: sf.clip_by_global_norm(g, 1.0), mesh, (placed,), backend="aten"
+            lambda g: sf.clip_by_global_norm(g, 1.0),
+            mesh,
+            (placed,),
+            backend="aten",
         )
         grads, of_all = sf.full(fn(GRADS))
         assert table.largest(grads, wanted) < 1e-12

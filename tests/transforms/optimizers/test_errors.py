@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import optimizers_of_torch as table
 import pytest
 import torch
 from torch import Tensor
 
 import shardfn as sf
+from tests.transforms.optimizers import table
 
 O = torch.optim
 PARAMS, GRADS = table.tree(0), table.tree(1)
@@ -67,17 +67,24 @@ def captured(cls: Any) -> Any:
     return fn(PARAMS, GRADS, {path: {} for path in STATE})
 
 
-def updated(params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: Any) -> Any:
+def updated(
+    params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: Any
+) -> Any:
     return OPT.update(params, grads, state, **k)
 
 
 OTHER = {**GRADS, "out": [torch.ones(2), GRADS["out"][1]]}
 # a call, the class of its error, parts of its text
-REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]] = {
+REFUSED: dict[
+    str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]
+] = {
     "LBFGS": (
         lambda: sf.optim(O.LBFGS),
         sf.CaptureError,
-        ("optim(LBFGS): it evaluates the loss again", "sf.value_and_grad in a loop"),
+        (
+            "optim(LBFGS): it evaluates the loss again",
+            "sf.value_and_grad in a loop",
+        ),
     ),
     "SparseAdam": (
         lambda: sf.optim(O.SparseAdam),
@@ -102,7 +109,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "values elsewhere": (
         lambda: sf.optim(Counts).init(PARAMS),
         sf.CaptureError,
-        ("its step changes self.count, param_groups[0]['lr']", "self.state[p][name]"),
+        (
+            "its step changes self.count, param_groups[0]['lr']",
+            "self.state[p][name]",
+        ),
     ),
     "a list": (
         lambda: sf.optim(KeepsALst).init(PARAMS),
@@ -150,7 +160,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
         ("the gradient of 'out.0' is float32[2], not float64[2, 3, 2]",),
     ),
     "two parameters of one path": (
-        lambda: updated({"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None),
+        lambda: updated(
+            {"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None
+        ),
         sf.TreeError,
         ("two parameters have the path 'a.b'",),
     ),
@@ -162,7 +174,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "another state": (
         lambda: updated(state={**STATE, "in.w": {}, "more": {}}),
         sf.TreeError,
-        ("state['in.w'] has nothing, not step, exp_avg", "the state has also 'more'"),
+        (
+            "state['in.w'] has nothing, not step, exp_avg",
+            "the state has also 'more'",
+        ),
     ),
     "a state of less": (
         lambda: updated(state={}),

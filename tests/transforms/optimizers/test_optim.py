@@ -6,13 +6,13 @@ import copy
 import pickle
 from typing import Any
 
-import optimizers_of_torch as table
 import pytest
 import torch
 from torch import Tensor
 
 import shardfn as sf
 from shardfn.runtime import cache
+from tests.transforms.optimizers import table
 
 O, LR = torch.optim, table.LR
 RATE = torch.tensor(LR, dtype=torch.float64)
@@ -67,7 +67,8 @@ def test_muon_equals_torch_outside_and_to_rounding_of_bfloat16_captured() -> Non
 def test_float32_and_complex_parameters() -> None:
     for dtype, limit in [(torch.float32, 1e-6), (torch.complex128, 1e-12)]:
         params, *grads = (
-            sf.tree_map(lambda x: x.to(dtype), table.tree(i)) for i in range(4)
+            sf.tree_map(lambda x, dtype=dtype: x.to(dtype), table.tree(i))
+            for i in range(4)
         )
         wanted, _ = table.torchs(O.Adam, {}, params, grads)
         opt = sf.optim(O.Adam, lr=LR)
@@ -140,7 +141,9 @@ def test_a_step_has_derivatives_like_any_function(cls: Any) -> None:
     opt = sf.optim(cls, lr=LR, **({"momentum": 0.9} if cls is O.SGD else {}))
     _, state = opt.update(params, GRADS[0], opt.init(params))
     loss = through(opt, state)
-    of_lr = cls is not O.RMSprop  # torch's step of RMSprop takes no lr with a derivative
+    of_lr = (
+        cls is not O.RMSprop
+    )  # torch's step of RMSprop takes no lr with a derivative
     found = sf.grad(loss, argnums=(0, 2) if of_lr else (0,))(GRADS[1], params, RATE)
     e, tensors = 1e-6, (GRADS[1]["in"]["w"], RATE)
     for tiny, g in zip(tensors, (found[0]["in"]["w"], *found[1:]), strict=False):
@@ -217,9 +220,7 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     eager, _ = ran(step, params, opt.init(params), grads)
     assert all(map(torch.equal, table.flat(eager), wanted))
     assert all(map(torch.equal, table.flat(grads), table.flat(GRADS)))
-    captured, _ = ran(
-        sf.jit(step, backend="aten"), params, opt.init(params), grads
-    )
+    captured, _ = ran(sf.jit(step, backend="aten"), params, opt.init(params), grads)
     assert table.largest(captured, wanted) < 1e-12
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import optimizers_of_torch as table
 import pytest
 import torch
 
 import shardfn as sf
 from shardfn.runtime import cache
+from tests.transforms.optimizers import table
 
 O = torch.optim
 S = O.lr_scheduler
@@ -45,7 +45,9 @@ SCHEDULERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 PARAMS, GRADS = table.matrices(0), [table.matrices(i + 1) for i in range(STEPS)]
 OPT = sf.optim(O.SGD, lr=LR, momentum=0.9)
-STEP = sf.jit(lambda p, g, s, options: OPT.update(p, g, s, **options), backend="aten")
+STEP = sf.jit(
+    lambda p, g, s, options: OPT.update(p, g, s, **options), backend="aten"
+)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -93,7 +95,8 @@ def test_a_scheduler_gives_one_rate_for_each_parameter_group() -> None:
     assert [round(float(x), 9) for x in rates.lr] == [0.01, 0.1]
     new, _ = opt.update(PARAMS, GRADS[0], opt.init(PARAMS), lr=rates.lr)
     wanted = {
-        name: PARAMS[name] - lr * GRADS[0][name] for name, lr in [("w", 0.1), ("v", 0.01)]
+        name: PARAMS[name] - lr * GRADS[0][name]
+        for name, lr in [("w", 0.1), ("v", 0.01)]
     }
     assert table.largest(new, wanted) < 1e-15
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import optimizers_of_torch as table
 import pytest
 import torch
 from ranks import run_ranks
 
 import shardfn as sf
 from shardfn import P
+from tests.transforms.optimizers import table
 
 O, LR = torch.optim, table.LR
 RATE = torch.tensor(LR, dtype=torch.float64)
@@ -68,7 +68,9 @@ def test_a_step_of_adamw_sends_nothing() -> None:
         step = sf.shard(opt.update, mesh, (placed, placed, states), backend="aten")
         lowered = step.lower(params, GRADS[0], opt.init(params))
         assert not lowered.transfers
-        assert [str(x) for x in (states["in.w"]["exp_avg"], states["in.w"]["step"])] == [
+        assert [
+            str(x) for x in (states["in.w"]["exp_avg"], states["in.w"]["step"])
+        ] == [
             "P('a')",
             "P()",
         ]
@@ -99,7 +101,11 @@ def test_init_inside_makes_shards() -> None:
         states = opt.state_placements(placed, params)
         state = sf.shard(opt.init, mesh, (placed,), states, backend="aten")(params)
         assert all(
-            map(torch.equal, table.flat(sf.full(state)), table.flat(opt.init(params)))
+            map(
+                torch.equal,
+                table.flat(sf.full(state)),
+                table.flat(opt.init(params)),
+            )
         )
 
 

@@ -62,7 +62,9 @@ def flat(x: Any) -> list[Tensor]:
     if isinstance(x, Tensor):
         return [x]
     return [
-        y for child in (x.values() if isinstance(x, dict) else x) for y in flat(child)
+        y
+        for child in (x.values() if isinstance(x, dict) else x)
+        for y in flat(child)
     ]
 
 
