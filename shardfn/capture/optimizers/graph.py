@@ -95,11 +95,10 @@ class Program:
             (name, x.shape, x.dtype, x.device) for name, x in row.tensors.items()
         ]
         fixed = [
-            None if isinstance(x, torch.Tensor) else x for x in _tree.leaves(options)
+            None if isinstance(x, torch.Tensor) else x
+            for x in _tree.leaves(options)
         ]
-        return cls(
-            recipe, (recipe.group_of(row.path), tuple(shapes), tuple(fixed))
-        )
+        return cls(recipe, (recipe.group_of(row.path), tuple(shapes), tuple(fixed)))
 
     def run(self, row: Row, options: Options) -> tuple[torch.Tensor, State]:
         """(the parameter, its state) after the step."""
@@ -110,7 +109,9 @@ class Program:
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             feed = iter(xs[len(own) :])
-            filled = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
+            filled = [
+                next(feed) if isinstance(x, torch.Tensor) else x for x in leaves
+            ]
             mine = row.like(dict(zip(own, xs, strict=False)))
             known = _tree.unflatten(treedef, filled)
             ((param, state),) = stepped(self.recipe, [mine], known)

@@ -162,7 +162,9 @@ class Step:
             Row(path, p, g, plain[path])
             for path, p, g in zip(paths, params, grads, strict=True)
         ]
-        found = dict(zip(paths, after_step(self.recipe, rows, options), strict=True))
+        found = dict(
+            zip(paths, after_step(self.recipe, rows, options), strict=True)
+        )
         late = [
             attrs.evolve(row, state={})
             for row in rows
@@ -173,7 +175,8 @@ class Step:
             has = state[row.path][STARTED]
             later, later_own = found[row.path]
             chosen = {
-                name: torch.where(has, x, own[name]) for name, x in later_own.items()
+                name: torch.where(has, x, own[name])
+                for name, x in later_own.items()
             }
             chosen[STARTED] = torch.ones_like(has)
             found[row.path] = torch.where(has, later, param), chosen
