@@ -15,37 +15,13 @@ from ..modules.call import is_unbatched, spread
 from .layout import State, unhooked
 from .mode import Stepping
 from .recipe import PURE, Options, Recipe, set_present
+from .rows import Row
 
 # ops that copy -> the position of the value
 COPIES: dict[Any, int] = {
     torch.ops.aten.clone.default: 0,
     torch.ops.aten.copy.default: 1,
 }
-
-
-@attrs.frozen(eq=False)
-class Row:
-    """A parameter, its gradient and its state; an empty state before a first step that is unlike
-    the others.
-    """
-
-    path: str
-    param: torch.Tensor
-    grad: torch.Tensor | None
-    state: State
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name."""
-        found = {"param": self.param}
-        if self.grad is not None:
-            found["grad"] = self.grad
-        return found | {f"state.{name}": x for name, x in self.state.items()}
-
-    def like(self, tensors: dict[str, torch.Tensor]) -> Row:
-        """A row of other tensors."""
-        state = {name: tensors[f"state.{name}"] for name in self.state}
-        return Row(self.path, tensors["param"], tensors.get("grad"), state)
 
 
 Stepped = list[tuple[torch.Tensor, State]]  # of each row: the parameter, its state
@@ -91,41 +67,41 @@ class Program:
     @classmethod
     def of(cls, recipe: Recipe, row: Row, options: Options) -> Program:
         """The program of a row, which is not traced yet."""
-        shapes = [
+        shapes = tuple(
             (name, x.shape, x.dtype, x.device) for name, x in row.tensors.items()
-        ]
-        fixed = [
-            None if isinstance(x, torch.Tensor) else x
-            for x in _tree.leaves(options)
-        ]
-        return cls(recipe, (recipe.group_of(row.path), tuple(shapes), tuple(fixed)))
+        )
+        leaves = _tree.leaves(options)
+        fixed = tuple(None if _tree.is_tensor(x) else x for x in leaves)
+        return cls(recipe, (recipe.group_of(row.path), shapes, fixed))
 
     def run(self, row: Row, options: Options) -> tuple[torch.Tensor, State]:
         """(the parameter, its state) after the step."""
-        leaves, treedef = _tree.flatten(dict(options))
-        given = [x for x in leaves if isinstance(x, torch.Tensor)]
-        own = row.tensors
-        inputs = [*own.values(), *given]
-
-        def step(*xs: torch.Tensor) -> list[torch.Tensor]:
-            feed = iter(xs[len(own) :])
-            filled = [
-                next(feed) if isinstance(x, torch.Tensor) else x for x in leaves
-            ]
-            mine = row.like(dict(zip(own, xs, strict=False)))
-            known = _tree.unflatten(treedef, filled)
-            ((param, state),) = stepped(self.recipe, [mine], known)
-            self.names = tuple(state)
-            return [param, *state.values()]
-
+        given = _tree.tensors(dict(options))
+        inputs = [*row.tensors.values(), *given]
         if self.graph is None:
-            graph, self.constants = trace.traced(step, inputs, self.recipe.name)
-            without_copies(graph)
-            self.graph = torch.fx.GraphModule(torch.nn.Module(), graph)
+            self.trace(row, options, inputs)
+        assert self.graph is not None
         run = torch.fx.Interpreter(self.graph).run
         with _compat.without_torch_functions():
             param, *values = run(*inputs, *self.constants)
         return param, dict(zip(self.names, values, strict=True))
+
+    def trace(
+        self, row: Row, options: Options, inputs: Sequence[torch.Tensor]
+    ) -> None:
+        """Trace the step of a row, as a function of these inputs."""
+        names = list(row.tensors)
+
+        def step(*xs: torch.Tensor) -> list[torch.Tensor]:
+            own = dict(zip(names, xs, strict=False))
+            given = _tree.with_tensors(dict(options), xs[len(names) :])
+            ((param, state),) = stepped(self.recipe, [row.like(own)], given)
+            self.names = tuple(state)
+            return [param, *state.values()]
+
+        graph, self.constants = trace.traced(step, inputs, self.recipe.name)
+        without_copies(graph)
+        self.graph = torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
 def without_copies(graph: torch.fx.Graph) -> None:
@@ -155,56 +131,59 @@ def _batched(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
             raise
     every = [row.tensors for row in rows]
     values = every, dict(options)
-    spread_rows = [
-        row.like(spread(own, frozenset(), values))
-        for row, own in zip(rows, every, strict=True)
-    ]
-    return stepped(recipe, spread_rows, options)
+    batched = []
+    for row in rows:
+        own = spread(row.tensors, frozenset(), values)
+        batched.append(row.like(own))
+    return stepped(recipe, batched, options)
 
 
 def stepped(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
     """One run of torch's step on copies."""
     params = [row.param.clone() for row in rows]
-    groups: list[list[int]] = [[] for _ in range(len(recipe.groups) + 1)]
-    for i, row in enumerate(rows):
-        groups[recipe.group_of(row.path)].append(i)
-    optimizer = recipe.over(groups, params)
+    optimizer = recipe.over([row.path for row in rows], params)
     recipe.set_options(optimizer, options)
     is_derived = _compat.derivative_levels() > 0
     set_present(optimizer, {**PURE, "differentiable": is_derived})
-    states = [_copied(row.state) for row in rows]
-    optimizer.state = defaultdict(dict, zip(params, states, strict=True))
+    optimizer.state = defaultdict(dict)
     for p, row in zip(params, rows, strict=True):
+        optimizer.state[p] = _copied(row.own)
         p.grad = None if row.grad is None else row.grad.clone()
     first = recipe.options if recipe.is_torchs else None
-    with Stepping(_numbers(recipe, states), first, options):
+    with Stepping(_numbers(recipe, optimizer), first, options):
         unhooked(optimizer)()
-    return [
-        (p, _kept(optimizer.state[p], row.state))
-        for p, row in zip(params, rows, strict=True)
-    ]
+    found = []
+    for p, row in zip(params, rows, strict=True):
+        after = _kept(optimizer.state[p], row.state)
+        found.append((p, after))
+    return found
 
 
 def _copied(state: State) -> State:
     """A state that a step in a graph may write to. Whole numbers are in float64: a number to their
     power is then as exact as it is in Python.
     """
-    return {
-        name: x.double() if x.dtype == torch.int64 and x.dim() == 0 else x.clone()
-        for name, x in state.items()
-    }
+    found: State = {}
+    for name, x in state.items():
+        is_whole = x.dtype == torch.int64 and x.dim() == 0
+        found[name] = x.double() if is_whole else x.clone()
+    return found
 
 
-def _numbers(recipe: Recipe, states: Sequence[State]) -> list[torch.Tensor]:
-    """The numbers in states that torch's step reads by `.item()` outside of a graph."""
-    every = [x for own in states for x in own.values()]
-    is_number = recipe.is_torchs and torch.float32
-    return [x for x in every if x.dim() == 0 and x.dtype == is_number]
+def _numbers(
+    recipe: Recipe, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
+    """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
+    if not recipe.is_torchs:
+        return []
+    every = [x for own in optimizer.state.values() for x in own.values()]
+    return [x for x in every if x.dim() == 0 and x.dtype == torch.float32]
 
 
 def _kept(after: State, before: State) -> State:
     """The state after a step, in the dtypes of the one before it."""
-    return {
-        name: x.to(before[name].dtype) if name in before else x
-        for name, x in after.items()
-    }
+    found: State = {}
+    for name, x in after.items():
+        like = before.get(name, x)
+        found[name] = x.to(like.dtype)
+    return found

@@ -91,11 +91,9 @@ def _stepped(
 ) -> tuple[torch.Tensor, First]:
     """(the parameter after a step, its state)."""
     p, g = p.clone(), g.clone()
-    members: list[list[int]] = [[] for _ in range(len(recipe.groups) + 1)]
-    members[recipe.group_of(path)].append(0)
-    optimizer = recipe.over(members, [p])
+    optimizer = recipe.over([path], [p])
     set_present(optimizer, {**PURE, "capturable": False})
-    first = _cloned(state) if state else _of_constructor(recipe, members, p)
+    first = _cloned(state) if state else _of_constructor(recipe, path, p)
     own = _with_state(optimizer, p, first)
     p.grad = g
     before = _others(optimizer)
@@ -117,11 +115,9 @@ def first_state(
         options: those that are given for the first step.
     """
     p = x.detach().clone()
-    members: list[list[int]] = [[] for _ in range(len(recipe.groups) + 1)]
-    members[recipe.group_of(path)].append(0)
-    optimizer = recipe.over(members, [p])
+    optimizer = recipe.over([path], [p])
     recipe.set_options(optimizer, options)
-    own = _with_state(optimizer, p, _of_constructor(recipe, members, p))
+    own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
     p.grad = torch.zeros_like(p)
     if _compat.is_tracing():
         set_present(optimizer, PURE)
@@ -152,11 +148,9 @@ def _with_state(
     return own
 
 
-def _of_constructor(
-    recipe: Recipe, members: list[list[int]], p: torch.Tensor
-) -> State:
+def _of_constructor(recipe: Recipe, path: str, p: torch.Tensor) -> State:
     """The state that the constructor of the optimizer makes for a parameter."""
-    made = recipe.made([[p] if own else [] for own in members])
+    made = recipe.made(recipe.grouped([path], [p]))
     return dict(made.state.get(p, {}))
 
 

@@ -41,20 +41,14 @@ class Recipe:
         """Whether torch wrote the step, and not a subclass of the user's."""
         return self.cls.step.__module__.startswith("torch.optim")
 
-    def members(self, paths: Sequence[str]) -> list[list[int]]:
-        """The numbers of the parameters in each group, the group without a pattern first.
+    def check_patterns(self, paths: Sequence[str]) -> None:
+        """Check that each pattern fits a parameter.
 
         Raises:
-            TreeError: a pattern that fits no parameter.
+            TreeError: lists the others.
         """
-        found: list[list[int]] = [[] for _ in range(len(self.groups) + 1)]
-        for i, path in enumerate(paths):
-            found[self.group_of(path)].append(i)
-        unused = [
-            pattern
-            for pattern, _ in self.groups
-            if not fnmatch.filter(paths, pattern)
-        ]
+        patterns = [pattern for pattern, _ in self.groups]
+        unused = [x for x in patterns if not fnmatch.filter(paths, x)]
         if unused:
             raise TreeError.of(
                 self.name,
@@ -63,7 +57,6 @@ class Recipe:
                 fix="a pattern of fnmatch over dotted paths, such as '*.bias'",
                 arg_path=f"groups[{unused[0]!r}]",
             )
-        return found
 
     def group_of(self, path: str) -> int:
         """The number of the group of a parameter: the first pattern that fits counts."""
@@ -97,19 +90,27 @@ class Recipe:
                 else "arguments that the class takes",
             ) from error
 
+    def grouped(
+        self, paths: Sequence[str], values: Sequence[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """A value for each path, by parameter group; the group without a pattern is the first."""
+        found: list[list[torch.Tensor]] = [[] for _ in range(len(self.groups) + 1)]
+        for path, x in zip(paths, values, strict=True):
+            found[self.group_of(path)].append(x)
+        return found
+
     def over(
-        self, members: Sequence[Sequence[int]], params: Sequence[torch.Tensor]
+        self, paths: Sequence[str], params: Sequence[torch.Tensor]
     ) -> torch.optim.Optimizer:
         """The optimizer over these parameters, without state. It is made over tensors without
         values, so that nothing is allocated.
         """
         with _compat.neutral(), _compat.values():
-            stand_ins = [
-                torch.empty(x.shape, dtype=x.dtype, device="meta") for x in params
-            ]
-            made = self.made([[stand_ins[i] for i in group] for group in members])
+            stand_ins = [_without_values(x) for x in params]
+            made = self.made(self.grouped(paths, stand_ins))
+        members = self.grouped(paths, params)
         for group, own in zip(made.param_groups, members, strict=True):
-            group["params"] = [params[i] for i in own]
+            group["params"] = own
         made.state.clear()
         return made
 
@@ -134,6 +135,10 @@ class Recipe:
             ):
                 if isinstance(value, list) or name not in mine:
                     group[name] = x
+
+
+def _without_values(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def set_present(optimizer: torch.optim.Optimizer, options: Options) -> None:

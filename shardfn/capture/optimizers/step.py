@@ -8,15 +8,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from ... import _compat
 from ...errors import TreeError
 from ..modules.call import running
-from .graph import Row, after_step
+from .graph import after_step
 from .layout import STARTED, Layout, State, first_state, layout_of
 from .recipe import Options, Recipe
+from .rows import Row
 
 Tensors = Sequence[torch.Tensor]
 Grads = Sequence[torch.Tensor | None]
@@ -43,7 +43,7 @@ class Step:
         ) -> tuple[torch.Tensor, ...]:
             with _compat.staging(), running(recipe.name) as is_for_shapes:
                 if is_for_shapes:
-                    self.check_state(paths, params, state)
+                    self.rows(paths, params, grads, state)
                     own = [x for names in state.values() for x in names.values()]
                     return tuple(x.clone() for x in (*params, *own))
                 return self.in_graph(paths, params, grads, state, options)
@@ -72,7 +72,7 @@ class Step:
         """The entries in the state of each parameter. It looks at every group, so that errors
         are found before a step runs.
         """
-        self.recipe.members(paths)
+        self.recipe.check_patterns(paths)
         return tuple(
             tuple(self.layout(path, shape, dtype).names)
             for path, (shape, dtype) in zip(paths, shapes, strict=True)
@@ -109,6 +109,15 @@ class Step:
             stand_ins = [torch.empty(shape, dtype=dtype) for shape, dtype in params]
             return self.first(paths, stand_ins, {})
 
+    def rows(
+        self, paths: Sequence[str], params: Tensors, grads: Grads, state: States
+    ) -> list[Row]:
+        """A row for each parameter."""
+        layouts = self.laid_out(paths, params)
+        self.check_state(paths, layouts, state)
+        states = [state[path] for path in paths]
+        return list(map(Row, paths, params, grads, states, layouts))
+
     def eager(
         self,
         paths: Sequence[str],
@@ -118,34 +127,26 @@ class Step:
         options: Options,
     ) -> tuple[torch.Tensor, ...]:
         """The new parameters, and the new state as a flat list, by torch's own step."""
-        self.check_state(paths, params, state)
+        rows = self.rows(paths, params, grads, state)
         new = [x.detach().clone() for x in params]
-        optimizer = self.recipe.over(self.recipe.members(paths), new)
+        optimizer = self.recipe.over(paths, new)
         self.recipe.set_options(optimizer, as_numbers(options))
-        layouts = self.laid_out(paths, params)
-        states = [
-            _loaded(layout, state[path])
-            for path, layout in zip(paths, layouts, strict=True)
-        ]
-        optimizer.state = defaultdict(dict, zip(new, states, strict=True))
-        for p, g in zip(new, grads, strict=True):
-            p.grad = self.own(g)
+        optimizer.state = defaultdict(dict)
+        for p, row in zip(new, rows, strict=True):
+            optimizer.state[p] = _loaded(row)
+            p.grad = self.own(row.grad)
         optimizer.step()
-        after = {
-            path: _written(
-                layout, optimizer.state[p], state[path], p.grad is not None
-            )
-            for path, layout, p in zip(paths, layouts, new, strict=True)
-        }
-        for p in new:
+        after: States = {}
+        for p, row in zip(new, rows, strict=True):
+            after[row.path] = _written(row, optimizer.state[p])
             p.grad = None
         return (*new, *_flat(state, after))
 
     def own(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient that the step may keep, and write to if it is not torch's."""
-        if grad is None or self.recipe.is_torchs:
-            return None if grad is None else grad.detach()
-        return grad.detach().clone()
+        if grad is None:
+            return None
+        return grad.detach() if self.recipe.is_torchs else grad.detach().clone()
 
     def in_graph(
         self,
@@ -156,59 +157,37 @@ class Step:
         options: Options,
     ) -> tuple[torch.Tensor, ...]:
         """As `eager`, by pure functions of tensors."""
-        self.check_state(paths, params, state)
-        plain = {path: _without_mark(own) for path, own in state.items()}
-        rows = [
-            Row(path, p, g, plain[path])
-            for path, p, g in zip(paths, params, grads, strict=True)
-        ]
-        found = dict(
-            zip(paths, after_step(self.recipe, rows, options), strict=True)
-        )
-        late = [
-            attrs.evolve(row, state={})
-            for row in rows
-            if STARTED in state[row.path] and row.grad is not None
-        ]
-        first = after_step(self.recipe, late, options) if late else []
-        for row, (param, own) in zip(late, first, strict=True):
-            has = state[row.path][STARTED]
-            later, later_own = found[row.path]
-            chosen = {
-                name: torch.where(has, x, own[name])
-                for name, x in later_own.items()
-            }
-            chosen[STARTED] = torch.ones_like(has)
-            found[row.path] = torch.where(has, later, param), chosen
-        after = {
-            row.path: state[row.path] if row.grad is None else found[row.path][1]
-            for row in rows
-        }
-        return (*(found[path][0] for path in paths), *_flat(state, after))
+        rows = self.rows(paths, params, grads, state)
+        found = after_step(self.recipe, rows, options)
+        late = [row.fresh() for row in rows if row.is_late]
+        first = iter(after_step(self.recipe, late, options) if late else ())
+        new: list[torch.Tensor] = []
+        after: States = {}
+        for row, (param, own) in zip(rows, found, strict=True):
+            if row.is_late:
+                param, own = _chosen(row.state[STARTED], (param, own), next(first))
+            new.append(param)
+            after[row.path] = row.state if row.grad is None else own
+        return (*new, *_flat(state, after))
 
     def check_state(
-        self, paths: Sequence[str], params: Tensors, state: States
+        self, paths: Sequence[str], layouts: Sequence[Layout], state: States
     ) -> None:
         """Check that a state has an entry for each parameter, as `init` makes it.
 
         Raises:
             TreeError: lists the differences.
         """
-        layouts = self.laid_out(paths, params)
-        wanted = {
-            path: layout.names for path, layout in zip(paths, layouts, strict=True)
-        }
         wrong = [
-            f"state[{path!r}] has {', '.join(state[path]) or 'nothing'}, not {', '.join(names)}"
-            for path, names in wanted.items()
-            if path in state and set(state[path]) != set(names)
+            f"the state has also {path!r}" for path in state if path not in paths
         ]
-        wrong += [
-            f"the state lacks {path!r}" for path in wanted if path not in state
-        ]
-        wrong += [
-            f"the state has also {path!r}" for path in state if path not in wanted
-        ]
+        for path, layout in zip(paths, layouts, strict=True):
+            names, got = layout.names, list(state.get(path, {}))
+            if path not in state:
+                wrong.append(f"the state lacks {path!r}")
+            elif set(got) != set(names):
+                texts = ", ".join(got) or "nothing", ", ".join(names)
+                wrong.append(f"state[{path!r}] has {texts[0]}, not {texts[1]}")
         if wrong:
             raise TreeError.of(
                 f"{self.recipe.name}.update, argument state",
@@ -217,6 +196,19 @@ class Step:
                 fix="state = opt.init(params)",
                 arg_path="state",
             )
+
+
+def _chosen(
+    has_started: torch.Tensor,
+    later: tuple[torch.Tensor, State],
+    first: tuple[torch.Tensor, State],
+) -> tuple[torch.Tensor, State]:
+    """(the parameter, its state) of a first or of a later step."""
+    state: State = {}
+    for name, x in later[1].items():
+        state[name] = torch.where(has_started, x, first[1][name])
+    state[STARTED] = torch.ones_like(has_started)
+    return torch.where(has_started, later[0], first[0]), state
 
 
 def as_numbers(options: Options) -> dict[str, Any]:
@@ -230,35 +222,27 @@ def _number(x: Any) -> Any:
     return type(x)(map(_number, x)) if type(x) in (list, tuple) else x
 
 
-def _loaded(layout: Layout, state: State) -> State:
+def _loaded(row: Row) -> State:
     """The state as torch's step keeps it; nothing before a first step that is unlike the others."""
-    if layout.is_late and not state[STARTED].item():
-        return {}
-    return {
-        name: state[name].detach().clone()
-        if kind is torch.Tensor
-        else state[name].item()
-        for name, kind in layout.kinds.items()
-    }
+    found: State = {}
+    if row.layout.is_late and not row.state[STARTED].item():
+        return found
+    for name, kind in row.layout.kinds.items():
+        x = row.state[name].detach()
+        found[name] = x.clone() if kind is torch.Tensor else x.item()
+    return found
 
 
-def _without_mark(state: State) -> State:
-    """The entries of a state that the optimizer itself keeps."""
-    return {name: x for name, x in state.items() if name != STARTED}
-
-
-def _written(layout: Layout, after: State, before: State, is_done: bool) -> State:
+def _written(row: Row, after: State) -> State:
     """The state as a dict of tensors, as it was if there was no gradient."""
-    if not is_done:
-        return before
-    found = {
-        name: x
-        if isinstance(x, torch.Tensor)
-        else torch.tensor(x, dtype=before[name].dtype, device=before[name].device)
-        for name, x in after.items()
-    }
-    if layout.is_late:
-        found[STARTED] = torch.ones_like(before[STARTED])
+    if row.grad is None:
+        return row.state
+    found: State = {}
+    for name, x in after.items():
+        like = row.state[name]
+        found[name] = torch.as_tensor(x, dtype=like.dtype, device=like.device)
+    if row.layout.is_late:
+        found[STARTED] = torch.ones_like(row.state[STARTED])
     return found
 
 
