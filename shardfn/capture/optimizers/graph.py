@@ -142,15 +142,15 @@ def stepped(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
     """One run of torch's step on copies."""
     params = [row.param.clone() for row in rows]
     optimizer = recipe.over([row.path for row in rows], params)
-    recipe.set_options(optimizer, options)
+    replaced = recipe.set_options(optimizer, options)
     is_derived = _compat.derivative_levels() > 0
     set_present(optimizer, {**PURE, "differentiable": is_derived})
     optimizer.state = defaultdict(dict)
     for p, row in zip(params, rows, strict=True):
         optimizer.state[p] = _copied(row.own)
         p.grad = None if row.grad is None else row.grad.clone()
-    first = recipe.options if recipe.is_torchs else None
-    with Stepping(_numbers(recipe, optimizer), first, options):
+    numbers = _numbers(recipe, optimizer)
+    with Stepping(numbers, recipe.is_torchs, replaced):
         unhooked(optimizer)()
     found = []
     for p, row in zip(params, rows, strict=True):

@@ -18,6 +18,7 @@ from .recipe import PURE, Options, Recipe, set_present
 
 STARTED = "started"  # the entry of a state whose first step is unlike the others
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+ITS_OWN = ("state", "param_groups", "defaults")  # attributes of every optimizer
 State = dict[str, Any]
 
 
@@ -63,7 +64,8 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """The entries of the tree."""
-        return [*self.kinds, STARTED] if self.is_late else [*self.kinds]
+        mark = [STARTED] if self.is_late else []
+        return [*self.kinds, *mark]
 
 
 def layout_of(
@@ -76,7 +78,8 @@ def layout_of(
     """
     with _compat.neutral(), _compat.values(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        p, g = (torch.randn(shape, dtype=torch.float64).to(dtype) for _ in "pg")
+        p = torch.randn(shape, dtype=torch.float64).to(dtype)
+        g = torch.randn(shape, dtype=torch.float64).to(dtype)
         torch.manual_seed(1)
         fresh, state = _stepped(recipe, path, p, g, {})
         torch.manual_seed(1)
@@ -116,18 +119,20 @@ def first_state(
     """
     p = x.detach().clone()
     optimizer = recipe.over([path], [p])
-    recipe.set_options(optimizer, options)
+    replaced = recipe.set_options(optimizer, options)
     own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
     p.grad = torch.zeros_like(p)
     if _compat.is_tracing():
         set_present(optimizer, PURE)
-        with Stepping((), recipe.options if recipe.is_torchs else None, options):
+        with Stepping((), recipe.is_torchs, replaced):
             unhooked(optimizer)()
     else:
         unhooked(optimizer)()
-    values = {name: _as_tensor(own.first[name], p) for name in layout.kinds}
+    values: State = {}
+    for name in layout.kinds:
+        first = _as_tensor(own.first[name], p)
+        values[name] = torch.zeros_like(first) if layout.is_late else first
     if layout.is_late:
-        values = {name: torch.zeros_like(value) for name, value in values.items()}
         values[STARTED] = torch.zeros((), dtype=torch.bool, device=p.device)
     return values
 
@@ -135,8 +140,9 @@ def first_state(
 def unhooked(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """The step of an optimizer without the hooks of torch's profiler."""
     step: Any = type(optimizer).step
-    plain = step.__wrapped__ if getattr(step, "hooked", False) else step
-    return lambda: plain(optimizer)
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return lambda: step(optimizer)
 
 
 def _with_state(
@@ -155,10 +161,10 @@ def _of_constructor(recipe: Recipe, path: str, p: torch.Tensor) -> State:
 
 
 def _cloned(state: State) -> State:
-    return {
-        name: x.clone() if isinstance(x, torch.Tensor) else x
-        for name, x in state.items()
-    }
+    found: State = {}
+    for name, x in state.items():
+        found[name] = x.clone() if isinstance(x, torch.Tensor) else x
+    return found
 
 
 def _kind(recipe: Recipe, name: str, x: Any) -> type:
@@ -183,33 +189,36 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
 def _as_tensor(x: Any, p: torch.Tensor) -> torch.Tensor:
     if isinstance(x, torch.Tensor):
         return x
-    return torch.tensor(x, dtype=NUMBERS[type(x)], device=p.device)
+    dtype = NUMBERS[type(x)]
+    return torch.tensor(x, dtype=dtype, device=p.device)
 
 
 def _same(a: State, b: State) -> bool:
     """Whether two states are equal to the last bit."""
-    return a.keys() == b.keys() and all(
-        torch.equal(a[name], b[name])
-        if isinstance(a[name], torch.Tensor)
-        else a[name] == b[name]
-        for name in a
-    )
+    if a.keys() != b.keys():
+        return False
+    return all(_is_equal(x, b[name]) for name, x in a.items())
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two values are of one type, and equal."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return bool(a == b)
 
 
 def _others(optimizer: torch.optim.Optimizer) -> State:
     """All that an optimizer holds besides the state of its parameters, by place."""
-    found = {
-        f"self.{name}": x
-        for name, x in vars(optimizer).items()
-        if not name.startswith("_")
-        and name not in ("state", "param_groups", "defaults")
-    }
+    found: State = {}
+    for name, x in vars(optimizer).items():
+        if not name.startswith("_") and name not in ITS_OWN:
+            found[f"self.{name}"] = x
     for i, group in enumerate(optimizer.param_groups):
-        found |= {
-            f"param_groups[{i}][{name!r}]": x
-            for name, x in group.items()
-            if name != "params"
-        }
+        for name, x in group.items():
+            if name != "params":
+                found[f"param_groups[{i}][{name!r}]"] = x
     return found
 
 
@@ -219,11 +228,11 @@ def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
     Raises:
         CaptureError: lists the places.
     """
-    places = [
-        place
-        for place, x in after.items()
-        if before.get(place) is not x and not _is_equal(before.get(place), x)
-    ]
+    places = []
+    for place, x in after.items():
+        was = before.get(place)
+        if was is not x and not _is_equal(was, x):
+            places.append(place)
     if places:
         raise CaptureError.of(
             recipe.name,
@@ -231,7 +240,3 @@ def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
             needed="an optimizer whose step changes self.state[p] only",
             fix="self.state[p][name] for values that change",
         )
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and not isinstance(a, torch.Tensor) and bool(a == b)

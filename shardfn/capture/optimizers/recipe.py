@@ -74,10 +74,10 @@ class Recipe:
             TreeError: the constructor refuses its arguments.
         """
         own = [{}, *(options for _, options in self.groups)]
-        given = [
-            {"params": list(params), **options}
-            for params, options in zip(groups, own, strict=True)
-        ]
+        given = []
+        for params, options in zip(groups, own, strict=True):
+            group = {"params": list(params), **options}
+            given.append(group)
         make: Callable[..., torch.optim.Optimizer] = self.cls
         try:
             return make(given, **self.options)
@@ -123,18 +123,21 @@ class Recipe:
 
     def set_options(
         self, optimizer: torch.optim.Optimizer, options: Options
-    ) -> None:
+    ) -> dict[int, Any]:
         """Set options of all groups. A list has one value for each group; any other value is for
-        the groups without one of their own.
+        the groups without one of their own. Returns the values before, by the ids of those now.
         """
+        replaced: dict[int, Any] = {}
         own = [{}, *(of_group for _, of_group in self.groups)]
         for name, value in options.items():
-            values = value if isinstance(value, list) else [value] * len(own)
-            for group, x, mine in zip(
-                optimizer.param_groups, values, own, strict=True
-            ):
-                if isinstance(value, list) or name not in mine:
+            is_list = isinstance(value, list)
+            values = value if is_list else [value] * len(own)
+            rows = zip(optimizer.param_groups, values, own, strict=True)
+            for group, x, mine in rows:
+                if is_list or name not in mine:
+                    replaced[id(x)] = group[name]
                     group[name] = x
+        return replaced
 
 
 def _without_values(x: torch.Tensor) -> torch.Tensor:

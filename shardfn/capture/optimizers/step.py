@@ -21,6 +21,7 @@ from .rows import Row
 Tensors = Sequence[torch.Tensor]
 Grads = Sequence[torch.Tensor | None]
 States = dict[str, State]
+LARGEST = 3  # size of a dim of the stand-in that tells a layout
 
 
 class Step:
@@ -44,8 +45,8 @@ class Step:
             with _compat.staging(), running(recipe.name) as is_for_shapes:
                 if is_for_shapes:
                     self.rows(paths, params, grads, state)
-                    own = [x for names in state.values() for x in names.values()]
-                    return tuple(x.clone() for x in (*params, *own))
+                    every = [*params, *_flat(state, state)]
+                    return tuple(x.clone() for x in every)
                 return self.in_graph(paths, params, grads, state, options)
 
         def first(
@@ -53,14 +54,14 @@ class Step:
         ) -> tuple[torch.Tensor, ...]:
             with _compat.staging(), running(recipe.name):
                 found = self.first(paths, params, options)
-            return tuple(x for own in found.values() for x in own.values())
+            return tuple(_flat(found, found))
 
         self.updated = _compat.keep_in_graph(updated)
         self.first_in_graph = _compat.keep_in_graph(first)
 
     def layout(self, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
         """The layout of a parameter's state, found once for each kind of parameter."""
-        small = tuple(max(1, min(size, 3)) for size in shape)
+        small = tuple(min(max(1, size), LARGEST) for size in shape)
         key = self.recipe.group_of(path), small, dtype
         if key not in self.layouts:
             self.layouts[key] = layout_of(self.recipe, path, small, dtype)
@@ -73,17 +74,11 @@ class Step:
         are found before a step runs.
         """
         self.recipe.check_patterns(paths)
-        return tuple(
-            tuple(self.layout(path, shape, dtype).names)
-            for path, (shape, dtype) in zip(paths, shapes, strict=True)
-        )
-
-    def laid_out(self, paths: Sequence[str], params: Tensors) -> list[Layout]:
-        """The layouts of the states of parameters."""
-        return [
-            self.layout(path, x.shape, x.dtype)
-            for path, x in zip(paths, params, strict=True)
-        ]
+        found = []
+        for path, (shape, dtype) in zip(paths, shapes, strict=True):
+            layout = self.layout(path, shape, dtype)
+            found.append(tuple(layout.names))
+        return tuple(found)
 
     def first(
         self, paths: Sequence[str], params: Tensors, options: Options
@@ -91,11 +86,11 @@ class Step:
         """The state before the first step."""
         is_graph = _compat.is_tracing()
         given = options if is_graph else as_numbers(options)
-        layouts = self.laid_out(paths, params)
-        return {
-            path: first_state(self.recipe, layout, path, x, given)
-            for path, layout, x in zip(paths, layouts, params, strict=True)
-        }
+        found: States = {}
+        for path, x in zip(paths, params, strict=True):
+            layout = self.layout(path, x.shape, x.dtype)
+            found[path] = first_state(self.recipe, layout, path, x, given)
+        return found
 
     def shapes(
         self, paths: Sequence[str], params: Sequence[tuple[Any, torch.dtype]]
@@ -113,7 +108,9 @@ class Step:
         self, paths: Sequence[str], params: Tensors, grads: Grads, state: States
     ) -> list[Row]:
         """A row for each parameter."""
-        layouts = self.laid_out(paths, params)
+        layouts = []
+        for path, x in zip(paths, params, strict=True):
+            layouts.append(self.layout(path, x.shape, x.dtype))
         self.check_state(paths, layouts, state)
         states = [state[path] for path in paths]
         return list(map(Row, paths, params, grads, states, layouts))

@@ -34,7 +34,9 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     """
     leaves = _tree.tensors(grads)
     norms = [torch.linalg.vector_norm(x) for x in leaves]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
-    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    stacked = torch.stack(norms)
+    norm = torch.linalg.vector_norm(stacked)
+    ratio = max_norm / (norm + 1e-6)
+    scale = ratio.clamp(max=1.0)
     scaled = [x * scale.to(x.dtype) for x in leaves]
     return _tree.with_tensors(grads, scaled), norm

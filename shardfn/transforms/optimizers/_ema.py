@@ -38,7 +38,8 @@ class Ema:
         """
         leaves = _tree.tensors(params)
         first = [x * 0 if self.debias else x.clone() for x in leaves]
-        count = torch.zeros((), dtype=torch.int64, device=leaves[0].device)
+        device = leaves[0].device
+        count = torch.zeros((), dtype=torch.int64, device=device)
         return {"count": count, "average": _tree.with_tensors(params, first)}
 
     @_compat.read_by_dynamo
@@ -70,11 +71,11 @@ class Ema:
         )
         checks.check_average(tuple(wrong))
         leaves = _tree.quick_leaves((params,))
-        new = [
-            torch.lerp(old, x, 1 - self.decay)
-            for x, old in zip(leaves, paired, strict=True)
-            if isinstance(x, torch.Tensor)
-        ]
+        new: list[torch.Tensor] = []
+        for x, old in zip(leaves, paired, strict=True):
+            if isinstance(x, torch.Tensor):
+                way = x - old
+                new.append(old + way * (1 - self.decay))
         return {
             "count": state["count"] + 1,
             "average": _tree.with_tensors(params, new),
