@@ -67,12 +67,12 @@ class Program:
     @classmethod
     def of(cls, recipe: Recipe, row: Row, options: Options) -> Program:
         """The program of a row, which is not traced yet."""
-        shapes = tuple(
-            (name, x.shape, x.dtype, x.device) for name, x in row.tensors.items()
-        )
-        leaves = _tree.leaves(options)
-        fixed = tuple(None if _tree.is_tensor(x) else x for x in leaves)
-        return cls(recipe, (recipe.group_of(row.path), shapes, fixed))
+        kind: list[Any] = [recipe.group_of(row.path)]
+        for name, x in row.tensors.items():
+            kind += name, x.shape, x.dtype, x.device
+        for x in _tree.leaves(options):
+            kind.append(None if _tree.is_tensor(x) else x)
+        return cls(recipe, tuple(kind))
 
     def run(self, row: Row, options: Options) -> tuple[torch.Tensor, State]:
         """(the parameter, its state) after the step."""
@@ -93,9 +93,11 @@ class Program:
         names = list(row.tensors)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
-            own = dict(zip(names, xs, strict=False))
-            given = _tree.with_tensors(dict(options), xs[len(names) :])
-            ((param, state),) = stepped(self.recipe, [row.like(own)], given)
+            feed = iter(xs)
+            own = {name: next(feed) for name in names}
+            given = _tree.with_tensors(dict(options), feed)
+            mine = row.like(own)
+            ((param, state),) = stepped(self.recipe, [mine], given)
             self.names = tuple(state)
             return [param, *state.values()]
 
@@ -107,9 +109,11 @@ class Program:
 def without_copies(graph: torch.fx.Graph) -> None:
     """Drop the copies of a graph without in-place writes: each is the value that it copies."""
     for node in [*graph.nodes]:
-        source = COPIES.get(node.target)
-        if source is not None and _is_alike(node.args[source], node):
-            node.replace_all_uses_with(node.args[source])
+        if node.target not in COPIES:
+            continue
+        source = node.args[COPIES[node.target]]
+        if _is_alike(source, node):
+            node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
 
@@ -118,8 +122,10 @@ def _is_alike(a: Any, b: torch.fx.Node) -> bool:
     """Whether two nodes have values of one layout."""
     if not isinstance(a, torch.fx.Node):
         return False
-    x, y = (node.meta["val"] for node in (a, b))
-    return (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+    x, y = a.meta["val"], b.meta["val"]
+    same_dtype = x.dtype == y.dtype
+    same_strides = x.stride() == y.stride()
+    return same_dtype and same_strides and x.shape == y.shape
 
 
 def _batched(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
@@ -176,8 +182,12 @@ def _numbers(
     """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
     if not recipe.is_torchs:
         return []
-    every = [x for own in optimizer.state.values() for x in own.values()]
-    return [x for x in every if x.dim() == 0 and x.dtype == torch.float32]
+    found = []
+    for own in optimizer.state.values():
+        for x in own.values():
+            if x.dim() == 0 and x.dtype == torch.float32:
+                found.append(x)
+    return found
 
 
 def _kept(after: State, before: State) -> State:

@@ -47,8 +47,10 @@ class Recipe:
         Raises:
             TreeError: lists the others.
         """
-        patterns = [pattern for pattern, _ in self.groups]
-        unused = [x for x in patterns if not fnmatch.filter(paths, x)]
+        unused = []
+        for pattern, _ in self.groups:
+            if not fnmatch.filter(paths, pattern):
+                unused.append(pattern)
         if unused:
             raise TreeError.of(
                 self.name,
@@ -147,4 +149,6 @@ def _without_values(x: torch.Tensor) -> torch.Tensor:
 def set_present(optimizer: torch.optim.Optimizer, options: Options) -> None:
     """Set options of all groups that have them."""
     for group in optimizer.param_groups:
-        group.update((name, x) for name, x in options.items() if name in group)
+        for name, x in options.items():
+            if name in group:
+                group[name] = x

@@ -175,16 +175,19 @@ class Step:
         Raises:
             TreeError: lists the differences.
         """
-        wrong = [
-            f"the state has also {path!r}" for path in state if path not in paths
-        ]
+        wrong = []
         for path, layout in zip(paths, layouts, strict=True):
-            names, got = layout.names, list(state.get(path, {}))
             if path not in state:
                 wrong.append(f"the state lacks {path!r}")
-            elif set(got) != set(names):
-                texts = ", ".join(got) or "nothing", ", ".join(names)
-                wrong.append(f"state[{path!r}] has {texts[0]}, not {texts[1]}")
+                continue
+            got = list(state[path])
+            if set(got) != set(layout.names):
+                has = ", ".join(got) or "nothing"
+                needed = ", ".join(layout.names)
+                wrong.append(f"state[{path!r}] has {has}, not {needed}")
+        for path in state:
+            if path not in paths:
+                wrong.append(f"the state has also {path!r}")
         if wrong:
             raise TreeError.of(
                 f"{self.recipe.name}.update, argument state",
@@ -216,7 +219,9 @@ def as_numbers(options: Options) -> dict[str, Any]:
 def _number(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return x.item()
-    return type(x)(map(_number, x)) if type(x) in (list, tuple) else x
+    if type(x) in (list, tuple):
+        return type(x)(map(_number, x))
+    return x
 
 
 def _loaded(row: Row) -> State:
@@ -245,4 +250,8 @@ def _written(row: Row, after: State) -> State:
 
 def _flat(like: States, state: States) -> list[torch.Tensor]:
     """The tensors of a state in the order of another."""
-    return [state[path][name] for path, own in like.items() for name in own]
+    found = []
+    for path, names in like.items():
+        own = state[path]
+        found += [own[name] for name in names]
+    return found

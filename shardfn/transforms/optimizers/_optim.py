@@ -36,8 +36,10 @@ class Optim:
         self.checked = _compat.constant_in_graph(check)
 
     def __repr__(self) -> str:
-        own = [f"{name}={x!r}" for name, x in self.recipe.options.items()]
-        return f"optim({', '.join([self.recipe.cls.__name__, *own])})"
+        texts = [self.recipe.cls.__name__]
+        for name, x in self.recipe.options.items():
+            texts.append(f"{name}={x!r}")
+        return f"optim({', '.join(texts)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"recipe": self.recipe}
@@ -235,7 +237,8 @@ def optim(
     if _compat.is_tracing():
         checks.refuse_inside()
     checks.check_class(cls)
-    own = tuple((pattern, dict(x)) for pattern, x in (groups or {}).items())
+    given = groups or {}
+    own = tuple((pattern, dict(x)) for pattern, x in given.items())
     recipe = Recipe(f"optim({cls.__name__})", cls, options, own)
     checks.check_numbers(recipe)
     return Optim(recipe)
