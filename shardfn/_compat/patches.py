@@ -125,6 +125,7 @@ MODULE = (  # a module that Dynamo does not trace
         NEVER,
         new=modules.with_numbers_as_tensors,
         is_mine=reading.is_reading,
+        optional=True,
     ),
     Patch(
         (

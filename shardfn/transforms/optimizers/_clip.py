@@ -33,6 +33,8 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
         ({'w': tensor([1.5000, 2.0000])}, tensor(5.))
     """
     leaves = _tree.tensors(grads)
+    if not leaves:
+        return grads, torch.zeros(())
     norms = [torch.linalg.vector_norm(x) for x in leaves]
     stacked = torch.stack(norms)
     norm = torch.linalg.vector_norm(stacked)

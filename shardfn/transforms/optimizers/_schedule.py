@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +32,10 @@ class Schedule:
     ) -> None:
         stand_ins = [[torch.zeros(1, 1)] for _ in range(len(recipe.groups) + 1)]
         self.optimizer = recipe.made(stand_ins)
+        # torch's schedulers count the steps, and warn where there is none
+        step = types.MethodType(_nothing, self.optimizer)
+        self.optimizer.__dict__["step"] = step
         self.scheduler = make(self.optimizer, *args, **options)
-        self.optimizer.step = lambda *_: (
-            None
-        )  # torch warns of a step without one before
 
     @property
     def lr(self) -> Any:
@@ -71,6 +72,10 @@ class Schedule:
     def _value(self, name: str) -> Any:
         values = [_tensors(group[name]) for group in self.optimizer.param_groups]
         return values if len(values) > 1 else values[0]
+
+
+def _nothing(optimizer: torch.optim.Optimizer) -> None:
+    """The step of an optimizer that only holds options."""
 
 
 def _tensors(x: Any) -> Any:

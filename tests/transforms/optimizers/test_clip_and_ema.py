@@ -31,6 +31,11 @@ def test_clipping_equals_clip_grad_norm_(max_norm: float) -> None:
         assert abs(float(norm - wanted)) < 1e-12
 
 
+def test_the_norm_of_nothing_is_zero() -> None:
+    grads, norm = sf.clip_by_global_norm({"w": None}, 1.0)
+    assert grads == {"w": None} and float(norm) == 0.0
+
+
 def test_the_norm_of_shards_is_that_of_all() -> None:
     wanted, norm = sf.clip_by_global_norm(GRADS, 1.0)
     with sf.fake_world(3):
