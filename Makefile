@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random conformance models gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers conformance models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench-remat: venv  ## what checkpoint saves on GPT blocks, and what it costs
 
 bench-random: $(VENV)/.installed-bench  ## 100 million random numbers and a dropout of as many, next to torch and JAX
 	$(BIN)/python -m bench.random
+
+bench-optimizers: venv  ## a compiled step of 300 parameters, next to torch's fused AdamW
+	$(BIN)/python -m bench.optimizers
 
 models: venv  ## the models that people use, one step each, and docs/models.md: ARGS="Llama T5" tries some
 	$(PIP) -e '.[models]'

@@ -128,6 +128,7 @@ from .tracing import (
     unwrapped,
     values,
     version_of,
+    without_torch_functions,
 )
 from .zeros import write_out_zeros
 
@@ -257,6 +258,7 @@ __all__ = [
     "version_of",
     "wait_later",
     "without_autocast",
+    "without_torch_functions",
     "wrapped",
     "write_item",
     "write_out_zeros",

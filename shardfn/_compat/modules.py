@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import operator
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -164,3 +165,39 @@ def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
         torch.rnn_relu: decompositions.rnn_relu_input,
     }
     return written.get(op)
+
+
+def with_numbers_as_tensors(
+    step: types.FunctionType, *args: Any, **kwargs: Any
+) -> Any:
+    """torch's step of Adafactor, which reads numbers from tensors and compares them, with `max`
+    and `min` of tensors.
+    """
+    known = {**step.__globals__, "max": _maximum, "min": _minimum}
+    copied = types.FunctionType(step.__code__, known, step.__name__)
+    return copied(*args, **kwargs)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return _chosen(a, b, max, torch.maximum, "min")
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    return _chosen(a, b, min, torch.minimum, "max")
+
+
+def _chosen(
+    a: Any,
+    b: Any,
+    of_numbers: Callable[..., Any],
+    of_tensors: Callable[..., torch.Tensor],
+    bound: str,
+) -> Any:
+    """One of two numbers, of which some may be tensors."""
+    numbers = [x for x in (a, b) if not isinstance(x, torch.Tensor)]
+    if len(numbers) == 2:
+        return of_numbers(a, b)
+    if not numbers:
+        return of_tensors(a, b)
+    x = b if a is numbers[0] else a
+    return x.clamp(**{bound: numbers[0]})

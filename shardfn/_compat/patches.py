@@ -120,6 +120,14 @@ MODULE = (  # a module that Dynamo does not trace
         enter=modules.nested_traces_allowed,
     ),
     Patch(
+        ("torch.optim._adafactor:_single_tensor_adafactor",),
+        "it reads the norms of tensors as numbers",
+        NEVER,
+        new=modules.with_numbers_as_tensors,
+        is_mine=reading.is_reading,
+        optional=True,
+    ),
+    Patch(
         (
             "torch.distributed:get_rank",
             *methods(

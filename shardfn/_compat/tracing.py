@@ -196,6 +196,13 @@ def values() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_torch_functions() -> Iterator[None]:
+    """A context in which ops pass by all torch function modes."""
+    with torch._C.DisableTorchFunction():
+        yield
+
+
+@contextlib.contextmanager
 def neutral() -> Iterator[None]:
     """A context in which ops run as if nothing were traced, and no torch.func transform active."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack

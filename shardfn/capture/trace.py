@@ -60,6 +60,11 @@ def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording
         _recording.reset(token)
 
 
+def is_recording() -> bool:
+    """Whether a capture is active."""
+    return _recording.get(None) is not None
+
+
 def hooked_values() -> dict[Any, Any]:
     """The hooked values of parameters in the active capture. Empty outside of a capture."""
     at_work = _recording.get(None)

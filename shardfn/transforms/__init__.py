@@ -19,6 +19,9 @@ from .derivatives._jacobian import hessian, jacfwd, jacrev
 from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
+from .optimizers._clip import clip_by_global_norm
+from .optimizers._ema import ema
+from .optimizers._optim import optim
 from .proofs._check import check
 from .proofs._retrace import explain_retrace
 from .proofs._rule import rule
@@ -50,12 +53,14 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clip_by_global_norm",
     "compose",
     "cond",
     "constrain",
     "custom_jvp",
     "custom_vjp",
     "distribute",
+    "ema",
     "explain_retrace",
     "from_local",
     "full",
@@ -69,6 +74,7 @@ __all__ = [
     "jvp",
     "linearize",
     "map",
+    "optim",
     "pmax",
     "pmean",
     "pmin",

@@ -73,6 +73,16 @@ def substituted(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return likely + torch.cov(x).sum() + torch.corrcoef(w).sum() + pair["w"].sum()
 
 
+def stepped(params: Any) -> Any:
+    return OPT.update(params, params, OPT.init(params, lr=0.2), lr=0.1)
+
+
+def averaged(params: Any) -> Any:
+    ema = sf.ema(0.9, debias=True)
+    return ema.average(ema.update(params, ema.init(params)))
+
+
+OPT = sf.optim(torch.optim.AdamW)
 MODULE, *_ = sf.functionalize(torch.nn.Linear(3, 3, bias=False))
 kept = sf.checkpoint(lambda w, x: sf.checkpoint_name((x @ w).tanh(), "h").sum())
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -90,6 +100,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         W, X
     ),
     "_functionalize": lambda: sf.jit(sf.grad(modules)).trace(W, X),
+    "_optim": lambda: sf.jit(stepped).trace({"w": W}),
+    "_ema": lambda: sf.jit(averaged).trace({"w": W}),
+    "_clip": lambda: sf.jit(sf.clip_by_global_norm).trace({"w": W}, 1.0),
     "python_calls": lambda: sf.jit(sf.grad(substituted)).trace(W, X),
     "_transformed": lambda: sf.jit(sf.compose(sf.grad, sf.jit)(loss)).trace(W, X),
     "_residuals": lambda: sf.saved_residuals(loss, W, X),

@@ -117,6 +117,11 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
         torch.sum, reduce_dtype=torch.int32
     )(x),
     "_init.refuse_inside": lambda x: sf.init(torch.nn.Identity),
+    "_optim_checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
+    "_optim_checks.check_average": lambda x: sf.ema(0.5).update(
+        x, sf.ema(0.5).init({"w": x})
+    ),
+    "_optim_checks.check_decay": lambda x: sf.ema(2.0),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
@@ -136,6 +141,11 @@ ELSEWHERE = {
     "_residuals.refuse_none": "saved_residuals is refused in a trace",
     "_functionalize._refuse": "functionalize is refused in a trace",
     "_init._placements": "init is refused in a trace",
+    "_optim_checks.check_class": "optim is refused in a trace",
+    "_optim_checks.check_numbers": "optim is refused in a trace",
+    "_optim_checks.check_options": "called by Optim.checked",
+    "_optim_checks.check_trees": "called by Optim.checked",
+    "_placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",

@@ -31,6 +31,7 @@ UNBATCHED = (
     "inplace arithmetic",
     "updated in place, were not batched",
     "doesn't match the broadcast shape",
+    "being vmapped over but `self` not being vmapped over",
 )
 
 
@@ -66,20 +67,8 @@ class PureModule:
             call: int, params: Any, buffers: Any, args: Any, kwargs: Any
         ) -> tuple[torch.Tensor, ...]:
             found = self.known[call]
-            with (
-                _compat.reading() as mode,
-                _plain_modules(),
-                Traced(mode, self.name) as traced,
-            ):
-                try:
-                    out = self.batched_if_needed(
-                        found, params, buffers, args, kwargs
-                    )
-                except ShardError:
-                    raise
-                except Exception as error:
-                    raise explain.raised(error, self.name) from error
-            traced.refuse_written()
+            with running(self.name):
+                out = self.batched_if_needed(found, params, buffers, args, kwargs)
             tensors: list[torch.Tensor] = []
             found["tree"] = self.returned.pair(out, tensors)
             return tuple(tensors)
@@ -114,12 +103,12 @@ class PureModule:
                 found["batched"] = False
                 return out
             except RuntimeError as error:
-                if not any(sign in str(error) for sign in UNBATCHED):
+                if not is_unbatched(error):
                     raise
                 found["batched"] = True
         if found["batched"]:
             frozen = frozen_names(self.shadow)
-            buffers = _spread(buffers, frozen, (params, buffers, args, kwargs))
+            buffers = spread(buffers, frozen, (params, buffers, args, kwargs))
         return self.run(params, buffers, args, kwargs)
 
     def run(
@@ -191,7 +180,12 @@ def frozen_names(module: torch.nn.Module) -> frozenset[str]:
     )
 
 
-def _spread(
+def is_unbatched(error: RuntimeError) -> bool:
+    """Whether torch.func refuses an in-place write to a tensor without the batch dim."""
+    return any(sign in str(error) for sign in UNBATCHED)
+
+
+def spread(
     buffers: dict[str, torch.Tensor], frozen: frozenset[str], values: Any
 ) -> dict[str, torch.Tensor]:
     """The buffers without frozen parameters, expanded to every batch dim of any of the values."""
@@ -201,10 +195,12 @@ def _spread(
         if isinstance(x, torch.Tensor)
     )
 
-    def spread(x: torch.Tensor) -> torch.Tensor:
+    def expanded(x: torch.Tensor) -> torch.Tensor:
         return x | (zero != 0) if x.dtype == torch.bool else x + zero.to(x.dtype)
 
-    return {name: x if name in frozen else spread(x) for name, x in buffers.items()}
+    return {
+        name: x if name in frozen else expanded(x) for name, x in buffers.items()
+    }
 
 
 def _refuse_rank(file: str) -> None:
@@ -237,6 +233,28 @@ def _plain_modules() -> contextlib.AbstractContextManager[None]:
         checkpointed=_checkpointed,
         making=_refuse_dtensor,
     )
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[bool]:
+    """The context of Python code that is run while it is captured, not read. Yields whether Dynamo
+    runs it, for the shapes of its results, and not the replay, for its ops.
+
+    Raises:
+        CaptureError: the code is not one pure graph. Its errors are explained under this name.
+    """
+    with (
+        _compat.reading() as mode,
+        _plain_modules(),
+        Traced(mode, name) as traced,
+    ):
+        try:
+            yield mode is not None
+        except ShardError:
+            raise
+        except Exception as error:
+            raise explain.raised(error, name) from error
+    traced.refuse_written()
 
 
 class Traced(TorchFunctionMode):

@@ -1,0 +1,242 @@
+"""The state of an optimizer: which tensors there are, their first values, and whether its first
+step is unlike the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...errors import CaptureError
+from .mode import Stepping
+from .recipe import PURE, Options, Recipe, set_present
+
+STARTED = "started"  # the entry of a state whose first step is unlike the others
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+ITS_OWN = ("state", "param_groups", "defaults")  # attributes of every optimizer
+State = dict[str, Any]
+
+
+class First(dict[str, Any]):
+    """The state of one parameter. It keeps the first value of each entry."""
+
+    def __init__(self, values: Mapping[str, Any] = {}) -> None:
+        super().__init__()
+        self.first: State = {}
+        for name, x in values.items():
+            self[name] = x
+
+    def __setitem__(self, name: str, x: Any) -> None:
+        if name not in self.first:
+            self.first[name] = x.clone() if isinstance(x, torch.Tensor) else x
+        super().__setitem__(name, x)
+
+    def setdefault(self, name: str, x: Any = None) -> Any:
+        """The value of an entry, which is set if there is none."""
+        if name not in self:
+            self[name] = x
+        return self[name]
+
+    def update(self, values: Any = (), /, **more: Any) -> None:
+        """Set several entries."""
+        for name, x in dict(values, **more).items():
+            self[name] = x
+
+
+@attrs.frozen
+class Layout:
+    """The state of one parameter.
+
+    Args:
+        kinds: the type of each entry by name: a tensor, or a number that a 0-d tensor holds.
+        is_late: whether the first step, which has no state yet, differs from a step with the
+            first values. Then the state says whether there was one.
+    """
+
+    kinds: dict[str, type]
+    is_late: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The entries of the tree."""
+        mark = [STARTED] if self.is_late else []
+        return [*self.kinds, *mark]
+
+
+def layout_of(
+    recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtype
+) -> Layout:
+    """The layout of a parameter's state, found by two steps of a small stand-in.
+
+    Raises:
+        CaptureError: the optimizer keeps something besides tensors and numbers, or elsewhere.
+    """
+    with _compat.neutral(), _compat.values(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        p = torch.randn(shape, dtype=torch.float64).to(dtype)
+        g = torch.randn(shape, dtype=torch.float64).to(dtype)
+        torch.manual_seed(1)
+        fresh, state = _stepped(recipe, path, p, g, {})
+        torch.manual_seed(1)
+        later, after = _stepped(recipe, path, p, g, state.first)
+        kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
+        is_same = torch.equal(fresh, later) and _same(state, after)
+    return Layout(kinds, not is_same)
+
+
+def _stepped(
+    recipe: Recipe, path: str, p: torch.Tensor, g: torch.Tensor, state: State
+) -> tuple[torch.Tensor, First]:
+    """(the parameter after a step, its state)."""
+    p, g = p.clone(), g.clone()
+    optimizer = recipe.over([path], [p])
+    set_present(optimizer, {**PURE, "capturable": False})
+    first = _cloned(state) if state else _of_constructor(recipe, path, p)
+    own = _with_state(optimizer, p, first)
+    p.grad = g
+    before = _others(optimizer)
+    unhooked(optimizer)()
+    _refuse_others(recipe, before, _others(optimizer))
+    return p, own
+
+
+def first_state(
+    recipe: Recipe, layout: Layout, path: str, x: torch.Tensor, options: Options
+) -> State:
+    """The state of a parameter before the first step.
+
+    Args:
+        recipe: of the optimizer.
+        layout: of the state.
+        path: of the parameter.
+        x: the parameter.
+        options: those that are given for the first step.
+    """
+    p = x.detach().clone()
+    optimizer = recipe.over([path], [p])
+    replaced = recipe.set_options(optimizer, options)
+    own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
+    p.grad = torch.zeros_like(p)
+    if _compat.is_tracing():
+        set_present(optimizer, PURE)
+        with Stepping((), recipe.is_torchs, replaced):
+            unhooked(optimizer)()
+    else:
+        unhooked(optimizer)()
+    values: State = {}
+    for name in layout.kinds:
+        first = _as_tensor(own.first[name], p)
+        values[name] = torch.zeros_like(first) if layout.is_late else first
+    if layout.is_late:
+        values[STARTED] = torch.zeros((), dtype=torch.bool, device=p.device)
+    return values
+
+
+def unhooked(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """The step of an optimizer without the hooks of torch's profiler."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return lambda: step(optimizer)
+
+
+def _with_state(
+    optimizer: torch.optim.Optimizer, p: torch.Tensor, state: State
+) -> First:
+    """The state of an optimizer's one parameter, with these values in it."""
+    own = First(state)
+    optimizer.state = defaultdict(First, {p: own})
+    return own
+
+
+def _of_constructor(recipe: Recipe, path: str, p: torch.Tensor) -> State:
+    """The state that the constructor of the optimizer makes for a parameter."""
+    made = recipe.made(recipe.grouped([path], [p]))
+    return dict(made.state.get(p, {}))
+
+
+def _cloned(state: State) -> State:
+    found: State = {}
+    for name, x in state.items():
+        found[name] = x.clone() if isinstance(x, torch.Tensor) else x
+    return found
+
+
+def _kind(recipe: Recipe, name: str, x: Any) -> type:
+    """The type of an entry of the state.
+
+    Raises:
+        CaptureError: neither a tensor nor a number.
+    """
+    if isinstance(x, torch.Tensor):
+        return torch.Tensor
+    if type(x) in NUMBERS:
+        return type(x)
+    raise CaptureError.of(
+        recipe.name,
+        f"its state has a {type(x).__name__}: {name!r}",
+        needed="a state of tensors and numbers",
+        fix=f"state[{name!r}] as a tensor",
+        arg_path=f"state[{name!r}]",
+    )
+
+
+def _as_tensor(x: Any, p: torch.Tensor) -> torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return x
+    dtype = NUMBERS[type(x)]
+    return torch.tensor(x, dtype=dtype, device=p.device)
+
+
+def _same(a: State, b: State) -> bool:
+    """Whether two states are equal to the last bit."""
+    if a.keys() != b.keys():
+        return False
+    return all(_is_equal(x, b[name]) for name, x in a.items())
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two values are of one type, and equal."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    return bool(a == b)
+
+
+def _others(optimizer: torch.optim.Optimizer) -> State:
+    """All that an optimizer holds besides the state of its parameters, by place."""
+    found: State = {}
+    for name, x in vars(optimizer).items():
+        if not name.startswith("_") and name not in ITS_OWN:
+            found[f"self.{name}"] = x
+    for i, group in enumerate(optimizer.param_groups):
+        for name, x in group.items():
+            if name != "params":
+                found[f"param_groups[{i}][{name!r}]"] = x
+    return found
+
+
+def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
+    """Refuse an optimizer that counts or keeps values outside of the state of its parameters.
+
+    Raises:
+        CaptureError: lists the places.
+    """
+    places = []
+    for place, x in after.items():
+        was = before.get(place)
+        if was is not x and not _is_equal(was, x):
+            places.append(place)
+    if places:
+        raise CaptureError.of(
+            recipe.name,
+            f"its step changes {', '.join(places)}",
+            needed="an optimizer whose step changes self.state[p] only",
+            fix="self.state[p][name] for values that change",
+        )

@@ -1,0 +1,1 @@
+"""Optimizers as pure functions: torch's, gradient clipping, moving averages."""

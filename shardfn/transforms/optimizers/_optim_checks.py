@@ -1,0 +1,203 @@
+"""Checks of an optimizer, and of what its update is given."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import _compat
+from ...capture.optimizers.recipe import Recipe
+from ...errors import CaptureError, ShardError, TreeError
+
+# A class of torch whose step is not a function of gradients: why, and another way.
+REFUSED = {
+    torch.optim.LBFGS: (
+        "it evaluates the loss again, as often as its line search needs",
+        "sf.value_and_grad in a loop of yours; or torch.optim.LBFGS itself, outside",
+    ),
+    torch.optim.SparseAdam: (
+        "it takes sparse gradients, whose sizes depend on values",
+        "torch.optim.Adam, and gradients that are dense",
+    ),
+}
+
+
+@_compat.constant_in_graph
+def refuse_inside() -> None:
+    """Refuse an optimizer that is made inside a captured function.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError.of(
+        "optim",
+        "it is called inside a captured function",
+        fix="make the optimizer outside of the function, and close over it",
+    )
+
+
+def check_class(cls: Any) -> None:
+    """Check that a class is an optimizer whose step is a function of gradients.
+
+    Raises:
+        TreeError: not an optimizer.
+        CaptureError: a step that needs more.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        got = (
+            f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
+        )
+        fix = "optim(torch.optim.AdamW, lr=1e-3)"
+        if isinstance(cls, torch.optim.Optimizer):
+            fix = f"the class: optim({type(cls).__name__}, ...)"
+        raise TreeError.of(
+            "optim", got, needed="a subclass of torch.optim.Optimizer", fix=fix
+        )
+    name = f"optim({cls.__name__})"
+    reasons = [reason for kind, reason in REFUSED.items() if issubclass(cls, kind)]
+    if reasons:
+        got, fix = reasons[0]
+        raise CaptureError.of(
+            name, got, needed="a step that is one pure function", fix=fix
+        )
+    needed = [
+        p.name
+        for p in list(inspect.signature(cls.step).parameters.values())[1:]
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    if needed:
+        raise CaptureError.of(
+            name,
+            f"its step needs an argument: {', '.join(needed)}",
+            needed="a step of parameters, gradients and state",
+            fix="an optimizer whose step() takes no closure",
+        )
+
+
+def check_numbers(recipe: Recipe) -> None:
+    """Check that the options of the constructor are numbers, and that the class takes them.
+
+    Raises:
+        TreeError: an option is a tensor, or unknown.
+    """
+    every = [recipe.options, *(own for _, own in recipe.groups)]
+    tensors = [
+        name
+        for options in every
+        for name, x in options.items()
+        if isinstance(x, torch.Tensor)
+    ]
+    if tensors:
+        raise TreeError.of(
+            recipe.name,
+            f"{', '.join(tensors)} is a tensor",
+            needed="numbers",
+            fix=f"a number here, and opt.update(params, grads, state, {tensors[0]}=x)",
+            arg_path=tensors[0],
+        )
+    names = recipe.option_names()
+    unknown = [
+        f"groups[{pattern!r}] has {name}"
+        for pattern, own in recipe.groups
+        for name in own
+        if name not in names
+    ]
+    if unknown:
+        raise TreeError.of(
+            recipe.name,
+            *unknown,
+            needed=f"options of a group: {', '.join(names)}",
+            fix="the name of an option of the class",
+            arg_path="groups",
+        )
+
+
+def check_options(recipe: Recipe, given: Sequence[str]) -> None:
+    """Check that the options of a step are options of the optimizer.
+
+    Raises:
+        TreeError: names the others.
+    """
+    names = recipe.option_names()
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise TreeError.of(
+            f"{recipe.name}.update",
+            f"there are no options {', '.join(unknown)}",
+            needed=f"some of {', '.join(names)}",
+            fix="the name of an option of the class",
+            arg_path=unknown[0],
+        )
+
+
+def check_trees(
+    name: str,
+    paths: Sequence[str],
+    shapes: Sequence[Any],
+    of_grads: Sequence[Any],
+    wrong: Sequence[str],
+) -> None:
+    """Check that gradients are like their parameters.
+
+    Raises:
+        TreeError: lists all that differ.
+    """
+    lines = list(wrong)
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    lines += [f"two parameters have the path {path!r}" for path in twice]
+    if not paths:
+        lines.append("the parameters have no tensor")
+    for path, of_param, of_grad in zip(paths, shapes, of_grads, strict=True):
+        if of_grad is not None and of_grad != of_param:
+            texts = [_text(x) for x in (of_grad, of_param)]
+            lines.append(f"the gradient of {path!r} is {texts[0]}, not {texts[1]}")
+    if lines:
+        raise TreeError.of(
+            f"{name}.update, argument grads",
+            *lines,
+            needed="a gradient of the same shape and dtype for each parameter, or None",
+            fix="grads = sf.grad(loss)(params, ...)",
+            arg_path="grads",
+        )
+
+
+def _text(described: tuple[tuple[int, ...], torch.dtype]) -> str:
+    shape, dtype = described
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+
+@_compat.constant_in_graph
+def check_average(wrong: tuple[str, ...]) -> None:
+    """Check that parameters have the structure of their average.
+
+    Raises:
+        TreeError: lists the differences.
+    """
+    if wrong:
+        raise TreeError.of(
+            "ema.update",
+            *wrong,
+            needed="parameters like those that init was given",
+            fix="state = ema.init(params)",
+            arg_path="params",
+        )
+
+
+@_compat.constant_in_graph
+def check_decay(decay: Any) -> None:
+    """Check the decay of an average.
+
+    Raises:
+        ShardError: it is outside of 0 to 1.
+    """
+    if not isinstance(decay, (int, float)) or not 0 <= decay <= 1:
+        raise ShardError.of(
+            "ema",
+            f"decay is {decay!r}",
+            needed="a number from 0 to 1",
+            fix="ema(0.999)",
+        )
