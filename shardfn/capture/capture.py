@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -20,6 +20,7 @@ from ..random import ambient
 from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
+from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
@@ -105,7 +106,7 @@ def capture(
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
     inputs = Inputs.like(args, kwargs, paths, device, mode, name)
     try:
-        graph, outside, out, names, reads, derivative = _memoized(
+        reading = memoized(
             lambda memo: _read(
                 fn,
                 inputs,
@@ -121,40 +122,18 @@ def capture(
         if own := _own(error, handled):
             raise own from None
         raise explained(error, signature_of or user_fn, name, paths, fn) from error
-    arguments = dict(zip(paths, inputs.leaves, strict=True))
-    outside = outside.named({"": user_fn, **arguments})
-    out, derivative = (
-        (out, None) if gradients is None else (out.beside(gradients), derivative)
-    )
-    more = names, reads, derivative
-    return _captured(name, graph, inputs.tensor_paths, out, outside, *more)
+    return _captured(reading, inputs, user_fn, gradients)
 
 
-Read = tuple[
-    torch.fx.GraphModule,
-    closed_over.ClosedOver,  # the tensors that the function closes over
-    Result,
-    named.Scope,  # with the meshes that the function names
-    Reads,  # its other reads
-    Derivative | None,  # the facts of its outermost derivative
-]
+class Reading(NamedTuple):
+    """What is read of a function."""
 
-
-def _memoized(read: Callable[[_compat.Memo], Read]) -> Read:
-    """What is read of a function. One that only stores constants, and none when it is read again,
-    may do so.
-    """
-    memo = _compat.Memo()
-    try:
-        return read(memo)
-    except Exception as error:
-        if not memo.write(error):
-            raise
-    try:
-        return read(_compat.Memo())
-    except BaseException:
-        memo.undo()
-        raise
+    graph: torch.fx.GraphModule
+    outside: closed_over.ClosedOver  # the tensors that it closes over
+    out: Result
+    names: named.Scope  # with the meshes that it names
+    reads: Reads  # its other reads
+    derivative: Derivative | None  # the facts of its outermost derivative
 
 
 def _read(
@@ -164,7 +143,7 @@ def _read(
     table: Any,
     scope: Any,
     memo: _compat.Memo,
-) -> Read:
+) -> Reading:
     """Trace a function with Dynamo, and replay its graph under make_fx."""
 
     @_compat.read_by_dynamo
@@ -189,29 +168,32 @@ def _read(
         varying.settle(python, name)
         follow_primals(python)
         graph, outside, out = _flatten(python, inputs, mode)
-    derivative = recorded.derivative
-    return graph, outside, out, names, _reads(fn, read, watched), derivative
+    reads = _reads(fn, read, watched)
+    return Reading(graph, outside, out, names, reads, recorded.derivative)
 
 
 def _captured(
-    name: str,
-    graph: torch.fx.GraphModule,
-    tensor_paths: list[str],
-    out: Result,
-    outside: closed_over.ClosedOver,
-    names: named.Scope,
-    reads: Reads,
-    derivative: Derivative | None,
+    reading: Reading,
+    inputs: Inputs,
+    fn: Callable[..., Any],
+    gradients: tuple[str, ...] | None,
 ) -> Captured:
-    """The record of a captured graph."""
+    """The record of a captured function."""
+    graph, outside, out, names, reads, derivative = reading
+    arguments = zip(inputs.paths, inputs.leaves, strict=True)
+    outside = outside.named({"": fn, **dict(arguments)})
     sources.attach(graph)
     in_paths = (
-        *tensor_paths,
+        *inputs.tensor_paths,
         *outside.paths(),
     )
-    memory = strides.settled(graph, name, in_paths, list(outside.tensors))
+    memory = strides.settled(graph, inputs.name, in_paths, list(outside.tensors))
     graph = torch.fx.GraphModule(graph, simplified(graph.graph))
-    made = program_of(name, graph, in_paths, out)
+    if gradients is None:
+        derivative = None
+    else:
+        out = out.beside(gradients)
+    made = program_of(inputs.name, graph, in_paths, out)
     return Captured(made, outside, *names.meshes, reads, memory, derivative)
 
 

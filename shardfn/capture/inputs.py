@@ -20,6 +20,7 @@ class Inputs(NamedTuple):
     treedef: _tree.TreeDef
     fakes: list[Any]  # the leaves, with fake tensors for tensors
     tensor_paths: list[str]
+    paths: list[str]  # of the leaves
 
     @classmethod
     def like(
@@ -41,7 +42,7 @@ class Inputs(NamedTuple):
         fakes = [_fake(mode, leaf, device) for leaf in leaves]
         pairs = zip(paths, fakes, strict=True)
         tensor_paths = [p for p, x in pairs if isinstance(x, torch.Tensor)]
-        return cls(name, leaves, treedef, fakes, tensor_paths)
+        return cls(name, leaves, treedef, fakes, tensor_paths, paths)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -46,16 +46,16 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
     returned, gradients = plan.outs[:results], plan.outs[results:]
     flow = _Flow(plan)
     late, residuals = flow.backward(gradients, returned)
-    places = {x: (RESULT, i) for i, x in enumerate(returned)}
-    places |= {x: (INPUT, i) for i, x in enumerate(plan.ins) if i not in drawn}
+    places = _numbered(RESULT, returned) | _numbered(INPUT, plan.ins)
+    for i in drawn:
+        del places[plan.ins[i]]
     saved = tuple(x for x in residuals if x not in places)
-    places |= {x: (SAVED, i) for i, x in enumerate(saved)}
+    places |= _numbered(SAVED, saved)
     outs = (*returned, *saved)
     checks = [step for step in plan.steps if not step.made and step not in late]
     checked = [slot for step in checks for slot in step.read]
     early = flow.behind((*outs, *checked)) | {*checks}
-    numbers = tuple(number for number, _ in plan.cotangents)
-    cotangents = tuple(slot for _, slot in plan.cotangents)
+    numbers, cotangents = tuple(zip(*plan.cotangents, strict=True)) or ((), ())
     forward = attrs.evolve(
         plan,
         steps=_some(plan, early),
@@ -72,6 +72,10 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
     )
     origins = tuple(places[x] for x in residuals)
     return Halves(forward, backward, origins, numbers)
+
+
+def _numbered(kind: str, slots: Iterable[Slot]) -> dict[Slot, tuple[str, int]]:
+    return {slot: (kind, number) for number, slot in enumerate(slots)}
 
 
 def _some(plan: Plan, steps: Collection[Step]) -> tuple[Step, ...]:

@@ -23,10 +23,10 @@ CARRIED = {
     torch.bool,
 }
 
+Packed = tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]
 
-def packed(
-    b: Builder, x: torch.fx.Node, *, reduces: bool
-) -> tuple[torch.fx.Node, Callable[[torch.fx.Node], torch.fx.Node]]:
+
+def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> Packed:
     """(the payload of a value, a function that decodes the received payload). The first dim of
     the payload counts the same elements.
 
@@ -42,10 +42,7 @@ def packed(
     if dtype in CARRIED:
         return x, lambda y: y
     if dtype.is_complex:
-        x = b.call(aten.resolve_conj.default, x) if x.meta["val"].is_conj() else x
-        return b.call(aten.view_as_real.default, x), lambda y: b.call(
-            aten.view_as_complex.default, _pairs(b, y, len(shape))
-        )
+        return _as_pairs(b, x, len(shape))
     if reduces:
         wide = torch.float32 if dtype.is_floating_point else torch.int64
         return b.call(aten._to_copy.default, x, dtype=wide), lambda y: b.call(
@@ -76,3 +73,11 @@ def _rows(b: Builder, y: torch.fx.Node, width: int) -> torch.fx.Node:
 
 def _cast(b: Builder, x: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
     return b.call(aten._to_copy.default, x, dtype=dtype)
+
+
+def _as_pairs(b: Builder, x: torch.fx.Node, ndim: int) -> Packed:
+    """A complex payload, as pairs of real numbers."""
+    if x.meta["val"].is_conj():
+        x = b.call(aten.resolve_conj.default, x)
+    pairs = b.call(aten.view_as_real.default, x)
+    return pairs, lambda y: b.call(aten.view_as_complex.default, _pairs(b, y, ndim))
