@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers conformance models gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward conformance models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench-random: $(VENV)/.installed-bench  ## 100 million random numbers and a drop
 
 bench-optimizers: venv  ## a compiled step of 300 parameters, next to torch's fused AdamW
 	$(BIN)/python -m bench.optimizers
+
+bench-backward: venv  ## loss.backward() through a call, next to bucketed_grad and torch.compile
+	$(BIN)/python -m bench.backward
 
 models: venv  ## the models that people use, one step each, and docs/models.md: ARGS="Llama T5" tries some
 	$(PIP) -e '.[models]'

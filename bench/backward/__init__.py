@@ -1,0 +1,1 @@
+"""`loss.backward()` through a call, next to bucketed_grad and torch.compile."""
