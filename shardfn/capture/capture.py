@@ -111,6 +111,7 @@ def capture(
             mode,
             decompositions.table(undecomposed),
             named.scope(mesh, device, may_be_of_ranks),
+            device,
         )
     except ShardError:
         raise
@@ -133,6 +134,7 @@ def _read(
     mode: _compat.FakeTensorMode,
     table: Any,
     scope: Any,
+    device: str,
 ) -> tuple[
     torch.fx.GraphModule,
     closed_over.ClosedOver,
@@ -157,7 +159,7 @@ def _read(
     name = inputs.name
     tracing, watching = recording(name, table, mode), leaks.swept()
     with (
-        _torchs(mode),
+        _torchs(mode, device),
         watching as watched,
         _compat.unwound(),
         tracing as recorded,
@@ -198,14 +200,13 @@ def _captured(
 def _reads(
     fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched
 ) -> Reads:
-    """The reads of Dynamo, and the constants of modules that it does not trace."""
-    return Reads(
-        fn, (*read, *held_reads(held for _, held in watched.functions.values()))
-    )
+    """The reads of Dynamo, and the modes and constants of modules that it does not trace."""
+    held = held_reads(held for _, held in watched.functions.values())
+    return Reads(fn, (*read, *held, *watched.modes.values()))
 
 
 @contextlib.contextmanager
-def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
+def _torchs(mode: _compat.FakeTensorMode, device: str) -> Iterator[None]:
     """The context of a capture, with torch patched."""
     with (
         _compat.staging(),  # first, since the rest is global to the process
@@ -215,6 +216,7 @@ def _torchs(mode: _compat.FakeTensorMode) -> Iterator[None]:
             "capture",
             substitutes={**python_calls.TABLE, **_compat.flex_checks()},
             custom_ops=differentiated(),
+            device=device,
             dtensors=DTensors(mode),
         ),
     ):
@@ -348,7 +350,11 @@ def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
     """A fake tensor for a closed-over tensor."""
     if isinstance(x, DTensor):
         return stand_in(x, mode)
-    return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
+    fake = mode.from_tensor(x.detach())
+    if x.is_meta:
+        with mode:
+            fake = torch.empty_like(fake, device=named.device())
+    return fake.requires_grad_(x.requires_grad)
 
 
 def _entering(

@@ -27,6 +27,7 @@ from .arguments import (
     local_of,
     refuse_lost_gradient,
     refuse_lost_tangent,
+    refuse_without_values,
     spec_of,
 )
 from .autograd import Followed
@@ -128,6 +129,7 @@ class Compiled:
         )
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
+        _refuse_meta(self, leaves)
         if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
             self.compared.is_done = True
             compare_ranks(
@@ -217,6 +219,13 @@ def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
     for i, key, old in placed.constants:
         if constant_key(leaves[i]) != key:
             yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
+
+
+def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:
+    """Refuse arguments and closed-over tensors on the meta device."""
+    name, outside = f"compiled {compiled.request.name}", compiled.captured.outside
+    refuse_without_values(name, leaves, lambda: compiled.placed.paths)
+    refuse_without_values(name, outside.tensors, lambda: outside.names)
 
 
 def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
