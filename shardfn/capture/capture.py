@@ -30,7 +30,7 @@ from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
 from .replay import Replay
 from .results import Result, program_of
-from .rewrites import decompositions, python_calls, strides
+from .rewrites import decompositions, functions, python_calls, strides
 from .rewrites.custom_op_gradients import differentiated
 from .shard_map import axis_names as named
 from .shard_map import varying
@@ -216,6 +216,7 @@ def _torchs(mode: _compat.FakeTensorMode, device: str) -> Iterator[None]:
             "capture",
             substitutes={**python_calls.TABLE, **_compat.flex_checks()},
             custom_ops=differentiated(),
+            functions=functions.applied,
             device=device,
             dtensors=DTensors(mode),
         ),
