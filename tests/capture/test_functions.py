@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ class Nones(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> Any:
-        assert ctx.needed == ctx.needs_input_grad
+        assert all(map(operator.ge, ctx.needed, ctx.needs_input_grad))
         dx = None if g is None or not ctx.needs_input_grad[0] else 11 * g
         return dx, None if h is None else 13 * h
 
@@ -119,7 +120,7 @@ class Silent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, zeros: Tensor, none: Any) -> Tensor:
         (at,) = ctx.saved_tensors
-        return (g + zeros)[:, None] * torch.nn.functional.one_hot(at, 5).to(g.dtype)
+        return (g + zeros)[:, None] * (at[:, None] == torch.arange(5))
 
 
 class Itself(torch.autograd.Function):

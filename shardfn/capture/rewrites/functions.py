@@ -278,10 +278,11 @@ class Call:
         backward: Any = self.function.backward
         if getattr(backward, "__code__", None) is not ONCE:
             return backward(context, *cotangents)
-        with torch.no_grad():
-            found = backward.__wrapped__(context, *cotangents)
         if not self.is_nested:
-            return found
+            with torch.no_grad():
+                return backward.__wrapped__(context, *cotangents)
+        # under no_grad the outer derivative would be zero, not refused
+        found = backward.__wrapped__(context, *cotangents)
         gradients = found if isinstance(found, tuple) else (found,)
         return tuple(
             _Final.apply(g, self, MARKED_ONCE) if _is_tensor(g) else g
