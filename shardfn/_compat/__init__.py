@@ -2,7 +2,7 @@
 2.15).
 """
 
-from .dispatch import ops_replaced
+from .dispatch import ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -244,6 +244,7 @@ __all__ = [
     "spec_of",
     "staging",
     "storage_of",
+    "takes_context",
     "torch_map",
     "torch_scan",
     "torch_while_loop",

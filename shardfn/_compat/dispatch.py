@@ -97,6 +97,4 @@ def function_called(
     **kwargs: Any,
 ) -> Any:
     """A call of an autograd.Function under torch.func, whose forward may take the context."""
-    if takes_context(function):
-        return rewritten(function, *args, **kwargs)
-    return call(function, *args, **kwargs)
+    return rewritten(call, function, *args, **kwargs)

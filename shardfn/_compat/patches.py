@@ -52,6 +52,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         "torch.func refuses an autograd.Function whose forward takes the context",
         NEVER,
         new=dispatch.context_split,
+        optional=True,
     ),
     Patch(
         ("torch.autograd.function:custom_function_call",),
@@ -59,6 +60,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         NEVER,
         new=dispatch.function_called,
         takes="functions",
+        optional=True,
     ),
     Patch(
         ("torch._decomp.decompositions:select_one_layer_lstm_function",),

@@ -197,15 +197,16 @@ def functionalize(
             tied weight is one parameter, under its first name, and its gradient is the sum over
             its uses. Everything else in the module is a constant. A module on the meta device
             gives tensors on the meta device, for `trace` and `lower` without memory.
-        share: whether the values lie in the memory of the module's own. Otherwise they are
-            copies. If they are written to in place, or donated, so is the module.
+        share: whether params and buffers lie in the module's own memory. A write in place to
+            one of them, or its donation, then changes the module. Otherwise they are copies.
 
     Returns:
         (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's
         result, the new buffers), and can be called alone or under any transform. `params` is a
         dict of the detached values of the parameters that require grad, by their names in
         `module.named_parameters()`. `buffers` is one of the buffers, including non-persistent
-        ones, and of the frozen parameters, by their names in the module. Under `vmap`, each sample gets its own copy of a buffer that the module writes to.
+        ones, and of the frozen parameters, by their names in the module. Under `vmap`, each
+        sample gets its own copy of a buffer that the module writes to.
 
     Raises:
         TreeError: module is not an nn.Module, or its parameters have no values yet.

@@ -7,7 +7,7 @@ tensors that it saves are further results.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import attrs
@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionCtx
 from ... import _compat, _tree
 from ...errors import CaptureError
 from .. import annotations as sources
+from ..refusals import leaks
 
 Function = type[torch.autograd.Function]
 # names that torch's own methods of a context set
@@ -71,9 +72,9 @@ class Saved(NamedTuple):
     Where a tensor stood there is its Place.
     """
 
-    backward: tuple[Any, ...] = ()
-    forward: tuple[Any, ...] = ()
-    attributes: dict[str, Any] = {}
+    backward: tuple[Any, ...]
+    forward: tuple[Any, ...]
+    attributes: dict[str, Any]
 
     def places(self) -> list[Place]:
         """The place of each saved tensor."""
@@ -86,10 +87,14 @@ class Saved(NamedTuple):
         return Saved(*_tree.tree_map(fill, tuple(self)))
 
 
-def applied(function: Function, *args: Any, **kwargs: Any) -> Any:
-    """Call a Function whose forward takes the context, under torch.func.
+def applied(
+    call: Callable[..., Any], function: Function, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a Function under torch.func. The constants that its code reads are in the key of the
+    capture.
 
     Args:
+        call: torch's call of a Function whose forward does not take the context.
         function: the class.
         args: of the call. Tensors among them, not those inside of containers, have gradients.
         kwargs: of the call, in the order of the forward's parameters.
@@ -98,12 +103,16 @@ def applied(function: Function, *args: Any, **kwargs: Any) -> Any:
         CaptureError: the forward writes to its arguments. When it is differentiated twice: the
             derivative uses a value of the forward that is neither an argument nor a result.
     """
+    for fn in (function.forward, function.backward, function.jvp):
+        leaks.watch(f"autograd.Function {function.__name__}", inspect.unwrap(fn))
+    if not _compat.takes_context(function):
+        return call(function, *args, **kwargs)
     if kwargs:
         bound = inspect.signature(function.forward).bind(None, *args, **kwargs)
         args = bound.args[1:]
-    call = Call(function, args)
-    results = call.differentiable().apply(*call.tensors)
-    return call.result(results)
+    recorded = Call(function, args)
+    results = recorded.differentiable().apply(*recorded.tensors)
+    return recorded.result(results)
 
 
 class Call:
@@ -115,7 +124,10 @@ class Call:
     """
 
     def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
-        self.function, self.name = function, f"autograd.Function {function.__name__}"
+        self.function, self.name = (
+            function,
+            f"autograd.Function {function.__name__}",
+        )
         self.leaves, self.treedef = _tree.flatten(args)
         self.at = [i for i, x in enumerate(self.leaves) if _is_tensor(x)]
         self.tensors = [self.leaves[i] for i in self.at]
@@ -137,7 +149,7 @@ class Call:
         self.silent: set[int] = set()  # results without a derivative
         self.extras: list[torch.Tensor] = []
         self.materializes = True
-        self.saved = Saved()
+        self.saved = Saved((), (), {})
 
     def differentiable(self) -> Function:
         """The Function of this call, whose forward takes tensors only."""
@@ -297,14 +309,20 @@ class Call:
         for number, tangent in zip(self.numbers, tangents, strict=True):
             if number is not None:
                 given[number] = tangent
-        found: Any = self.function.jvp(self._context(ctx, is_backward=False), *given)
-        rows = zip(found if isinstance(found, tuple) else (found,), self.outs, strict=True)
+        found: Any = self.function.jvp(
+            self._context(ctx, is_backward=False), *given
+        )
+        rows = zip(
+            found if isinstance(found, tuple) else (found,), self.outs, strict=True
+        )
         mine = [tangent for tangent, x in rows if isinstance(x, Place)]
         return (*mine, *[None] * len(self.extras))
 
     def result(self, results: Sequence[torch.Tensor]) -> Any:
         """The result as the forward returned it."""
-        ends = [x.detach() if i in self.silent else x for i, x in enumerate(results)]
+        ends = [
+            x.detach() if i in self.silent else x for i, x in enumerate(results)
+        ]
         out = [ends[x.at] if isinstance(x, Place) else x for x in self.outs]
         return tuple(out) if self.is_tuple else out[0]
 
@@ -326,7 +344,9 @@ class _Final(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: torch.Tensor, call: Call, reason: tuple[str, str]) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, call: Call, reason: tuple[str, str]
+    ) -> torch.Tensor:
         return x.view_as(x)
 
     @staticmethod
@@ -365,4 +385,6 @@ def _moves(x: torch.Tensor) -> bool:
 
 def _needs_gradient(x: Any) -> bool:
     """Whether a gradient goes back to an argument, at any level of torch.func."""
-    return torch.is_grad_enabled() and _is_tensor(x) and _compat.is_differentiated(x)
+    return (
+        torch.is_grad_enabled() and _is_tensor(x) and _compat.is_differentiated(x)
+    )
