@@ -187,9 +187,14 @@ def _stage(
             checked(compiled.run, request, placed), request, placed, traced.captured
         ),
     )
-    alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
-    request.store.entries = (entry, *alive[: KEPT_SIGNATURES - 1])
+    request.store.entries = _with(entry, entries)
     return entry
+
+
+def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The entries of a function with a new one, without those that cannot be used again."""
+    alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
+    return entry, *alive[: KEPT_SIGNATURES - 1]
 
 
 def _followed(tensors: list[Any]) -> tuple[bool, ...] | None:

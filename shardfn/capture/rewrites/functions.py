@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import attrs
 import torch
-from torch.autograd.function import FunctionCtx
 
 from ... import _compat, _tree
 from ...errors import CaptureError
 from .. import annotations as sources
 from ..refusals import leaks
+from .function_records import Context, Place, Record, is_tensor, moves
 
 Function = type[torch.autograd.Function]
-# names that torch's own methods of a context set
-SET_BY_TORCH = (
-    "dirty_tensors",
-    "materialize_grads",
-    "needs_input_grad",
-    "non_differentiable",
-    "saved_for_forward",
-    "saved_tensors",
-    "to_save",
+# reasons to refuse a call: the problem, and the suggestion
+WRITES = (
+    "its forward writes in place to an argument",
+    "a forward that returns a new tensor",
 )
 INTERMEDIATE = (
     "its derivative is differentiated, and uses a value of its forward that is neither an "
@@ -40,51 +34,6 @@ MARKED_ONCE = (
     "a backward without the mark",
 )
 ONCE = torch.autograd.function.once_differentiable(len).__code__
-
-
-class Context(FunctionCtx):
-    """The context that a Function's forward, backward and jvp take."""
-
-    to_save: tuple[Any, ...] = ()
-    saved_for_forward: tuple[Any, ...] = ()
-    saved_tensors: tuple[Any, ...] = ()
-    non_differentiable: tuple[Any, ...] = ()
-    dirty_tensors: tuple[Any, ...] = ()
-    materialize_grads: bool = True
-    needs_input_grad: tuple[bool, ...] = ()
-
-
-@attrs.frozen
-class Place:
-    """A tensor of a call: one of its inputs, or of its results and further results."""
-
-    is_input: bool
-    at: int
-
-    def value(self, inputs: Sequence[Any], results: Sequence[Any]) -> Any:
-        """The tensor."""
-        return (inputs if self.is_input else results)[self.at]
-
-
-class Saved(NamedTuple):
-    """The tensors that a forward has saved, and the attributes of its context.
-
-    Where a tensor stood there is its Place.
-    """
-
-    backward: tuple[Any, ...]
-    forward: tuple[Any, ...]
-    attributes: dict[str, Any]
-
-    def places(self) -> list[Place]:
-        """The place of each saved tensor."""
-        found = [x for x in _tree.leaves(tuple(self)) if isinstance(x, Place)]
-        return list(dict.fromkeys(found))
-
-    def filled(self, values: dict[Place, torch.Tensor]) -> Saved:
-        """The same with tensors."""
-        fill = lambda x: values[x] if isinstance(x, Place) else x
-        return Saved(*_tree.tree_map(fill, tuple(self)))
 
 
 def applied(
@@ -104,7 +53,7 @@ def applied(
             derivative uses a value of the forward that is neither an argument nor a result.
     """
     for fn in (function.forward, function.backward, function.jvp):
-        leaks.watch(f"autograd.Function {function.__name__}", inspect.unwrap(fn))
+        leaks.watch(_name(function), inspect.unwrap(fn))
     if not _compat.takes_context(function):
         return call(function, *args, **kwargs)
     if kwargs:
@@ -112,7 +61,7 @@ def applied(
         args = bound.args[1:]
     recorded = Call(function, args)
     results = recorded.differentiable().apply(*recorded.tensors)
-    return recorded.result(results)
+    return recorded.record.result(results)
 
 
 class Call:
@@ -123,33 +72,17 @@ class Call:
         args: of the call.
     """
 
+    record: Record  # of its forward, which runs first
+
     def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
-        self.function, self.name = (
-            function,
-            f"autograd.Function {function.__name__}",
-        )
+        self.function, self.args = function, args
         self.leaves, self.treedef = _tree.flatten(args)
-        self.at = [i for i, x in enumerate(self.leaves) if _is_tensor(x)]
-        self.tensors = [self.leaves[i] for i in self.at]
-        # of each tensor, the number of the argument that it is; None inside of a container
-        self.numbers = [
-            number if _is_tensor(arg) else None
-            for number, arg in enumerate(args)
-            for x in _tree.leaves(arg)
-            if _is_tensor(x)
-        ]
-        self.count = len(args)
+        self.tensors = list(filter(is_tensor, self.leaves))
+        self.numbers = _numbers(args)
         self.needs = tuple(map(_needs_gradient, args))
         self.source = _line() or _definition(function)
         self.has_jvp = function.jvp is not torch.autograd.Function.jvp
         self.is_nested = _compat.derivative_levels() > 1
-        self.outs: list[Any] = []  # the results as Places and constants
-        self.inside = 0  # the number of results that are tensors
-        self.is_tuple = False
-        self.silent: set[int] = set()  # results without a derivative
-        self.extras: list[torch.Tensor] = []
-        self.materializes = True
-        self.saved = Saved((), (), {})
 
     def differentiable(self) -> Function:
         """The Function of this call, whose forward takes tensors only."""
@@ -175,156 +108,115 @@ class Call:
         return Differentiable
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The results that are tensors, and what else was saved."""
+        """The results that are tensors, and the other tensors that were saved."""
         context = Context()
         context.needs_input_grad = self.needs
-        versions = [_compat.version_of(x) for x in tensors]
-        out: Any = self.function.forward(context, *self._arguments(tensors))
-        written = [_compat.version_of(x) for x in tensors] != versions
-        if written or context.dirty_tensors:
-            self.refuse(
-                "its forward writes in place to an argument",
-                "a forward that returns a new tensor",
-            )
-        self.is_tuple = isinstance(out, tuple)
-        results = self._number(out if self.is_tuple else (out,))
-        self.inside = len(results)
-        known = {id(x): Place(False, i) for i, x in enumerate(results)}
-        silent = {id(x) for x in context.non_differentiable}
-        self.silent = {i for i, x in enumerate(results) if id(x) in silent}
-        known |= {id(x): Place(True, i) for i, x in enumerate(tensors)}
-        self.materializes = context.materialize_grads
-        self.extras = []
-        self.saved = self._record(context, known, len(results))
-        return (*results, *self.extras)
+        feed, args = iter(tensors), list(self.leaves)
+        for i, x in enumerate(args):
+            args[i] = next(feed) if is_tensor(x) else x
+        versions = list(map(_compat.version_of, tensors))
+        given = _tree.unflatten(self.treedef, args)
+        out: Any = self.function.forward(context, *given)
+        is_written = list(map(_compat.version_of, tensors)) != versions
+        if is_written or context.dirty_tensors:
+            self.refuse(*WRITES)
+        results = out if isinstance(out, tuple) else (out,)
+        self._refuse_containers(results)
+        self.record = Record.of(context, tensors, out)
+        return *filter(is_tensor, results), *self.record.extras
 
-    def _arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        leaves = list(self.leaves)
-        for i, x in zip(self.at, tensors, strict=True):
-            leaves[i] = x
-        return _tree.unflatten(self.treedef, leaves)
-
-    def _number(self, out: tuple[Any, ...]) -> list[torch.Tensor]:
-        """The tensors among the results of the forward."""
-        results: list[torch.Tensor] = []
-        self.outs = []
-        for x in out:
-            if not _is_tensor(x) and any(map(_is_tensor, _tree.leaves(x))):
-                got = f"its forward returns a {type(x).__name__} of tensors"
-                self.refuse(got, "a forward that returns a tuple of tensors")
-            self.outs.append(Place(False, len(results)) if _is_tensor(x) else x)
-            results += [x] if _is_tensor(x) else []
-        return results
-
-    def _record(
-        self, context: Context, known: dict[int, Place], count: int
-    ) -> Saved:
-        """What a context has saved. Adds new tensors to the further results."""
-
-        def place(x: Any) -> Any:
-            if not _is_tensor(x):
-                return x
-            if id(x) not in known:
-                known[id(x)] = Place(False, count + len(self.extras))
-                self.extras.append(x)
-            return known[id(x)]
-
-        names = vars(context).items()
-        attributes = {k: x for k, x in names if k not in SET_BY_TORCH}
-        placed = _tree.tree_map(
-            place, (context.to_save, context.saved_for_forward, attributes)
-        )
-        return Saved(*placed)
+    def _refuse_containers(self, results: Sequence[Any]) -> None:
+        """Refuse tensors inside of a result, which torch gives no gradients."""
+        for x in results:
+            if not is_tensor(x) and any(map(is_tensor, _tree.leaves(x))):
+                self.refuse(
+                    f"its forward returns a {type(x).__name__} of tensors",
+                    "a forward that returns a tuple of tensors",
+                )
 
     def save(self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Save the tensors in torch's context, at one level of torch.func."""
-        values = [place.value(inputs, results) for place in self.saved.places()]
+        record = self.record
+        values = [place.value(inputs, results) for place in record.places]
         ctx.save_for_backward(*values)
         if self.has_jvp:
             ctx.save_for_forward(*values)
-        ctx.set_materialize_grads(self.materializes)
-        ctx.mark_non_differentiable(
-            *(x for i, x in enumerate(results) if i in self.silent or not _moves(x))
-        )
+        ctx.set_materialize_grads(record.materializes)
+        constant = [x for x in results if not moves(x)]
+        silent = [results[i] for i in record.silent]
+        ctx.mark_non_differentiable(*constant, *silent)
 
-    def _context(self, ctx: Any, is_backward: bool) -> Context:
-        """The context that the user's backward or jvp takes, from torch's."""
-        places = self.saved.places()
-        values = dict(zip(places, ctx.saved_tensors, strict=True))
-        if self.is_nested:
-            values = {place: self._guarded(place, x) for place, x in values.items()}
-        saved, context = self.saved.filled(values), Context()
-        vars(context).update(saved.attributes)
-        context.saved_tensors = saved.backward if is_backward else saved.forward
-        needs = [False] * self.count
+    def _context(self, ctx: Any) -> tuple[Context, Any, Any]:
+        """The context that the user's backward or jvp takes, from torch's, and the tensors that
+        were saved for each.
+        """
+        values: dict[Place, torch.Tensor] = {}
+        for place, x in zip(self.record.places, ctx.saved_tensors, strict=True):
+            values[place] = self._guarded(place, x)
+        backward, forward, attributes = self.record.filled(values)
+        context = Context()
+        vars(context).update(attributes)
+        needs = [False] * len(self.args)
         for number, need in zip(self.numbers, ctx.needs_input_grad, strict=True):
             if number is not None:
                 needs[number] = need
         context.needs_input_grad = tuple(needs)
-        return context
+        return context, backward, forward
 
     def _guarded(self, place: Place, x: torch.Tensor) -> torch.Tensor:
-        """A saved tensor; a further result of the forward as one that has no derivative."""
-        is_further = not place.is_input and place.at >= self.inside
-        if not is_further or not _moves(x):
-            return x
-        return _Final.apply(x, self, INTERMEDIATE)
+        """A saved tensor; one that is neither an input nor a result has no derivative."""
+        if self.is_nested and self.record.is_extra(place) and moves(x):
+            return Final.apply(x, self, INTERMEDIATE)
+        return x
 
     def backward(self, ctx: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the tensors, by the user's backward."""
-        given = [
-            cotangents[x.at] if isinstance(x, Place) else None for x in self.outs
-        ]
-        found = self._differentiated(self._context(ctx, is_backward=True), given)
-        gradients = found if isinstance(found, tuple) else (found,)
-        more = gradients[self.count :]
-        if len(gradients) < self.count or any(g is not None for g in more):
+        given: list[Any] = []
+        for x in self.record.outs:
+            given.append(cotangents[x.at] if isinstance(x, Place) else None)
+        context, context.saved_tensors, _ = self._context(ctx)
+        gradients = self._gradients(context, given)
+        count = len(self.args)
+        is_more = any(g is not None for g in gradients[count:])
+        if len(gradients) < count or is_more:
             self.refuse(
-                f"its backward returns {len(gradients)} gradients for {self.count} arguments",
+                f"its backward returns {len(gradients)} for {count} arguments",
                 "a gradient or None for each argument of the forward",
             )
         return tuple(None if n is None else gradients[n] for n in self.numbers)
 
-    def _differentiated(self, context: Context, cotangents: list[Any]) -> Any:
-        """The user's backward, which may be one that is not differentiated again."""
+    def _gradients(
+        self, context: Context, cotangents: list[Any]
+    ) -> tuple[Any, ...]:
+        """The results of the user's backward, which may be differentiable once only."""
         backward: Any = self.function.backward
         if getattr(backward, "__code__", None) is not ONCE:
-            return backward(context, *cotangents)
+            return _as_tuple(backward(context, *cotangents))
         if not self.is_nested:
             with torch.no_grad():
-                return backward.__wrapped__(context, *cotangents)
+                return _as_tuple(backward.__wrapped__(context, *cotangents))
         # under no_grad the outer derivative would be zero, not refused
-        found = backward.__wrapped__(context, *cotangents)
-        gradients = found if isinstance(found, tuple) else (found,)
-        return tuple(
-            _Final.apply(g, self, MARKED_ONCE) if _is_tensor(g) else g
-            for g in gradients
-        )
+        gradients = _as_tuple(backward.__wrapped__(context, *cotangents))
+        final = list(gradients)
+        for i, g in enumerate(gradients):
+            final[i] = Final.apply(g, self, MARKED_ONCE) if is_tensor(g) else g
+        return tuple(final)
 
     def jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         """The tangents of the results, by the user's jvp."""
-        if self.is_nested and any(map(_moves, self.extras)):
+        extras = self.record.extras
+        if self.is_nested and any(map(moves, extras)):
             self.refuse(*INTERMEDIATE)
-        given: list[Any] = [None] * self.count
+        given: list[Any] = [None] * len(self.args)
         for number, tangent in zip(self.numbers, tangents, strict=True):
             if number is not None:
                 given[number] = tangent
-        found: Any = self.function.jvp(
-            self._context(ctx, is_backward=False), *given
-        )
-        rows = zip(
-            found if isinstance(found, tuple) else (found,), self.outs, strict=True
-        )
-        mine = [tangent for tangent, x in rows if isinstance(x, Place)]
-        return (*mine, *[None] * len(self.extras))
-
-    def result(self, results: Sequence[torch.Tensor]) -> Any:
-        """The result as the forward returned it."""
-        ends = [
-            x.detach() if i in self.silent else x for i, x in enumerate(results)
-        ]
-        out = [ends[x.at] if isinstance(x, Place) else x for x in self.outs]
-        return tuple(out) if self.is_tuple else out[0]
+        context, _, context.saved_tensors = self._context(ctx)
+        results = _as_tuple(self.function.jvp(context, *given))
+        mine: list[Any] = []
+        for tangent, x in zip(results, self.record.outs, strict=True):
+            mine += [tangent] if isinstance(x, Place) else []
+        return *mine, *[None] * len(extras)
 
     def refuse(self, got: str, fix: str) -> NoReturn:
         """Refuse the call.
@@ -332,13 +224,16 @@ class Call:
         Raises:
             CaptureError: always.
         """
-        needed = "a pure forward, and a derivative of it"
         raise CaptureError.of(
-            self.name, got, needed=needed, fix=fix, source=self.source
+            _name(self.function),
+            got,
+            needed="a pure forward, and a derivative of it",
+            fix=fix,
+            source=self.source,
         )
 
 
-class _Final(torch.autograd.Function):
+class Final(torch.autograd.Function):
     """The identity on a tensor of a derivative that may not be differentiated again."""
 
     generate_vmap_rule = True
@@ -355,11 +250,33 @@ class _Final(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:
-        ctx.given[0].refuse(*ctx.given[1])
+        call, reason = ctx.given
+        call.refuse(*reason)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        ctx.given[0].refuse(*ctx.given[1])
+        call, reason = ctx.given
+        call.refuse(*reason)
+
+
+def _name(function: Function) -> str:
+    """The name of a Function in errors."""
+    return f"autograd.Function {function.__name__}"
+
+
+def _numbers(args: tuple[Any, ...]) -> list[int | None]:
+    """For each tensor of a call the number of the argument that it is. None inside of a
+    container.
+    """
+    numbers: list[int | None] = []
+    for number, arg in enumerate(args):
+        inside = filter(is_tensor, _tree.leaves(arg))
+        numbers += [number if x is arg else None for x in inside]
+    return numbers
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
 
 
 def _line() -> str | None:
@@ -374,17 +291,8 @@ def _definition(function: Function) -> str | None:
     return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, torch.Tensor)
-
-
-def _moves(x: torch.Tensor) -> bool:
-    """Whether a tensor may have a gradient."""
-    return x.is_floating_point() or x.is_complex()
-
-
 def _needs_gradient(x: Any) -> bool:
     """Whether a gradient goes back to an argument, at any level of torch.func."""
-    return (
-        torch.is_grad_enabled() and _is_tensor(x) and _compat.is_differentiated(x)
-    )
+    if not is_tensor(x) or not torch.is_grad_enabled():
+        return False
+    return _compat.is_differentiated(x)
