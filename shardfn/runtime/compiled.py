@@ -223,7 +223,8 @@ def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
 
 def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:
     """Refuse arguments and closed-over tensors on the meta device."""
-    name, outside = f"compiled {compiled.request.name}", compiled.captured.outside
+    name = f"compiled {compiled.request.name}"
+    outside = compiled.captured.outside
     refuse_without_values(name, leaves, lambda: compiled.placed.paths)
     refuse_without_values(name, outside.tensors, lambda: outside.names)
 

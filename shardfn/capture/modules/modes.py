@@ -28,7 +28,8 @@ class Modes:
         parts: dict[str, torch.nn.Module],
         origins: Sequence[Origin] | None = None,
     ) -> None:
-        self.name, self.parts = name, parts
+        self.name = name
+        self.parts = parts
         self.origins = None if origins is None else tuple(origins)
         self.flags = tuple(part.training for part in parts.values())
         # equal modes are one object, which a call compares by identity
@@ -45,11 +46,13 @@ class Modes:
             module: the original.
             copies: the copy of each object, by id.
         """
-        origin_of: dict[int, torch.nn.Module] = {}
+        origin_of: dict[int, Origin] = {}
         for part in module.modules():
-            origin_of[id(copies[id(part)])] = part
-        parts = dict(copies[id(module)].named_modules())
-        origins = [weakref.ref(origin_of[id(part)]) for part in parts.values()]
+            copied = copies[id(part)]
+            origin_of[id(copied)] = weakref.ref(part)
+        shadow = copies[id(module)]
+        parts = dict(shadow.named_modules())
+        origins = [origin_of[id(part)] for part in parts.values()]
         return cls(name, parts, origins)
 
     @property
@@ -63,8 +66,11 @@ class Modes:
         """The paths of the submodules that train; that of the module itself is ''."""
         flags = self.latest()
         if flags not in self.known:
-            rows = zip(self.parts, flags, strict=True)
-            self.known[flags] = tuple(path for path, trains in rows if trains)
+            paths: list[str] = []
+            for path, trains in zip(self.parts, flags, strict=True):
+                if trains:
+                    paths.append(path)
+            self.known[flags] = tuple(paths)
         return self.known[flags]
 
     def latest(self) -> tuple[bool, ...]:
@@ -75,7 +81,8 @@ class Modes:
 
     def set_on(self, copies: dict[int, Any]) -> None:
         """Set the modes of a further copy, given the copy of each submodule by id."""
-        for part, trains in zip(self.parts.values(), self.latest(), strict=True):
+        rows = zip(self.parts.values(), self.latest(), strict=True)
+        for part, trains in rows:
             copies[id(part)].training = trains
 
     def __getstate__(self) -> dict[str, Any]:

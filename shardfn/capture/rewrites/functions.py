@@ -75,7 +75,8 @@ class Call:
     record: Record  # of its forward, which runs first
 
     def __init__(self, function: Function, args: tuple[Any, ...]) -> None:
-        self.function, self.args = function, args
+        self.function = function
+        self.args = args
         self.leaves, self.treedef = _tree.flatten(args)
         self.tensors = list(filter(is_tensor, self.leaves))
         self.numbers = _numbers(args)
@@ -111,16 +112,18 @@ class Call:
         """The results that are tensors, and the other tensors that were saved."""
         context = Context()
         context.needs_input_grad = self.needs
-        feed, args = iter(tensors), list(self.leaves)
+        feed = iter(tensors)
+        args = list(self.leaves)
         for i, x in enumerate(args):
-            args[i] = next(feed) if is_tensor(x) else x
-        versions = list(map(_compat.version_of, tensors))
+            if is_tensor(x):
+                args[i] = next(feed)
+        before = _versions(tensors)
         given = _tree.unflatten(self.treedef, args)
         out: Any = self.function.forward(context, *given)
-        is_written = list(map(_compat.version_of, tensors)) != versions
+        is_written = _versions(tensors) != before
         if is_written or context.dirty_tensors:
             self.refuse(*WRITES)
-        results = out if isinstance(out, tuple) else (out,)
+        results = _as_tuple(out)
         self._refuse_containers(results)
         self.record = Record.of(context, tensors, out)
         return *filter(is_tensor, results), *self.record.extras
@@ -128,7 +131,10 @@ class Call:
     def _refuse_containers(self, results: Sequence[Any]) -> None:
         """Refuse tensors inside of a result, which torch gives no gradients."""
         for x in results:
-            if not is_tensor(x) and any(map(is_tensor, _tree.leaves(x))):
+            if is_tensor(x):
+                continue
+            leaves = _tree.leaves(x)
+            if any(map(is_tensor, leaves)):
                 self.refuse(
                     f"its forward returns a {type(x).__name__} of tensors",
                     "a forward that returns a tuple of tensors",
@@ -173,7 +179,8 @@ class Call:
         """The gradients of the tensors, by the user's backward."""
         given: list[Any] = []
         for x in self.record.outs:
-            given.append(cotangents[x.at] if isinstance(x, Place) else None)
+            is_end = isinstance(x, Place)
+            given.append(cotangents[x.at] if is_end else None)
         context, context.saved_tensors, _ = self._context(ctx)
         gradients = self._gradients(context, given)
         count = len(self.args)
@@ -183,7 +190,10 @@ class Call:
                 f"its backward returns {len(gradients)} for {count} arguments",
                 "a gradient or None for each argument of the forward",
             )
-        return tuple(None if n is None else gradients[n] for n in self.numbers)
+        found: list[Any] = []
+        for number in self.numbers:
+            found.append(None if number is None else gradients[number])
+        return tuple(found)
 
     def _gradients(
         self, context: Context, cotangents: list[Any]
@@ -196,11 +206,12 @@ class Call:
             with torch.no_grad():
                 return _as_tuple(backward.__wrapped__(context, *cotangents))
         # under no_grad the outer derivative would be zero, not refused
-        gradients = _as_tuple(backward.__wrapped__(context, *cotangents))
-        final = list(gradients)
+        found = backward.__wrapped__(context, *cotangents)
+        gradients = list(_as_tuple(found))
         for i, g in enumerate(gradients):
-            final[i] = Final.apply(g, self, MARKED_ONCE) if is_tensor(g) else g
-        return tuple(final)
+            if is_tensor(g):
+                gradients[i] = Final.apply(g, self, MARKED_ONCE)
+        return tuple(gradients)
 
     def jvp(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         """The tangents of the results, by the user's jvp."""
@@ -215,8 +226,10 @@ class Call:
         results = _as_tuple(self.function.jvp(context, *given))
         mine: list[Any] = []
         for tangent, x in zip(results, self.record.outs, strict=True):
-            mine += [tangent] if isinstance(x, Place) else []
-        return *mine, *[None] * len(extras)
+            if isinstance(x, Place):
+                mine.append(tangent)
+        none = [None] * len(extras)
+        return *mine, *none
 
     def refuse(self, got: str, fix: str) -> NoReturn:
         """Refuse the call.
@@ -275,6 +288,11 @@ def _numbers(args: tuple[Any, ...]) -> list[int | None]:
     return numbers
 
 
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The number of in-place writes to each tensor so far."""
+    return list(map(_compat.version_of, tensors))
+
+
 def _as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
@@ -288,7 +306,9 @@ def _line() -> str | None:
 def _definition(function: Function) -> str | None:
     """The line of the forward."""
     code = getattr(function.forward, "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    if code is None:
+        return None
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _needs_gradient(x: Any) -> bool:
