@@ -2,7 +2,7 @@
 2.15).
 """
 
-from .dispatch import ops_replaced
+from .dispatch import ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -105,6 +105,7 @@ from .tracing import (
     in_dual_level,
     innermost_level,
     inside_transform,
+    is_differentiated,
     is_differentiating,
     is_fake,
     is_wrapped,
@@ -193,6 +194,7 @@ __all__ = [
     "inside_transform",
     "is_arriving",
     "is_capturing",
+    "is_differentiated",
     "is_differentiating",
     "is_fake",
     "is_foreign",
@@ -245,6 +247,7 @@ __all__ = [
     "spec_of",
     "staging",
     "storage_of",
+    "takes_context",
     "torch_map",
     "torch_scan",
     "torch_while_loop",

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.init
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .threads import is_capturing, replaced
+from .tracing import inside_transform
 
 
 class _Replacing(TorchDispatchMode):
@@ -56,3 +58,43 @@ def init_replaced(
 
     with replaced(torch.nn.init, "_no_grad_trunc_normal_", make):
         yield
+
+
+class _OnSecondLook:
+    """A truth value that is false once, and true afterwards."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __bool__(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+def takes_context(function: Any) -> bool:
+    """Whether the forward of an autograd.Function takes the context, as those without a
+    setup_context do.
+    """
+    return function.setup_context is torch.autograd.Function.setup_context
+
+
+def context_split(known: Callable[..., bool], setup_context: Any) -> Any:
+    """torch's check whether an autograd.Function has a setup_context, in its `apply`.
+
+    Functions are often stored as `f = F.apply`, so `apply` itself cannot be replaced. It looks at
+    the answer twice: whether forward has defaults to fill in, and whether torch.func takes the
+    function. Only the second answer changes.
+    """
+    is_defined = known(setup_context)
+    return is_defined if is_defined or not inside_transform() else _OnSecondLook()
+
+
+def function_called(
+    rewritten: Callable[..., Any],
+    call: Callable[..., Any],
+    function: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A call of an autograd.Function under torch.func, whose forward may take the context."""
+    return rewritten(call, function, *args, **kwargs)

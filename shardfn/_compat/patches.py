@@ -48,6 +48,21 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         takes="custom_ops",
     ),
     Patch(
+        ("torch.autograd.function:_is_setup_context_defined",),
+        "torch.func refuses an autograd.Function whose forward takes the context",
+        NEVER,
+        new=dispatch.context_split,
+        optional=True,
+    ),
+    Patch(
+        ("torch.autograd.function:custom_function_call",),
+        "it runs one in a form that torch.func takes",
+        NEVER,
+        new=dispatch.function_called,
+        takes="functions",
+        optional=True,
+    ),
+    Patch(
         ("torch._decomp.decompositions:select_one_layer_lstm_function",),
         "the LSTM of MKL-DNN has no derivative that a transform takes",
         NEVER,

@@ -177,6 +177,15 @@ def carries_tangent(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and _tangent(x) is not None
 
 
+def is_differentiated(x: torch.Tensor) -> bool:
+    """Whether reverse mode follows a tensor, at any level of torch.func."""
+    while is_wrapped(x):
+        if x.requires_grad:
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _tangent(x: torch.Tensor) -> torch.Tensor | None:
     return torch._VF._unpack_dual(x, level=0)[1]
 

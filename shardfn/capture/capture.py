@@ -31,7 +31,7 @@ from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
 from .replay import Replay
 from .results import Result, program_of
-from .rewrites import decompositions, python_calls, strides
+from .rewrites import decompositions, functions, python_calls, strides
 from .rewrites.custom_op_gradients import differentiated
 from .shard_map import axis_names as named
 from .shard_map import varying
@@ -113,6 +113,7 @@ def capture(
                 mode,
                 decompositions.table(undecomposed),
                 named.scope(mesh, device, may_be_of_ranks),
+                device,
                 memo,
             )
         )
@@ -142,6 +143,7 @@ def _read(
     mode: _compat.FakeTensorMode,
     table: Any,
     scope: Any,
+    device: str,
     memo: _compat.Memo,
 ) -> Reading:
     """Trace a function with Dynamo, and replay its graph under make_fx."""
@@ -155,7 +157,7 @@ def _read(
     name = inputs.name
     tracing, watching = recording(name, table, mode), leaks.swept()
     with (
-        _torchs(mode, memo),
+        _torchs(mode, device, memo),
         watching as watched,
         _compat.unwound(),
         tracing as recorded,
@@ -200,14 +202,15 @@ def _captured(
 def _reads(
     fn: Callable[..., Any], read: Iterable[_compat.Read], watched: leaks.Watched
 ) -> Reads:
-    """The reads of Dynamo, and the constants of modules that it does not trace."""
-    return Reads(
-        fn, (*read, *held_reads(held for _, held in watched.functions.values()))
-    )
+    """The reads of Dynamo, and the modes and constants of modules that it does not trace."""
+    held = held_reads(held for _, held in watched.functions.values())
+    return Reads(fn, (*read, *held, *watched.modes.values()))
 
 
 @contextlib.contextmanager
-def _torchs(mode: _compat.FakeTensorMode, memo: _compat.Memo) -> Iterator[None]:
+def _torchs(
+    mode: _compat.FakeTensorMode, device: str, memo: _compat.Memo
+) -> Iterator[None]:
     """The context of a capture, with torch patched."""
     with (
         _compat.staging(),  # first, since the rest is global to the process
@@ -217,6 +220,8 @@ def _torchs(mode: _compat.FakeTensorMode, memo: _compat.Memo) -> Iterator[None]:
             "capture",
             substitutes={**python_calls.TABLE, **_compat.flex_checks()},
             custom_ops=differentiated(),
+            functions=functions.applied,
+            device=device,
             dtensors=DTensors(mode),
             memo=memo,
         ),
@@ -351,7 +356,11 @@ def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
     """A fake tensor for a closed-over tensor."""
     if isinstance(x, DTensor):
         return stand_in(x, mode)
-    return mode.from_tensor(x.detach()).requires_grad_(x.requires_grad)
+    fake = mode.from_tensor(x.detach())
+    if x.is_meta:
+        with mode:
+            fake = torch.empty_like(fake, device=named.device())
+    return fake.requires_grad_(x.requires_grad)
 
 
 def _entering(

@@ -61,9 +61,10 @@ def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:
             return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    place = device if leaf.is_meta else leaf.device
     with mode:
         return torch.empty_strided(
-            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=place
         )
 
 

@@ -27,6 +27,7 @@ from .arguments import (
     local_of,
     refuse_lost_gradient,
     refuse_lost_tangent,
+    refuse_without_values,
 )
 from .arguments.results import in_tree, maker
 from .backward.op import Differentiable
@@ -127,6 +128,7 @@ class Compiled:
         )
         _refuse_other_signature(self, leaves, treedef)
         _refuse_transforms(self, leaves)
+        _refuse_meta(self, leaves)
         if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
             self.compared.is_done = True
             compare_ranks(
@@ -216,6 +218,14 @@ def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
     for i, key, old in placed.constants:
         if constant_key(leaves[i]) != key:
             yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
+
+
+def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:
+    """Refuse arguments and closed-over tensors on the meta device."""
+    name = f"compiled {compiled.request.name}"
+    outside = compiled.captured.outside
+    refuse_without_values(name, leaves, lambda: compiled.placed.paths)
+    refuse_without_values(name, outside.tensors, lambda: outside.names)
 
 
 def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:

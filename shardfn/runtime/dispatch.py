@@ -27,7 +27,13 @@ from ..simulated import (
 )
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
-from .arguments import Placed, is_prepared, look, prepared
+from .arguments import (
+    Placed,
+    is_prepared,
+    look,
+    prepared,
+    refuse_without_values,
+)
 from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
@@ -94,6 +100,11 @@ def _first_call(
     """Stage a function for a new signature, and run it."""
     if not is_prepared(leaves):
         return call(request, *prepared(request.name, args, kwargs))
+    refuse_without_values(
+        request.name,
+        leaves,
+        lambda: _tree.argument_paths(request.signature_of, args, kwargs),
+    )
     key, _, _, mesh, *_ = signature
     with _compat.staging():
         ready = _staged_meanwhile(request, leaves, *signature)
@@ -149,6 +160,8 @@ def _stage(
     placed, entries = traced.placed, request.store.entries
     _note_retrace(request, key, placed, mesh)
     leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
+    names = traced.captured.outside.names
+    refuse_without_values(request.name, closed_over, lambda: names)
     compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
     some = (
@@ -174,9 +187,14 @@ def _stage(
             checked(compiled.run, request, placed), request, placed, traced.captured
         ),
     )
-    alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
-    request.store.entries = (entry, *alive[: KEPT_SIGNATURES - 1])
+    request.store.entries = _with(entry, entries)
     return entry
+
+
+def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    """The entries of a function with a new one, without those that cannot be used again."""
+    alive = [e for e in entries if e.reads is None or not e.reads.is_lost()]
+    return entry, *alive[: KEPT_SIGNATURES - 1]
 
 
 def _followed(tensors: list[Any]) -> tuple[bool, ...] | None:

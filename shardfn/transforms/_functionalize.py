@@ -15,6 +15,7 @@ from .. import _compat
 from ..capture import PureModule
 from ..capture.modules import copies
 from ..capture.modules.call import frozen_names
+from ..capture.modules.modes import Modes
 from ..capture.modules.parameter_hooks import hooks_of
 from ..errors import TreeError
 from ..runtime import Request
@@ -84,7 +85,8 @@ class Functional(Transformed):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Functional:
         (shadow,) = copy.deepcopy(self.held, memo)
-        pure = PureModule(self.pure.name, shadow, self.pure.hooks)
+        modes = copy.deepcopy(self.pure.modes, memo)
+        pure = PureModule(self.pure.name, shadow, self.pure.hooks, modes)
         return Functional((shadow,), pure, self.names)
 
 
@@ -169,16 +171,21 @@ def check_names(
 
 
 def functionalize(
-    module: torch.nn.Module,
+    module: torch.nn.Module, *, share: bool = False
 ) -> tuple[Functional, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """A module as a pure function, with the values of its parameters and buffers: `fn, params,
     buffers = functionalize(module)`.
 
     `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments.
     Buffers that the module writes to or assigns, such as BatchNorm's statistics, are returned.
-    The function is a snapshot of the module: of its mode (train or eval), its hooks on the
-    forward and the backward, its parametrizations, and of which parameters are frozen. Later
-    changes of the module do not affect it.
+    The function follows `train()` and `eval()` of the module and of each submodule: a call after
+    one of them computes in that mode. It is captured once for each mode. Everything else is that
+    of the module as it was given: its attributes, hooks, parametrizations and submodules, and
+    which parameters are frozen. Functionalize it again after changing those. An object that is
+    not a module, such as `model.config`, is shared: change its attributes before.
+
+    The function holds no values, and does not keep the module alive. After `del module` the
+    modes stay as they were. Copies and pickles of the function follow no module.
 
     A frozen parameter (requires_grad=False) is among the buffers. Its gradient is neither
     computed nor sent nor returned. A hook on a parameter (`p.register_hook`) sees the gradient,
@@ -188,14 +195,18 @@ def functionalize(
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A
             tied weight is one parameter, under its first name, and its gradient is the sum over
-            its uses. Everything else in the module is a constant.
+            its uses. Everything else in the module is a constant. A module on the meta device
+            gives tensors on the meta device, for `trace` and `lower` without memory.
+        share: whether params and buffers lie in the module's own memory. A write in place to
+            one of them, or its donation, then changes the module. Otherwise they are copies.
 
     Returns:
         (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's
         result, the new buffers), and can be called alone or under any transform. `params` is a
-        dict by name of detached copies of the parameters that require grad. `buffers` is one of
-        the buffers, including non-persistent ones, and of the frozen parameters. Under `vmap`,
-        each sample gets its own copy of a buffer that the module writes to.
+        dict of the detached values of the parameters that require grad, by their names in
+        `module.named_parameters()`. `buffers` is one of the buffers, including non-persistent
+        ones, and of the frozen parameters, by their names in the module. Under `vmap`, each
+        sample gets its own copy of a buffer that the module writes to.
 
     Raises:
         TreeError: module is not an nn.Module, or its parameters have no values yet.
@@ -219,25 +230,28 @@ def functionalize(
     _refuse(module)
     tensors = (*module.named_parameters(), *module.named_buffers())
     stand_ins = {id(x): _stand_in(x) for _, x in tensors}
-    shadow = copies.copied(module, dict(stand_ins))
+    memo: dict[int, Any] = dict(stand_ins)
+    shadow = copies.copied(module, memo)
     name = f"functionalize({type(shadow).__name__})"
     originals = {id(stand_ins[id(x)]): x for _, x in tensors}
-    params, buffers = _values(shadow, originals)
+    params, buffers = _values(shadow, originals, share)
     by_path = {p: originals[id(x)] for p, x in shadow.named_parameters()}
     every = {path: hooks_of(name, path, by_path[path]) for path in params}
     hooks = {path: of_path for path, of_path in every.items() if of_path}
-    pure = PureModule(name, shadow, hooks)
+    modes = Modes.following(name, module, memo)
+    pure = PureModule(name, shadow, hooks, modes)
     names = (tuple(params), tuple(buffers))
     return Functional((shadow,), pure, names), params, buffers
 
 
 def _values(
-    shadow: torch.nn.Module, originals: dict[int, torch.Tensor]
+    shadow: torch.nn.Module, originals: dict[int, torch.Tensor], share: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Detached copies of the parameters that require grad, and of all others with the buffers,
-    by name; `originals` has the module's tensor for the id of each stand-in.
+    """The detached values of the parameters that require grad, and of all others with the
+    buffers, by name; `originals` has the module's tensor for the id of each stand-in.
     """
-    values = {key: x.detach().clone() for key, x in originals.items()}
+    detached = {key: x.detach() for key, x in originals.items()}
+    values = {key: x if share else x.clone() for key, x in detached.items()}
     frozen = frozen_names(shadow)
     params, frozen_params = {}, {}
     for path, x in shadow.named_parameters():

@@ -32,7 +32,12 @@ def nothing_known() -> None:
 def captures() -> Any:
     """Torch as it is for a capture."""
     return _compat.patched(
-        "capture", substitutes=None, custom_ops=None, dtensors=None
+        "capture",
+        substitutes=None,
+        device="cpu",
+        functions=None,
+        custom_ops=None,
+        dtensors=None,
     )
 
 

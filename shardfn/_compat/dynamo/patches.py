@@ -33,9 +33,11 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         (BUILDER + "wrap_to_fake_tensor_and_record",),
-        "a view that is closed over, or a result of autograd, becomes a fake of another mode",
-        "later than 2.13",
+        "a view that is closed over, or a result of autograd, becomes a fake of another mode; "
+        "a tensor on the meta device stands for one on the device of the program",
+        NEVER,
         new=reading.faked,
+        takes="device",
     ),
     Patch(
         methods(

@@ -182,9 +182,18 @@ def _with_own_globals(fn: types.FunctionType) -> types.FunctionType:
     )
 
 
-def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+def faked(
+    device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
+) -> Any:
     """How Dynamo makes fake tensors, also of views, of results of autograd and of tensors that
     hold others.
+
+    Args:
+        device: of the program, and so of tensors on the meta device.
+        make_fake: Dynamo's function.
+        x: the tensor.
+        args: others of Dynamo's.
+        kwargs: others of Dynamo's.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -193,7 +202,11 @@ def faked(make_fake: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> A
         is_plain = x.is_leaf and not x._is_view() and not in_dual_level()
         is_plain = is_plain and not holds_tensors(x)
     with contextlib.nullcontext() if is_plain else _disable_current_modes():
-        return make_fake(x, *args, **kwargs)
+        fake = make_fake(x, *args, **kwargs)
+    if not isinstance(fake, torch.Tensor) or not fake.is_meta or not is_fake(fake):
+        return fake
+    with fake.fake_mode:
+        return torch.empty_like(fake, device=device)
 
 
 def fresh(

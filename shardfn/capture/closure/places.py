@@ -49,6 +49,8 @@ def name_of(path: Path) -> str:
             text += f".{to}" if text else str(to)
         elif kind == "cell":
             text = str(to)
+        elif kind == "training":
+            text = f"submodules of {to} that train"
         elif kind in ("item", "value"):
             text += (
                 f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
@@ -123,6 +125,7 @@ OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "typedict": lambda x, to: x.__dict__,
     "mro": lambda x, to: x.__mro__,
     "array": lambda x, to: x,
+    "training": lambda x, to: x.training,
 }
 
 
@@ -136,6 +139,8 @@ def is_fixed(x: Any, kind: str, to: Any, value: Any) -> bool:
     """Whether a step from an object always leads to the same object."""
     if kind in ("closure", "type", "typedict", "mro", "array"):
         return True
+    if kind == "training":
+        return False
     if kind in ("item", "value"):
         return type(x) is tuple
     if kind == "attr" and isinstance(x, types.MethodType):

@@ -23,6 +23,7 @@ from ..rewrites.custom_op_gradients import refuse_dropped_call
 from ..trace import hooked_values
 from . import copies
 from .hooks import HookedCall
+from .modes import Modes
 from .parameter_hooks import Hook, hooked
 from .returned import Returned
 
@@ -42,12 +43,18 @@ class PureModule:
         name: its name in errors.
         shadow: a private copy of the module whose parameters and buffers are stand-ins.
         hooks: the hooks of parameters, by name.
+        modes: which of its submodules train.
     """
 
     def __init__(
-        self, name: str, shadow: torch.nn.Module, hooks: dict[str, tuple[Hook, ...]]
+        self,
+        name: str,
+        shadow: torch.nn.Module,
+        hooks: dict[str, tuple[Hook, ...]],
+        modes: Modes,
     ) -> None:
         self.name, self.shadow, self.hooks = name, shadow, hooks
+        self.modes = modes
         self.returned = Returned(name)
         self.known: list[
             dict[str, Any]
@@ -83,7 +90,8 @@ class PureModule:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name, "shadow": self.shadow, "hooks": self.hooks}
+        names = "name", "shadow", "hooks", "modes"
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -120,6 +128,7 @@ class PureModule:
     ) -> tuple[Any, dict[str, Any]]:
         """(result of the module, its buffers and frozen parameters afterwards)."""
         module = self.module_with(params, buffers)
+        leaks.note_modes(self.modes)
         before = copies.snapshot(module)
         hooks = [hook for hooks in self.hooks.values() for hook in hooks]
         # keeps the module alive, for torch's old backward hooks
@@ -143,7 +152,9 @@ class PureModule:
         values = {**params, **seen_by_hooks, **own_buffers}
         stand_ins = (*self.shadow.named_parameters(), *self.shadow.named_buffers())
         memo: dict[int, Any] = {id(x): values[name] for name, x in stand_ins}
-        return copies.copied(self.shadow, memo)
+        module = copies.copied(self.shadow, memo)
+        self.modes.set_on(memo)
+        return module
 
     def refuse_changes(self, changes: list[str]) -> None:
         """Refuse a module that changes anything besides its buffers.

@@ -29,6 +29,7 @@ class Watched:
         self.before: list[
             tuple[Any, Any]
         ] = []  # a list, a dict or a cell, and its content
+        self.modes: dict[int, _compat.Read] = {}  # of the modules that run
 
     def add(self, owner: str, fn: Any) -> None:
         if id(fn) in self.functions:
@@ -125,6 +126,13 @@ def watch(owner: str, fn: Any) -> None:
     watched = _WATCHED.get()
     if watched is not None:
         watched.add(owner, fn)
+
+
+def note_modes(modes: Any) -> None:
+    """Make the modes of a module that runs, train or eval, a read of the captured function."""
+    watched = _WATCHED.get()
+    if watched is not None:
+        watched.modes[id(modes)] = modes.read
 
 
 @contextlib.contextmanager

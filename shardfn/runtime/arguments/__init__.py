@@ -1,6 +1,10 @@
 """Arguments: checked, placed, and read as the local tensors of each rank."""
 
-from .checks import refuse_lost_gradient, refuse_lost_tangent
+from .checks import (
+    refuse_lost_gradient,
+    refuse_lost_tangent,
+    refuse_without_values,
+)
 from .local_tensors import cut, join, local_of, reader, spec_of
 from .look import look
 from .placed import Placed, aval_of
@@ -18,5 +22,6 @@ __all__ = [
     "reader",
     "refuse_lost_gradient",
     "refuse_lost_tangent",
+    "refuse_without_values",
     "spec_of",
 ]

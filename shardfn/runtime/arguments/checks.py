@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,12 @@ from ...simulated import (
 )
 from ...types import CONSTANTS, ShapeDtype
 from ..options import Request
+
+SHOWN = 4  # paths in an error
+WITH_VALUES = (
+    "sf.init(module_fn, mesh, placements, key) or module.to_empty(device=...), which make them; "
+    "trace and lower need none"
+)
 
 
 def check_call(
@@ -179,6 +185,40 @@ def refuse_lost_tangent(where: str, x: torch.Tensor) -> None:
     """
     if _compat.in_dual_level() and _compat.has_tangent(x):
         raise lost_tangent(where)
+
+
+def refuse_without_values(
+    name: str, values: Sequence[Any], paths_of: Callable[[], Sequence[str]]
+) -> None:
+    """Refuse to run on tensors of the meta device. `trace` and `lower` take them.
+
+    Args:
+        name: of the function.
+        values: arguments, or what the function closes over.
+        paths_of: returns the path of each.
+
+    Raises:
+        TreeError: names each.
+    """
+    lacking = [i for i, x in enumerate(values) if _is_on_meta(x)]
+    if not lacking:
+        return
+    paths = paths_of()
+    wrong = [paths[i] for i in lacking]
+    more = [f"{len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+    names = ", ".join([*wrong[:SHOWN], *more])
+    raise TreeError.of(
+        name,
+        f"on the meta device, without values: {names}",
+        needed="tensors with values, to run",
+        fix=WITH_VALUES,
+        source=call_site(),
+        arg_path=wrong[0],
+    )
+
+
+def _is_on_meta(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_meta
 
 
 def _is_numpys(x: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import torch
 
 from ...mesh import all_coordinates
 from ...partition import layout
@@ -58,4 +59,12 @@ def aval_of(x: Any, mesh: Any) -> Aval:
             x.dtype,
             mesh.device_type if mesh is not None else "cpu",
         )
-    return Aval(shape, x.stride(), x.dtype, str(x.device))
+    device = device_of(x.device, mesh)
+    return Aval(shape, x.stride(), x.dtype, device)
+
+
+def device_of(device: torch.device, mesh: Any) -> str:
+    """The device of an argument; for one without values that of the mesh, or the CPU."""
+    if device.type != "meta":
+        return str(device)
+    return mesh.device_type if mesh is not None else "cpu"

@@ -133,7 +133,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
     if (
         isinstance(x, torch.Tensor)
         and mesh is not None
-        and x.device.type != mesh.device_type
+        and x.device.type not in (mesh.device_type, "meta")
     ):
         raise ValueError(
             f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; "
