@@ -73,7 +73,8 @@ def grain(
     """The size of which every chunk of a dim is a multiple, after these axes have sharded it,
     and whether all chunks have that size.
     """
-    length, even = size, True
+    length = size
+    even = True
     for mark, n in zip(marks, sizes, strict=False):
         cut = split(mark)
         if cut is None or cut[0] != dim:
@@ -81,7 +82,8 @@ def grain(
         if even and (length // cut[1]) % n == 0:
             length //= n
         else:
-            length, even = cut[1], False
+            length = cut[1]
+            even = False
     return length, even
 
 
@@ -185,7 +187,8 @@ def can_view(
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """Dense strides in a given order of dims."""
-    out, step = [1] * len(shape), 1
+    out = [1] * len(shape)
+    step = 1
     for d in reversed(order):
         out[d] = step
         step *= max(shape[d], 1)

@@ -46,7 +46,8 @@ def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
 
 def chunk_length(count: int, itemsize: int, n: int) -> int:
     """Elements in a rank's chunk of the ring."""
-    total, largest = count * itemsize, itemsize * max(1, SEGMENT_BYTES // itemsize)
+    total = count * itemsize
+    largest = itemsize * max(1, SEGMENT_BYTES // itemsize)
     segments = _round_up(max(-(-total // largest), 2 * n), n)
     segment = _round_up(-(-total // segments), itemsize)
     return segments // n * segment // itemsize

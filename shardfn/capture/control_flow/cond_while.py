@@ -113,7 +113,8 @@ class _Branch(torch.autograd.Function):
         *consts: torch.Tensor,
     ) -> Any:
         dims = tuple(in_dims[2:])
-        size, randomness = info.batch_size, info.randomness
+        size = info.batch_size
+        randomness = info.randomness
         bodies = [mapped(body, dims, size, randomness) for body in branch.bodies]
         if in_dims[1] is None:
             outs = _Branch.apply(
@@ -137,7 +138,8 @@ def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
     """
 
     def pulled(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
-        consts, cotangents = xs[:count], xs[count:]
+        consts = xs[:count]
+        cotangents = xs[count:]
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outs = body(*filled(consts, floats))
@@ -154,7 +156,8 @@ def _with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
     """The tangents of a body's floating results, from its inputs and their tangents."""
 
     def pushed(*xs: torch.Tensor) -> Sequence[torch.Tensor]:
-        consts, dots = xs[:count], xs[count:]
+        consts = xs[:count]
+        dots = xs[count:]
 
         def run(*floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
             outs = body(*filled(consts, floats))
@@ -235,13 +238,15 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        loop, tensors = ctx.loop, ctx.saved_tensors
+        loop = ctx.loop
+        tensors = ctx.saved_tensors
         dots = [
             torch.zeros_like(x) if t is None and is_float(x) else t
             for x, t in zip(tensors, tangents, strict=True)
         ]
         n = loop.consts
-        consts, carries = tensors[:n], tensors[n:]
+        consts = tensors[:n]
+        carries = tensors[n:]
         of_consts = [t for t in dots[:n] if t is not None]
         of_carries = [t for t in dots[n:] if t is not None]
         sizes = (n, len(of_consts), len(carries), len(of_carries))
@@ -252,7 +257,8 @@ class _While(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
         """Loop until no sample continues. A finished sample keeps its values."""
-        size, n = info.batch_size, loop.consts
+        size = info.batch_size
+        n = loop.consts
         dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
         pairs = zip(tensors[n:], in_dims[n + 1 :], strict=True)
         init = [
@@ -304,7 +310,8 @@ def looped(
     init, carried = holders.opened(init)
     test = holders.Opened("while_loop", go_on.region, carried)
     body = holders.Opened("while_loop", left[0].region, carried)
-    n, count = len(test.free), len(test.free) + len(body.free)
+    n = len(test.free)
+    count = len(test.free) + len(body.free)
     end = count + len(init)
     test_body: Body = lambda *xs: test(xs[count:end], xs[:n])
     step: Body = lambda *xs: body(xs[count:end], xs[n:count])

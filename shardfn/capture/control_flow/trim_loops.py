@@ -107,7 +107,8 @@ TRIM: dict[type, Callable[..., None]] = {Scan: _trim_scan, Branch: _trim_branch}
 
 def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
     """Every node that some result depends on."""
-    seen, queue = set(), list(roots)
+    seen = set()
+    queue = list(roots)
     while queue:
         node = queue.pop()
         if node not in seen:
@@ -118,10 +119,12 @@ def reached(roots: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
 
 def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Graph:
     """A copy of a graph with some of its inputs and results."""
-    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    fresh = torch.fx.Graph()
+    env = dict[torch.fx.Node, torch.fx.Node]()
     (output,) = body.find_nodes(op="output")
     wanted = [output.args[0][k] for k in outs]
-    needed, holders = reached(wanted), body.find_nodes(op="placeholder")
+    needed = reached(wanted)
+    holders = body.find_nodes(op="placeholder")
     inputs = {holders[i] for i in ins}
     for node in body.nodes:
         if node in inputs or (node in needed and node.op != "placeholder"):

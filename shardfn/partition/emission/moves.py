@@ -34,14 +34,20 @@ def apply_move(b: Builder, piece: Piece, move: Move, implicit: bool) -> Piece:
     assert emit is not None, f"{move.kind} cannot be emitted"
     node = emit(b, piece, move, implicit)
     node = b.restride(node, piece.shape, piece.stride)
+    shape = _shape(node)
     local = b.local_shape(piece.shape, move.after)
-    assert tuple(node.meta["val"].shape) == local, (
-        move,
-        node.meta["val"].shape,
-        local,
-    )
+    assert tuple(shape) == local, (move, shape, local)
     node.meta["type"] = (piece.shape, move.after)
     return Piece(node, piece.shape, piece.stride, move.after, local)
+
+
+def _shape(x: torch.fx.Node) -> torch.Size:
+    return x.meta["val"].shape
+
+
+def _ranks(b: Builder, move: Move) -> int:
+    """The number of ranks along the axis of a move."""
+    return b.axes.sizes[move.axis]
 
 
 def _communicate(
@@ -66,20 +72,26 @@ def _communicate(
     sent, back = wire.packed(b, x, reduces=kind.reduces)
     if kind.counts_elements:  # regardless of their shape
         (count,) = constants
-        width = sent.meta["val"].numel() // max(x.meta["val"].numel(), 1)
-        sent, constants = _flat(b, sent), (count * width,)
-    start = b.call(kind.overload, sent, *constants, b.group_names[move.axis])
+        assert isinstance(count, int)
+        width = _shape(sent).numel() // max(_shape(x).numel(), 1)
+        sent = _flat(b, sent)
+        constants = (count * width,)
+    group = b.group_names[move.axis]
+    start = b.call(kind.overload, sent, *constants, group)
     start.meta["collective"] = _record(b, piece, move, implicit)
-    return back(b.call(c10d.wait_tensor.default, start))
+    received = b.call(c10d.wait_tensor.default, start)
+    return back(received)
 
 
 def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
-    kind, dtype = move.collective, piece.node.meta["val"].dtype
+    kind = move.collective
+    itemsize = piece.node.meta["val"].dtype.itemsize
+    op = str(move.before[move.axis]) if kind.reduces else None
     return Collective(
         kind=kind.name,
         axis=b.axes.names[move.axis],
-        nbytes=nbytes(piece.shape, dtype.itemsize, move, b.axes, b.coordinates),
-        op=str(move.before[move.axis]) if kind.reduces else None,
+        nbytes=nbytes(piece.shape, itemsize, move, b.axes, b.coordinates),
+        op=op,
         name=str(b.about.get("origin", "")),
         source=b.about.get("source"),
         implicit=implicit,
@@ -92,78 +104,86 @@ def _level(b: Builder, piece: Piece, move: Move, dim: int) -> int:
     return b.local_shape(piece.shape, tuple(marks))[dim]
 
 
+def _own_size(b: Builder, move: Move, size: int, unit: int) -> int:
+    """The size of this rank's chunk of a dim."""
+    coordinate = b.coordinates[move.axis]
+    _, mine = layout.chunk(size, unit, _ranks(b, move), coordinate)
+    return mine
+
+
 def _padded(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
     """Pad with zeros at the end of a dim, so that chunks of unequal size are sent as equal
     ones.
     """
-    shape = x.meta["val"].shape
-    if shape[dim] == size:
+    shape = _shape(x)
+    missing = size - shape[dim]
+    if not missing:
         return x
-    return b.call(
-        aten.constant_pad_nd.default,
-        x,
-        [0, 0] * (len(shape) - 1 - dim) + [0, size - shape[dim]],
-    )
+    dims_behind = len(shape) - 1 - dim
+    pads = [0, 0] * dims_behind + [0, missing]
+    return b.call(aten.constant_pad_nd.default, x, pads)
 
 
 def _first(b: Builder, x: torch.fx.Node, dim: int, size: int) -> torch.fx.Node:
-    return (
-        x
-        if x.meta["val"].shape[dim] == size
-        else b.call(aten.slice.Tensor, x, dim, 0, size)
-    )
+    if _shape(x)[dim] == size:
+        return x
+    return b.call(aten.slice.Tensor, x, dim, 0, size)
 
 
 def _split_dim(b: Builder, x: torch.fx.Node, dim: int, n: int) -> torch.fx.Node:
     """(.., n * m, ..) -> contiguous (n, .., m, ..): the chunks for the ranks, in order."""
-    shape = list(x.meta["val"].shape)
+    shape = list(_shape(x))
+    split_shape = [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]]
     parts = b.call(
-        aten.view.default,
-        b.contiguous(x),
-        [*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]],
-    )
-    order = [dim, *(d for d in range(len(shape) + 1) if d != dim)]
-    return b.contiguous(b.call(aten.permute.default, parts, order))
+        aten.view.default, b.contiguous(x), split_shape
+    )  # (.., n, m, ..)
+    others = [d for d in range(len(split_shape)) if d != dim]
+    chunks = b.call(aten.permute.default, parts, [dim, *others])  # (n, .., m, ..)
+    return b.contiguous(chunks)
 
 
 def _join_dim(b: Builder, x: torch.fx.Node, dim: int) -> torch.fx.Node:
     """(n, .., m, ..) -> (.., n * m, ..)."""
-    n, *shape = x.meta["val"].shape
-    order = [*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)]
-    parts = b.contiguous(b.call(aten.permute.default, x, order))
-    return b.call(
-        aten.view.default, parts, [*shape[:dim], n * shape[dim], *shape[dim + 1 :]]
-    )
+    n, *shape = _shape(x)
+    after_dim = range(dim + 1, len(shape) + 1)
+    order = [*range(1, dim + 1), 0, *after_dim]
+    parts = b.call(aten.permute.default, x, order)  # (.., n, m, ..)
+    joined_shape = [*shape[:dim], n * shape[dim], *shape[dim + 1 :]]
+    return b.call(aten.view.default, b.contiguous(parts), joined_shape)
 
 
 def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
     """Move the dim to the front. Collectives split dim 0, so it must exist and hold whole
     chunks.
     """
-    return b.call(
-        aten.view.default, b.contiguous(x), [-1] if x.meta["val"].numel() else [0]
-    )
+    flat_shape = [-1] if _shape(x).numel() else [0]
+    return b.call(aten.view.default, b.contiguous(x), flat_shape)
 
 
 def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-gather: pad chunks to the full size, join them, and remove the padding at the end."""
     dim, unit = layout.cut_of(move.before[move.axis])
-    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
-    x = _padded(b, piece.node, dim, layout.full_chunk(size, unit, n))
-    shape = list(x.meta["val"].shape)
-    out = _communicate(b, piece, move, implicit, _flat(b, x), n)
-    out = b.call(aten.view.default, out, [n, *shape])
-    return _first(b, _join_dim(b, out, dim), dim, size)
+    n = _ranks(b, move)
+    size = _level(b, piece, move, dim)
+    full = layout.full_chunk(size, unit, n)
+    x = _padded(b, piece.node, dim, full)
+    shape = list(_shape(x))
+    flat = _flat(b, x)
+    received = _communicate(b, piece, move, implicit, flat, n)
+    chunks = b.call(aten.view.default, received, [n, *shape])
+    padded = _join_dim(b, chunks, dim)
+    return _first(b, padded, dim, size)
 
 
 def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Slice this rank's chunk. No communication. The offset is data."""
     dim, unit = layout.cut_of(move.after[move.axis])
-    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
-    mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
+    size = _level(b, piece, move, dim)
+    mine = _own_size(b, move, size, unit)
     device = piece.node.meta["val"].device
     steps = b.call(aten.arange.default, mine, dtype=torch.int64, device=device)
-    rows = b.call(aten.add.Tensor, steps, b.start(move.axis, size, unit))
+    start = b.start(move.axis, size, unit)
+    rows = b.call(aten.add.Tensor, steps, start)
     return b.call(aten.index_select.default, piece.node, dim, rows)
 
 
@@ -180,13 +200,17 @@ def reduce_scatter(
     """Reduce-scatter along a dim."""
     op = str(move.before[move.axis])
     dim, unit = layout.cut_of(move.after[move.axis])
-    n, size = b.axes.sizes[move.axis], _level(b, piece, move, dim)
+    n = _ranks(b, move)
+    size = _level(b, piece, move, dim)
     full = layout.full_chunk(size, unit, n)
-    x = _split_dim(b, _padded(b, piece.node, dim, full * n), dim, n)
-    shape = list(x.meta["val"].shape[1:])
-    out = _communicate(b, piece, move, implicit, _flat(b, x), op, n)
-    mine = layout.chunk(size, unit, n, b.coordinates[move.axis])[1]
-    return _first(b, b.call(aten.view.default, out, shape), dim, mine)
+    padded = _padded(b, piece.node, dim, full * n)
+    chunks = _split_dim(b, padded, dim, n)
+    _, *shape = _shape(chunks)
+    flat = _flat(b, chunks)
+    received = _communicate(b, piece, move, implicit, flat, op, n)
+    out = b.call(aten.view.default, received, shape)
+    mine = _own_size(b, move, size, unit)
+    return _first(b, out, dim, mine)
 
 
 def all_to_all(
@@ -195,17 +219,22 @@ def all_to_all(
     """All-to-all from one dim to another."""
     src, src_unit = layout.cut_of(move.before[move.axis])
     dst, dst_unit = layout.cut_of(move.after[move.axis])
-    n, src_size = b.axes.sizes[move.axis], _level(b, piece, move, src)
-    dst_size = piece.node.meta["val"].shape[dst]
-    x = _padded(b, piece.node, src, layout.full_chunk(src_size, src_unit, n))
-    x = _padded(b, x, dst, layout.full_chunk(dst_size, dst_unit, n) * n)
-    x = _split_dim(b, x, dst, n)
-    shape = list(x.meta["val"].shape)
-    lengths = [x.meta["val"].numel() // n] * n
-    out = _communicate(b, piece, move, implicit, _flat(b, x), lengths, lengths)
-    out = b.call(aten.view.default, out, shape)
-    out = _first(b, _join_dim(b, out, src), src, src_size)
-    mine = layout.chunk(dst_size, dst_unit, n, b.coordinates[move.axis])[1]
+    n = _ranks(b, move)
+    src_size = _level(b, piece, move, src)
+    dst_size = _shape(piece.node)[dst]
+    src_full = layout.full_chunk(src_size, src_unit, n)
+    dst_full = layout.full_chunk(dst_size, dst_unit, n)
+    x = _padded(b, piece.node, src, src_full)
+    x = _padded(b, x, dst, dst_full * n)
+    chunks = _split_dim(b, x, dst, n)
+    shape = _shape(chunks)
+    lengths = [shape.numel() // n] * n
+    flat = _flat(b, chunks)
+    received = _communicate(b, piece, move, implicit, flat, lengths, lengths)
+    out = b.call(aten.view.default, received, list(shape))
+    out = _join_dim(b, out, src)
+    out = _first(b, out, src, src_size)
+    mine = _own_size(b, move, dst_size, dst_unit)
     return _first(b, out, dst, mine)
 
 
@@ -213,20 +242,24 @@ def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Exchange edges with the neighbours, and put the chunk between theirs. A short chunk is
     followed by zeros.
     """
-    mark, x, n = move.after[move.axis], piece.node, b.axes.sizes[move.axis]
+    mark = move.after[move.axis]
+    x = piece.node
+    n = _ranks(b, move)
     dim, unit = layout.cut_of(mark)
+    widths = layout.halo(mark)
     if n == 1:
-        before, after = layout.halo(mark)
-        pads = [0, 0] * (len(piece.shape) - 1 - dim) + [before, after]
+        dims_behind = len(piece.shape) - 1 - dim
+        pads = [0, 0] * dims_behind + [*widths]
         return b.call(aten.constant_pad_nd.default, x, pads)
     size = layout.full_chunk(piece.shape[dim], unit, n)
-    first, last = _edges(b, _padded(b, x, dim, size), dim, layout.halo(mark))
+    padded = _padded(b, x, dim, size)
+    first, last = _edges(b, padded, dim, widths)
     sent = b.call(aten.cat.default, [first, last])
-    count = last.meta["val"].numel()
+    count = _shape(last).numel()
     received = _communicate(b, piece, move, implicit, sent, count)
-    if not x.meta["val"].shape[dim]:
+    if not _shape(x)[dim]:
         return x
-    return _between(b, x, received, dim, layout.halo(mark))
+    return _between(b, x, received, dim, widths)
 
 
 def _edges(
@@ -236,9 +269,11 @@ def _edges(
     as its halo after, the last ones for the next rank, as its halo before.
     """
     before, after = halo
-    size = x.meta["val"].shape[dim]
-    first = _flat(b, b.call(aten.slice.Tensor, x, dim, 0, after))
-    last = _flat(b, b.call(aten.slice.Tensor, x, dim, size - before, size))
+    size = _shape(x)[dim]
+    first = b.call(aten.slice.Tensor, x, dim, 0, after)
+    first = _flat(b, first)
+    last = b.call(aten.slice.Tensor, x, dim, size - before, size)
+    last = _flat(b, last)
     return first, last
 
 
@@ -252,26 +287,31 @@ def _between(
     """A chunk between the rows that its neighbours sent. They arrive flat: those before it,
     then those after it.
     """
-    shape, start = list(x.meta["val"].shape), 0
+    shape = _shape(x)
+    start = 0
     edges: list[torch.fx.Node] = []
     for rows in halo:
         edge_shape = [*shape[:dim], rows, *shape[dim + 1 :]]
         end = start + math.prod(edge_shape)
         edge = b.call(aten.slice.Tensor, received, 0, start, end)
-        edges.append(b.call(aten.view.default, edge, edge_shape))
+        edge = b.call(aten.view.default, edge, edge_shape)
+        edges.append(edge)
         start = end
-    return b.call(aten.cat.default, [edges[0], x, edges[1]], dim)
+    before, after = edges
+    return b.call(aten.cat.default, [before, x, after], dim)
 
 
 def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Permute: send each rank's value to another. Zeros without a source."""
     x = b.contiguous(piece.node)
-    if b.axes.sizes[move.axis] == 1:
+    if _ranks(b, move) == 1:
         return x if move.perm else b.call(aten.zeros_like.default, x)
-    sources, targets = [s for s, _ in move.perm], [t for _, t in move.perm]
+    sources = [s for s, _ in move.perm]
+    targets = [t for _, t in move.perm]
     flat = _flat(b, x)
     received = _communicate(b, piece, move, implicit, flat, sources, targets)
-    return b.call(aten.view.default, received, list(x.meta["val"].shape))
+    shape = list(_shape(x))
+    return b.call(aten.view.default, received, shape)
 
 
 implement(ALL_GATHER, emit=gather)

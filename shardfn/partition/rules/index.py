@@ -18,10 +18,12 @@ aten = torch.ops.aten
 
 def embedding(call: OpCall) -> list[Choice]:
     """table[index]: shards any index dim, the table's columns, or the table's rows."""
-    index, last = call.ins[1], call.outs[0].dim() - 1
-    choices = [replicated(call), *((("R", d), (d,)) for d in range(index.dim()))]
+    index = call.ins[1]
+    last = call.outs[0].dim() - 1
+    lookups: list[Choice] = [(("R", d), (d,)) for d in range(index.dim())]
     return [
-        *choices,
+        replicated(call),
+        *lookups,
         ((1, "R"), (last,)),
         ((0, "R"), ("sum",)),
         (("sum", "R"), ("sum",)),
@@ -31,25 +33,30 @@ def embedding(call: OpCall) -> list[Choice]:
 def embedding_backward(call: OpCall) -> list[Choice]:
     """Rows are added, so sharding an index dim gives a Partial sum."""
     grad, index = call.ins
-    choices = [replicated(call), ((grad.dim() - 1, "R"), (1,))]
+    last = grad.dim() - 1
+    choices = [replicated(call), ((last, "R"), (1,))]
     if call.arg(4, "scale_grad_by_freq", False):
         return choices
+    lookups: list[Choice] = [((d, d), ("sum",)) for d in range(index.dim())]
     return [
         *choices,
-        *(((d, d), ("sum",)) for d in range(index.dim())),
+        *lookups,
         (("sum", "R"), ("sum",)),
     ]
 
 
 def _same_sizes(call: OpCall, *positions: int) -> list[int]:
+    """The dims that have the same size in all these inputs, if these have as many dims."""
     first, *rest = (call.ins[p] for p in positions)
-    return [
-        d
-        for d in range(first.dim())
-        if all(
-            x.dim() == first.dim() and x.shape[d] == first.shape[d] for x in rest
-        )
-    ]
+    n = first.dim()
+    if any(x.dim() != n for x in rest):
+        return []
+    sizes = first.shape
+    return [d for d in range(n) if all(x.shape[d] == sizes[d] for x in rest)]
+
+
+def _except(dims: list[int], dim: int) -> list[int]:
+    return [d for d in dims if d != dim]
 
 
 def gather(call: OpCall) -> list[Choice]:
@@ -60,7 +67,7 @@ def gather(call: OpCall) -> list[Choice]:
     if x.dim() == 0 or at.dim() == 0:
         return [replicated(call)]
     dim = call.args[1] % x.dim()
-    others = [d for d in _same_sizes(call, 0, 1) if d != dim]
+    others = _except(_same_sizes(call, 0, 1), dim)
     return [
         replicated(call),
         *together(call, others),
@@ -77,28 +84,29 @@ def scatter(call: OpCall) -> list[Choice]:
     x = call.ins[0]
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
-    dim, n = call.args[1] % x.dim(), len(call.ins)
-    others = [d for d in _same_sizes(call, *range(n)) if d != dim]
+    dim = call.args[1] % x.dim()
+    n = len(call.ins)
+    others = _except(_same_sizes(call, *range(n)), dim)
+    whole = ("R",) * (n - 1)
     choices = [
         replicated(call),
         *together(call, others),
-        ((dim, *["R"] * (n - 1)), (dim,)),
+        ((dim, *whole), (dim,)),
     ]
     if call.target is aten.scatter_add.default:
         choices.append((("sum", "R", "sum"), ("sum",)))
-        choices += [
-            (("sum", dim, dim), ("sum",))
-            for d in _same_sizes(call, 1, 2)
-            if d == dim
-        ]
+        if dim in _same_sizes(call, 1, 2):
+            choices.append((("sum", dim, dim), ("sum",)))
     return choices
 
 
 def _indexed(indices: list[Any]) -> tuple[int, int] | None:
     """(first, count) of the indexed dims if they are adjacent."""
-    where = [d for d, i in enumerate(indices) if i is not None]
-    side_by_side = where == list(range(where[0], where[0] + len(where)))
-    return (where[0], len(where)) if side_by_side else None
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    first = dims[0]
+    count = len(dims)
+    adjacent = list(range(first, first + count))
+    return (first, count) if dims == adjacent else None
 
 
 def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
@@ -108,43 +116,51 @@ def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
 
 def index(call: OpCall) -> list[Choice]:
     """x[..., i, j, ...]: shards dims that are not indexed, or dims of the indices."""
-    x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
-    if run is None or any(i.dtype == torch.bool for i in indices):
+    x = call.ins[0]
+    indices = _tensor_indices(call, 1)
+    run = _indexed(call.args[1])
+    masked = any(i.dtype == torch.bool for i in indices)
+    if run is None or masked:
         return [replicated(call)]
     first, count = run
     wide = call.outs[0].dim() - (x.dim() - count)
     whole = ("R",) * len(indices)
     choices = [replicated(call), (("sum", *whole), ("sum",))]
-    choices += [
-        ((d, *whole), (d if d < first else d - count + wide,))
-        for d in range(x.dim())
-        if not first <= d < first + count
-    ]
+    for d in range(x.dim()):
+        if not first <= d < first + count:
+            place = d if d < first else d - count + wide  # the dim of the result
+            choices.append(((d, *whole), (place,)))
     for d in range(wide):
-        choices.append((("R", *_index_marks(indices, wide, d)), (first + d,)))
+        marks = _index_marks(indices, wide, d)
+        choices.append((("R", *marks), (first + d,)))
     return choices
 
 
 def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
     """Shards dim d of the broadcast indices in each index that has it."""
     places = [d - wide + i.dim() for i in indices]
-    single = all(
-        p < 0 or i.shape[p] == 1 for p, i in zip(places, indices, strict=True)
-    )
-    return [
-        "R" if p < 0 or (i.shape[p] == 1 and not single) else p
-        for p, i in zip(places, indices, strict=True)
-    ]
+    pairs = list(zip(places, indices, strict=True))
+    single = all(p < 0 or i.shape[p] == 1 for p, i in pairs)
+    marks: list[Any] = []
+    for p, i in pairs:
+        broadcast = p < 0 or (i.shape[p] == 1 and not single)
+        marks.append("R" if broadcast else p)
+    return marks
 
 
 def index_put(call: OpCall) -> list[Choice]:
     """The transpose of indexing: accumulated values give a Partial sum."""
-    x, indices, run = call.ins[0], _tensor_indices(call, 1), _indexed(call.args[1])
-    values, wide = call.ins[-1], max((i.dim() for i in indices), default=0)
+    x = call.ins[0]
+    indices = _tensor_indices(call, 1)
+    run = _indexed(call.args[1])
+    values = call.ins[-1]
+    wide = max((i.dim() for i in indices), default=0)
     masked = any(i.dtype == torch.bool for i in indices)
-    if run is None or masked or values.dim() != x.dim() - run[1] + wide:
+    if run is None or masked:
         return [replicated(call)]
     first, count = run
+    if values.dim() != x.dim() - count + wide:
+        return [replicated(call)]
     whole = ("R",) * len(indices)
     choices = [replicated(call)]
     for d in range(x.dim()):
@@ -172,16 +188,20 @@ def _accumulated(
 
 def index_select(call: OpCall) -> list[Choice]:
     """Shards the other dims, or the index."""
-    n, index = call.ins[0].dim(), call.ins[1]
+    n = call.ins[0].dim()
+    index = call.ins[1]
     if n == 0:
         return [replicated(call)]
     dim = call.args[1] % n
+    others: list[Choice] = [((d, "R"), (d,)) for d in range(n) if d != dim]
     choices = [
         replicated(call),
         (("sum", "R"), ("sum",)),
-        *(((d, "R"), (d,)) for d in range(n) if d != dim),
+        *others,
     ]
-    return [*choices, (("R", 0), (dim,))] if index.dim() else choices
+    if index.dim():
+        choices.append((("R", 0), (dim,)))
+    return choices
 
 
 def _one_by_one(call: OpCall) -> list[Choice]:
@@ -190,12 +210,9 @@ def _one_by_one(call: OpCall) -> list[Choice]:
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
     dim = call.args[1] % x.dim()
-    return [
-        replicated(call),
-        *together(
-            call, [d for d in _same_sizes(call, *range(len(call.ins))) if d != dim]
-        ),
-    ]
+    same = _same_sizes(call, *range(len(call.ins)))
+    others = _except(same, dim)
+    return [replicated(call), *together(call, others)]
 
 
 def index_reduce(call: OpCall) -> list[Choice]:
@@ -203,25 +220,26 @@ def index_reduce(call: OpCall) -> list[Choice]:
     x, _, rows = call.ins
     if not x.dim() or not rows.dim():
         return [replicated(call)]
-    dim = call.args[1] % x.dim()
-    return [
-        replicated(call),
-        *(((d, "R", d), (d,)) for d in range(x.dim()) if d != dim),
-    ]
+    n = x.dim()
+    dim = call.args[1] % n
+    others: list[Choice] = [((d, "R", d), (d,)) for d in range(n) if d != dim]
+    return [replicated(call), *others]
 
 
 def looked_up(call: OpCall) -> list[Choice]:
     """A search in one sorted row: shards any dim of the values."""
-    first = (
-        call.target is aten.searchsorted.Tensor
-    )  # searchsorted takes the sorted row first, bucketize last
-    values = call.ins[1 if first else 0]
-    if call.ins[0 if first else 1].dim() != 1 or len(call.ins) != 2:
+    if len(call.ins) != 2:
         return [replicated(call)]
-    return [
-        replicated(call),
-        *((("R", d) if first else (d, "R"), (d,)) for d in range(values.dim())),
-    ]
+    # searchsorted takes the sorted row first, bucketize last
+    row_first = call.target is aten.searchsorted.Tensor
+    row, values = call.ins if row_first else reversed(call.ins)
+    if row.dim() != 1:
+        return [replicated(call)]
+    choices = [replicated(call)]
+    for d in range(values.dim()):
+        marks = ("R", d) if row_first else (d, "R")
+        choices.append((marks, (d,)))
+    return choices
 
 
 TABLE: dict[object, Rule] = {
@@ -245,10 +263,13 @@ def _hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     """(a mask of the indices inside this rank's shard of the table, the indices relative to its
     start).
     """
-    shifted = b.call(aten.sub.Tensor, index, b.offset(table, dim))
+    size = table.local_shape[dim]
+    offset = b.offset(table, dim)
+    shifted = b.call(aten.sub.Tensor, index, offset)
     low = b.call(aten.ge.Scalar, shifted, 0)
-    high = b.call(aten.lt.Scalar, shifted, table.local_shape[dim])
-    return b.call(aten.logical_and.default, low, high), shifted
+    high = b.call(aten.lt.Scalar, shifted, size)
+    hit = b.call(aten.logical_and.default, low, high)
+    return hit, shifted
 
 
 def lower_embedding(
@@ -257,32 +278,28 @@ def lower_embedding(
     """Looks up in the local shard, with zeros for rows of other ranks."""
     if not pieces[0].cuts(0):
         return b.call(aten.embedding.default, *args, **kwargs)
-    hit, shifted = _hits(b, pieces[0], 0, args[1])
-    rows = b.call(
-        aten.embedding.default, args[0], b.call(aten.mul.Tensor, shifted, hit)
-    )
-    return b.call(
-        aten.where.self,
-        b.call(aten.unsqueeze.default, hit, -1),
-        rows,
-        b.call(aten.zeros_like.default, rows),
-    )
+    table, index, *_ = args
+    hit, shifted = _hits(b, pieces[0], 0, index)
+    inside = b.call(aten.mul.Tensor, shifted, hit)
+    rows = b.call(aten.embedding.default, table, inside)  # (*index.shape, columns)
+    hit_rows = b.call(aten.unsqueeze.default, hit, -1)
+    zeros = b.call(aten.zeros_like.default, rows)
+    return b.call(aten.where.self, hit_rows, rows, zeros)
 
 
 def lower_gather(
     b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Gathers from the local shard, with zeros for elements of other ranks."""
-    dim = args[1] % max(len(pieces[0].shape), 1)
-    if not pieces[0].cuts(dim):
+    table = pieces[0]
+    dim = args[1] % max(len(table.shape), 1)
+    if not table.cuts(dim):
         return b.call(aten.gather.default, *args, **kwargs)
-    hit, shifted = _hits(b, pieces[0], dim, args[2])
-    found = b.call(
-        aten.gather.default, args[0], dim, b.call(aten.mul.Tensor, shifted, hit)
-    )
-    return b.call(
-        aten.where.self, hit, found, b.call(aten.zeros_like.default, found)
-    )
+    hit, shifted = _hits(b, table, dim, args[2])
+    inside = b.call(aten.mul.Tensor, shifted, hit)
+    elements = b.call(aten.gather.default, args[0], dim, inside)
+    zeros = b.call(aten.zeros_like.default, elements)
+    return b.call(aten.where.self, hit, elements, zeros)
 
 
 def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
@@ -292,20 +309,26 @@ def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
     For such an index made by `expand`, torch's CPU kernel uses the table's sizes (2.13, along
     dim 0).
     """
-    (table, index), dim = (x.meta["val"].shape for x in (args[0], args[2])), args[1]
+    table, dim, index, *others = args
+    table_shape = table.meta["val"].shape
+    index_shape = index.meta["val"].shape
     smaller = any(
         i < n
-        for d, (i, n) in enumerate(zip(index, table, strict=False))
-        if d != dim % len(table)
+        for d, (i, n) in enumerate(zip(index_shape, table_shape, strict=False))
+        if d != dim % len(table_shape)
     )
-    return [*args[:2], b.contiguous(args[2]), *args[3:]] if smaller else args
+    if not smaller:
+        return args
+    own_index = b.contiguous(index)
+    return [table, dim, own_index, *others]
 
 
 def lower_scatter_reduce(
     b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """The op itself."""
-    return b.call(aten.scatter_reduce.two, *_with_own_index(b, args), **kwargs)
+    args = _with_own_index(b, args)
+    return b.call(aten.scatter_reduce.two, *args, **kwargs)
 
 
 def lower_scatter(target: Any) -> Any:
@@ -314,19 +337,21 @@ def lower_scatter(target: Any) -> Any:
     def lower(
         b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
     ) -> Any:
-        table, dim = pieces[0], args[1] % max(len(pieces[0].shape), 1)
+        table = pieces[0]
+        dim = args[1] % max(len(table.shape), 1)
         args = _with_own_index(b, args)
         if not table.cuts(dim):
             return b.call(target, *args, **kwargs)
-        size, behind = table.local_shape[dim], len(table.shape) - 1 - dim
+        size = table.local_shape[dim]
+        behind = len(table.shape) - 1 - dim
         hit, shifted = _hits(b, table, dim, args[2])
         outside = b.call(aten.full_like.default, shifted, size)
         index = b.call(aten.where.self, hit, shifted, outside)
-        wide = b.call(
-            aten.constant_pad_nd.default, args[0], [0, 0] * behind + [0, 1]
-        )
+        pads = [0, 0] * behind + [0, 1]
+        wide = b.call(aten.constant_pad_nd.default, args[0], pads)
         written = b.call(target, wide, dim, index, *args[3:], **kwargs)
-        return b.contiguous(b.call(aten.slice.Tensor, written, dim, 0, size))
+        own = b.call(aten.slice.Tensor, written, dim, 0, size)
+        return b.contiguous(own)
 
     return lower
 
@@ -334,12 +359,11 @@ def lower_scatter(target: Any) -> Any:
 # Ops that add to their first input. A rank with nothing to add still returns that input.
 ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
 
+SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
+
 LOWER = {
     aten.embedding.default: lower_embedding,
     aten.gather.default: lower_gather,
     aten.scatter_reduce.two: lower_scatter_reduce,
-    **{
-        op: lower_scatter(op)
-        for op in (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
-    },
+    **{op: lower_scatter(op) for op in SCATTERS},
 }

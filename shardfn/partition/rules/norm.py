@@ -27,7 +27,8 @@ def layer_norm_backward(call: OpCall) -> list[Choice]:
     """Shards batch dims. The gradients of the weights are Partial sums. Linear in the incoming
     gradient.
     """
-    batch, mask = call.ins[0].dim() - len(call.args[2]), call.args[7]
+    batch = call.ins[0].dim() - len(call.args[2])
+    mask = call.args[7]
     weights = ("R",) * (len(call.ins) - 4)
     choices = [replicated(call)]
     choices += [
@@ -47,7 +48,8 @@ def group_norm(call: OpCall) -> list[Choice]:
 
 def group_norm_backward(call: OpCall) -> list[Choice]:
     """Shards the batch dim. Linear in the incoming gradient."""
-    rest, mask = ("R",) * (len(call.ins) - 4), call.args[9]
+    rest = ("R",) * (len(call.ins) - 4)
+    mask = call.args[9]
     choices = [
         replicated(call),
         ((0, 0, 0, 0, *rest), _some(mask, [0, "sum", "sum"])),

@@ -48,7 +48,9 @@ def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
         >>> groups([6, 4], [2, 3, 4])
         [(0, 1, 0, 3), (1, 1, 2, 1)]
     """
-    found, i, j = [], 0, 0
+    found = []
+    i = 0
+    j = 0
     while i < len(a) and j < len(b):
         if a[i] == 1 and b[j] != 1:
             i += 1
@@ -56,7 +58,10 @@ def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
         if b[j] == 1 and a[i] != 1:
             j += 1
             continue
-        na, nb, lead_a, lead_b = a[i], b[j], i, j
+        na = a[i]
+        nb = b[j]
+        lead_a = i
+        lead_b = j
         i, j = i + 1, j + 1
         while na != nb:
             if na < nb:
@@ -123,13 +128,15 @@ def _whole(call: OpCall, d: int) -> bool:
 
 def select(call: OpCall) -> list[Choice]:
     """Shards all dims except the selected one."""
-    n, dim = call.ins[0].dim(), call.args[1] % call.ins[0].dim()
+    n = call.ins[0].dim()
+    dim = call.args[1] % call.ins[0].dim()
     return _linear([((d,), (d - (d > dim),)) for d in range(n) if d != dim], call)
 
 
 def select_backward(call: OpCall) -> list[Choice]:
     """The inverse of select."""
-    n, dim = call.outs[0].dim(), call.args[2] % call.outs[0].dim()
+    n = call.outs[0].dim()
+    dim = call.args[2] % call.outs[0].dim()
     return _linear([((d - (d > dim),), (d,)) for d in range(n) if d != dim], call)
 
 
@@ -144,7 +151,8 @@ def stack(call: OpCall) -> list[Choice]:
 
 def pad(call: OpCall) -> list[Choice]:
     """Shards dims that are not padded."""
-    n, pads = call.ins[0].dim(), call.args[1]
+    n = call.ins[0].dim()
+    pads = call.args[1]
     padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
     return [
         replicated(call),
@@ -195,7 +203,8 @@ def diagonal_scatter(call: OpCall) -> list[Choice]:
 
 def select_scatter(call: OpCall) -> list[Choice]:
     """Shards all dims except the written one."""
-    n, dim = call.ins[0].dim(), call.args[2] % call.ins[0].dim()
+    n = call.ins[0].dim()
+    dim = call.args[2] % call.ins[0].dim()
     return _linear([((d, d - (d > dim)), (d,)) for d in range(n) if d != dim], call)
 
 

@@ -72,7 +72,8 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
     check_flag(name, "reverse", reverse)
-    carries, columns = _tree.tensors(init), _columns(xs)
+    carries = _tree.tensors(init)
+    columns = _columns(xs)
     count = rows_of(name, *leaf_kinds(xs, "xs"), length)
     check_carry(name, *leaf_kinds(init, "init"))
     first_row = [x[0] if count else x.new_zeros(x.shape[1:]) for x in columns]
@@ -81,7 +82,8 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     if not carries and not ys:
         return init, y
     outs = endings.scan([*after, *ys], carries, columns, count, reverse)
-    ends, stacked = outs[: len(carries)], outs[len(carries) :]
+    ends = outs[: len(carries)]
+    stacked = outs[len(carries) :]
     return _tree.with_tensors(init, ends), _tree.with_tensors(y, stacked)
 
 
@@ -140,7 +142,8 @@ def _scan_eagerly(
     check_carry(name, *leaf_kinds(init, "init"))
     if not count:
         return _no_steps(name, f, init, xs)
-    carry, results = init, []
+    carry = init
+    results = []
     for i in reversed(range(count)) if reverse else range(count):
         out = f(carry, _row(xs, [x[i] for x in columns]))
         after, y = _step(name, out, init)
