@@ -1,8 +1,8 @@
 """Run a function on n real ranks: gloo processes on this machine, one thread each.
 
-One server process lives as long as the pytest worker. It has imported torch and shardfn and called
-them once (warm.py), and forks the ranks of every world: a rank starts at once, and holds no state of
-an earlier test.
+One server process lives as long as the pytest worker. It has imported torch and shardfn, and
+called them (tests/runtime/warm.py), and forks the ranks of every world: a rank starts at once, and
+holds no state of an earlier test.
 
 Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two
 processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-import multiprocessing.forkserver as forkserver
 import os
 import signal
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ IMPORTED_ONCE = [
     "hypothesis",
     "numpy",
     "pytest",
-    "warm",
+    "runtime.warm",
 ]
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
