@@ -1,8 +1,8 @@
 """Run a function on n real ranks: gloo processes on this machine, one thread each.
 
-One server process lives as long as the pytest worker. It has imported torch and shardfn
-and called neither, and forks the ranks of every world: a rank starts at once, and holds no state
-of an earlier test.
+One server process lives as long as the pytest worker. It has imported torch and shardfn, and
+called them (tests/runtime/warm.py), and forks the ranks of every world: a rank starts at once, and
+holds no state of an earlier test.
 
 Gloo now and then writes into memory it has freed: of 12,000 worlds of plain torch 2.13 (two
 processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
@@ -20,9 +20,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -35,7 +37,7 @@ IMPORTED_ONCE = [
     "hypothesis",
     "numpy",
     "pytest",
-    "shardfn",
+    "runtime.warm",
 ]
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
 
@@ -59,7 +61,7 @@ class CrashedError(RuntimeError):
 
 
 def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_ONCE)
+    _serve()
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
@@ -87,6 +89,14 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
             torch.load(Path(folder, f"{rank}.pt"), weights_only=False)
             for rank in range(n)
         ]
+
+
+def _serve() -> None:
+    """Start the server, if none is there. It imports from where this process does."""
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
 
 
 def _place() -> str | None:
