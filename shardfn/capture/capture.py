@@ -127,7 +127,7 @@ def capture(
 
 
 class Reading(NamedTuple):
-    """What is read of a function."""
+    """A function that has been read."""
 
     graph: torch.fx.GraphModule
     outside: closed_over.ClosedOver  # the tensors that it closes over

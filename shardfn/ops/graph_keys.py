@@ -90,6 +90,7 @@ KEYS: tuple[Key, ...] = (
     # torch writes these while Dynamo and make_fx trace.
     Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
     Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
+    Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _anything),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
     Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),
     Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _anything),
