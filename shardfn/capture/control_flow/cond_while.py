@@ -143,7 +143,7 @@ def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
 
         floats = floats_of(consts)
         with sources.kept():
-            _, pull = torch.func.vjp(run, *floats)
+            pull = torch.func.vjp(run, *floats)[1]
             return pull(tuple(cotangents))
 
     return pulled
