@@ -151,7 +151,8 @@ def of_call(
         (names[n] for n in left if names is not None and names[n] in kwargs), None
     )
     if by_keyword is not None:
-        source, fix = call_site(), f"{by_keyword} by position"
+        source = call_site()
+        fix = f"{by_keyword} by position"
         got = (
             f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
         )
@@ -175,13 +176,12 @@ def refuse_static(
     _refuse_both(where, set(static) & set(donated))
     for n in static:
         if any(isinstance(x, torch.Tensor) for x in _tree.leaves(args[n])):
-            got, needed = f"static argument {n} holds a tensor", "constants"
+            got = f"static argument {n} holds a tensor"
+            needed = "constants"
             fix = "leave it out of static_argnums: tensors are never constants"
         elif not _is_hashable(args[n]):
-            got, needed = (
-                f"static argument {n} is a {type(args[n]).__name__}, which has no hash",
-                "a hashable constant",
-            )
+            got = f"static argument {n} is a {type(args[n]).__name__}, which has no hash"
+            needed = "a hashable constant"
             fix = (
                 "a tuple for a list, a frozen dataclass for an object, or leave it out of "
                 "static_argnums"

@@ -43,7 +43,8 @@ def pair(
     at = path or "the whole tree"
     if not _same_kind(tree, like):
         return _none_paired(like), [f"{at}: {_kinds_text(tree, like, names)}"]
-    mine, counterparts = dict(children(tree)), dict(children(like))
+    mine = dict(children(tree))
+    counterparts = dict(children(like))
     if mine.keys() != counterparts.keys():
         difference = _difference(names[0], list(mine), list(counterparts))
         return _none_paired(like), [f"{at}: {difference}"]

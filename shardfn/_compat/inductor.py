@@ -45,11 +45,9 @@ def _lower_pack(xs: Any) -> Any:
         x if len(node.users) == 1 else clone(x)
         for x, node in zip(xs, nodes, strict=True)
     ]
-    device, dtype, counts = (
-        xs[0].get_device(),
-        xs[0].get_dtype(),
-        [node.meta["val"].numel() for node in nodes],
-    )
+    device = xs[0].get_device()
+    dtype = xs[0].get_dtype()
+    counts = [node.meta["val"].numel() for node in nodes]
     unit_stride: Any = [1]
     whole = ir.ConcatKernel(
         name=None,

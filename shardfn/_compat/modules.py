@@ -143,7 +143,8 @@ def layers_of_rnn(
         options = has_biases, num_layers, dropout, train, bidirectional, batch_first
         return run(x, hidden, params, *options, layer)
     x = x.transpose(0, 1) if batch_first else x  # time first
-    directions, last = 1 + bidirectional, []
+    directions = 1 + bidirectional
+    last = []
     for i in range(num_layers):
         if i:
             x = torch.dropout(x, dropout, True)

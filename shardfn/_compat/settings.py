@@ -42,7 +42,8 @@ _ROWS = [
     if hasattr(row[2], row[1])
 ]
 SETTINGS = tuple(row[0] for row in _ROWS)  # the entries of `settings`, in order
-AUTOCAST, MODES = SETTINGS.index("torch.autocast"), 2
+AUTOCAST = SETTINGS.index("torch.autocast")
+MODES = 2
 
 
 def _reader() -> Callable[[], tuple[Any, ...]]:

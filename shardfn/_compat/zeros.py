@@ -86,9 +86,11 @@ def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
     if _is_zero(a) and _is_zero(b):
         return _zero(shape, dtype, device)
     if not _is_zero(a):
-        factor, term = 1, a
+        factor = 1
+        term = a
     else:
-        factor, term = alpha, b
+        factor = alpha
+        term = b
     term = torch.as_tensor(term, dtype=dtype, device=device).expand(shape)
     return term.clone() if factor == 1 else term * factor
 

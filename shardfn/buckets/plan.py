@@ -272,10 +272,8 @@ def table(plan: BucketPlan) -> str:
             )
         )
     for b in plan.buckets:
-        size, leaves = (
-            human_bytes(b.nbytes) + ("+" if b.extended else ""),
-            _some(b.leaves) + _riding(b),
-        )
+        size = human_bytes(b.nbytes) + ("+" if b.extended else "")
+        leaves = _some(b.leaves) + _riding(b)
         lines.append(
             _columns(
                 str(b.index),
@@ -288,7 +286,8 @@ def table(plan: BucketPlan) -> str:
             )
         )
     for u in plan.unbucketed:
-        size, leaves = human_bytes(u.nbytes), _some(u.leaves)
+        size = human_bytes(u.nbytes)
+        leaves = _some(u.leaves)
         lines.append(
             _columns(
                 "-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)

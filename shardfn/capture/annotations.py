@@ -35,7 +35,8 @@ def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
         roots: the autograd nodes that the backward starts from.
         inside: the annotations of the grad call itself.
     """
-    seen, queue = set(), [fn for fn in roots if fn is not None]
+    seen = set()
+    queue = [fn for fn in roots if fn is not None]
     while queue:
         fn = queue.pop()
         if fn in seen:

@@ -7,7 +7,8 @@ import torch
 
 def copied(graph: torch.fx.Graph) -> torch.fx.Graph:
     """The same graph, node by node, names and metadata included."""
-    fresh, env = torch.fx.Graph(), {}
+    fresh = torch.fx.Graph()
+    env = {}
     for node in graph.nodes:
         env[node] = fresh.node_copy(node, env.__getitem__)
         env[node].name, env[node].meta = node.name, dict(node.meta)

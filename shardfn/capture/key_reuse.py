@@ -83,7 +83,8 @@ class _Numbers:
             graph: to look through.
             given: the numbers of its inputs.
         """
-        inputs, known = iter(given), dict[torch.fx.Node, int]()
+        inputs = iter(given)
+        known = dict[torch.fx.Node, int]()
         found: dict[int, Lines] = {}
         for node in graph.nodes:
             if node.op == "placeholder":

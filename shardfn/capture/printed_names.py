@@ -38,7 +38,8 @@ def tells(name: str, path: str) -> bool:
 
 def free(name: str, taken: set[str]) -> str:
     """The name, or the first of name_1, name_2, ... that is not taken. Marks it as taken."""
-    number, unique = 0, name
+    number = 0
+    unique = name
     while unique in taken:
         number += 1
         unique = f"{name}_{number}"

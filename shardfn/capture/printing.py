@@ -84,7 +84,8 @@ class Printer:
         nodes = [n for n in graph.nodes if n.op == "call_function"]
         if self.full or len(nodes) <= LONG:
             return [line for n in nodes for line in self.lines(n)]
-        lines, skipped = [], 0
+        lines = []
+        skipped = 0
         for node in nodes:
             if not self.notable(node):
                 skipped += 1

@@ -36,7 +36,8 @@ class Result(NamedTuple):
 
     def beside(self, gradients: tuple[str, ...]) -> Result:
         """The value, of a result that is a value and gradients of these tensors."""
-        value, count = self.treedef.children()[0], len(self.leaves) - len(gradients)
+        value = self.treedef.children()[0]
+        count = len(self.leaves) - len(gradients)
         paths = [path.removeprefix("[0]") for path in self.paths[:count]]
         return Result(self.leaves[:count], value, paths, gradients)
 

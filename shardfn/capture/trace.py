@@ -176,10 +176,8 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
         None,
     )
     if drawn is not None:
-        source, fix = (
-            drawn.meta.get("source"),
-            "pass random tensors in, such as the per-step inputs of a scan",
-        )
+        source = drawn.meta.get("source")
+        fix = "pass random tensors in, such as the per-step inputs of a scan"
         got = (
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
             "differ in its derivative"

@@ -27,11 +27,9 @@ ON_BEHALF = {  # the source of a transfer that is not an op
     "prim_align": "gradient",
     "output": "result",
 }
-NO_RULE, NO_CHOICE, CHEAPEST = (
-    "it has no rule",
-    "no strategy of its rule keeps the sharding",
-    "no strategy of its rule sends less",
-)
+NO_RULE = "it has no rule"
+NO_CHOICE = "no strategy of its rule keeps the sharding"
+CHEAPEST = "no strategy of its rule sends less"
 
 
 @attrs.frozen
@@ -174,10 +172,12 @@ def _transfer(
     setting: str,
     weighed: Considered,
 ) -> Transfer:
-    axes, source = plan.axes, step.source
+    axes = plan.axes
+    source = step.source
     reader, k = readers.get(step.target.number, (None, 0))
     if reader is None or not step.implicit:
-        reader, k = None, 0
+        reader = None
+        k = 0
     node = reader.node if reader else step.node
     alternatives = _weighed_for(reader, move, weighed)
     return Transfer(
@@ -258,7 +258,8 @@ def argument_names(node: torch.fx.Node) -> list[str]:
 def _why_whole(
     reader: steps.Apply, k: int, move: Move, alternatives: tuple[Alternative, ...]
 ) -> str | None:
-    axis, before = move.axis, move.before[move.axis]
+    axis = move.axis
+    before = move.before[move.axis]
     if move.kind != ALL_GATHER or any(
         slot.marks[axis] != "R" for slot in (*reader.ins, *reader.outs)
     ):

@@ -12,7 +12,10 @@ from ..types import Collective
 
 # The graphs that carry keys, in order: Dynamo's, which is replayed; the Program's, over global
 # shapes; a LocalProgram's, of one rank; Inductor's input.
-PYTHON, GLOBAL, LOCAL, LOWERED = "python", "global", "local", "lowered"
+PYTHON = "python"
+GLOBAL = "global"
+LOCAL = "local"
+LOWERED = "lowered"
 TORCH = "torch"  # as an owner: torch writes the key
 
 
@@ -143,7 +146,8 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
         nodes: of a graph.
         graph: the kind of graph.
     """
-    known, wrong = BY_GRAPH[graph], []
+    known = BY_GRAPH[graph]
+    wrong = []
     for node in nodes:
         for name, value in node.meta.items():
             key = known.get(name)

@@ -27,9 +27,12 @@ def halo(x: torch.Tensor, before: int, group: str) -> torch.Tensor:
         rank. Zeros without a neighbour.
     """
     members = _compat.named_group(group)
-    rank, n, head = members.rank(), members.size(), x.numel() - before
+    rank = members.rank()
+    n = members.size()
+    head = x.numel() - before
     out = torch.zeros_like(x)
-    sent, taken = [0] * n, [0] * n
+    sent = [0] * n
+    taken = [0] * n
     if rank > 0:
         sent[rank - 1], taken[rank - 1] = head, before
     if rank < n - 1:

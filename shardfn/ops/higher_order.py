@@ -9,7 +9,8 @@ import torch
 from .loops import Loop
 from .random_bits import RANDOM_BITS
 
-RANDOM, POINTWISE = torch.Tag.nondeterministic_seeded, torch.Tag.pointwise
+RANDOM = torch.Tag.nondeterministic_seeded
+POINTWISE = torch.Tag.pointwise
 OPS = (
     "cond",
     "scan",

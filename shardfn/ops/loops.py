@@ -71,10 +71,8 @@ class Scan(Loop):
     transposes: tuple[int, int, int] | None = None
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
-        consts, carry = (
-            list(tensors[: self.consts]),
-            list(tensors[self.consts : self.consts + self.carries]),
-        )
+        consts = list(tensors[: self.consts])
+        carry = list(tensors[self.consts : self.consts + self.carries])
         columns = tensors[self.consts + self.carries :]
         rows: list[Tensors] = [[] for _ in range(self.length)]  # of results
         for i in (
@@ -105,7 +103,8 @@ class While(Loop):
     carries: int
 
     def drive(self, tensors: Sequence[torch.Tensor]) -> Driver:
-        consts, carry = list(tensors[: self.consts]), list(tensors[self.consts :])
+        consts = list(tensors[: self.consts])
+        carry = list(tensors[self.consts :])
         while True:
             (go_on,) = yield 0, [*consts, *carry]
             if not bool(go_on):
@@ -139,7 +138,8 @@ def driven(
     call: Callable[[int, Tensors], Tensors],
 ) -> Tensors:
     """Run a loop, with a function that runs each graph."""
-    driver, outs = loop.drive(tensors), None
+    driver = loop.drive(tensors)
+    outs = None
     while True:
         try:
             which, inputs = driver.send(outs) if outs is not None else next(driver)

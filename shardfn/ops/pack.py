@@ -14,7 +14,11 @@ import torch
 @torch.library.custom_op("shardfn::pack", mutates_args=())
 def pack(xs: Sequence[torch.Tensor]) -> torch.Tensor:
     """The elements of contiguous tensors of one dtype, one after the other."""
-    return torch.cat([x.reshape(-1) for x in xs])
+    flat = [x.reshape(-1) for x in xs]
+    return torch.cat(flat)
 
 
-pack.register_fake(lambda xs: xs[0].new_empty([sum(x.numel() for x in xs)]))
+@pack.register_fake
+def _fake(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    count = sum(x.numel() for x in xs)
+    return xs[0].new_empty([count])

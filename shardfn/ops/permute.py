@@ -30,9 +30,11 @@ def permute(
         The value of the rank that sends to this one, or zeros if none does.
     """
     members = _compat.named_group(group)
-    rank, n = members.rank(), members.size()
+    rank = members.rank()
+    n = members.size()
     out = torch.zeros_like(x)
-    sent, taken = [0] * n, [0] * n
+    sent = [0] * n
+    taken = [0] * n
     for source, target in zip(sources, targets, strict=True):
         if source == rank:
             sent[target] = x.numel()

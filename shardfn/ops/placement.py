@@ -50,10 +50,8 @@ def prim_cotangent(x: torch.Tensor, number: int) -> torch.Tensor:
 
 
 prim_cotangent.register_fake(lambda x, number: torch.empty_like(x))
-NAME, ALIGN = (
-    torch.ops.shardfn.prim_name.default,
-    torch.ops.shardfn.prim_align.default,
-)
+NAME = torch.ops.shardfn.prim_name.default
+ALIGN = torch.ops.shardfn.prim_align.default
 COTANGENT = torch.ops.shardfn.prim_cotangent.default
 REDISTRIBUTE = torch.ops.shardfn.prim_redistribute.default
 

@@ -183,7 +183,8 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> Any:
-        row, constants = ctx.row, ctx.constants
+        row = ctx.row
+        constants = ctx.constants
         if row.transpose is None:
             result = row.vjp(cotangent, *ctx.saved_tensors, *constants)
         else:
@@ -192,7 +193,8 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> Any:
-        row, constants = ctx.row, ctx.constants
+        row = ctx.row
+        constants = ctx.constants
         if row.transpose is None:
             return row.jvp(tangent, *ctx.saved_tensors, *constants)
         return _Applied.apply(tangent, row.op, *constants)

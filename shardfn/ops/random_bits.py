@@ -26,7 +26,12 @@ ROUNDS = 10
 CHUNK = 1 << 14  # elements that are made at a time, so that temporaries stay small
 
 # The last word of a counter says its use: two uses of one key share no block.
-DRAW, SPLIT, FOLD_IN, AMBIENT, AMBIENT_KEY, STATE = 0, 1, 2, 3, 4, 5
+DRAW = 0
+SPLIT = 1
+FOLD_IN = 2
+AMBIENT = 3
+AMBIENT_KEY = 4
+STATE = 5
 
 SIGNIFICANT = {  # of a number in [0, 1): how many random bits, so that it is exact
     torch.float64: 53,
@@ -58,8 +63,10 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        p0, p1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
-        high0, high1 = (p0 >> 32) & WORD, (p1 >> 32) & WORD
+        p0 = MULTIPLIERS[0] * c0
+        p1 = MULTIPLIERS[1] * c2
+        high0 = (p0 >> 32) & WORD
+        high1 = (p1 >> 32) & WORD
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, p1 & WORD, high0 ^ c3 ^ k1, p0 & WORD
         k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
     return c0, c1, c2, c3
@@ -69,7 +76,8 @@ def bits_of(words: Sequence[Any], dtype: torch.dtype) -> Any:
     """The random integer that becomes an element of this dtype: 53, 24, 11 or 8 bits for a
     floating number, else as many as the dtype has, in two's complement.
     """
-    low, high = words[0], words[1]
+    low = words[0]
+    high = words[1]
     if dtype == torch.float64:
         return ((low >> 5) << 26) | (high >> 6)
     if dtype in SIGNIFICANT:
@@ -209,13 +217,15 @@ def _element(
     dtype: torch.dtype,
 ) -> Any:
     """One element, in Inductor's operations."""
-    batch, own = place[: len(key.sizes) - 1], place[len(key.sizes) - 1 :]
+    batch = place[: len(key.sizes) - 1]
+    own = place[len(key.sizes) - 1 :]
     number = _number(ops, own, stride)
     if start is not None:
         first = start.at(batch[len(batch) - len(start.sizes) :])
         number = number + _compat.Integer(first)
     parts = [_compat.Integer(key.at([*batch, i])) for i in range(key.sizes[-1])]
-    calls, last = _constant(ops, call), _constant(ops, use)
+    calls = _constant(ops, call)
+    last = _constant(ops, use)
     for first_call in parts[2:]:
         calls = (calls + first_call) & WORD
     words = philox((number & WORD, (number >> 32) & WORD, calls, last), parts[:2])

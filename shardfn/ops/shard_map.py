@@ -36,7 +36,8 @@ def _reversed(perm: str) -> str:
 def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     """An empty tensor like x with other sizes, in the same order of dims in memory."""
     shape = [sizes.get(d, n) for d, n in enumerate(x.shape)]
-    stride, step = [1] * len(shape), 1
+    stride = [1] * len(shape)
+    step = 1
     for d in sorted(range(len(shape)), key=lambda d: (x.stride(d), -d)):
         stride[d] = step
         step *= max(shape[d], 1)

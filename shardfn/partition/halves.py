@@ -10,7 +10,9 @@ from ..capture import annotations as sources
 from ..capture.checkpoint.recompute import is_view
 from .plan import Apply, Fill, Plan, Relabel, Slot, Step
 
-INPUT, RESULT, SAVED = "input", "result", "saved"
+INPUT = "input"
+RESULT = "result"
+SAVED = "saved"
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +45,8 @@ def halves(plan: Plan, results: int, drawn: Collection[int] = ()) -> Halves:
         drawn: the inputs that differ from call to call, such as the state of random calls,
             which are saved as computed values are.
     """
-    returned, gradients = plan.outs[:results], plan.outs[results:]
+    returned = plan.outs[:results]
+    gradients = plan.outs[results:]
     flow = _Flow(plan)
     late, residuals = flow.backward(gradients, returned)
     places = _numbered(RESULT, returned) | _numbered(INPUT, plan.ins)

@@ -44,20 +44,26 @@ def without_halo(mark: Mark) -> Mark:
 
 def halo_share(shape: Sequence[int], mark: Mark) -> float:
     """The number of halo elements for each element of the dim."""
-    return (
-        sum(halo(mark)) / max(shape[cut_of(mark)[0]], 1) if any(halo(mark)) else 0.0
-    )
+    width = sum(halo(mark))
+    if not width:
+        return 0.0
+    dim, _ = cut_of(mark)
+    return width / max(shape[dim], 1)
 
 
 def scaled(mark: Mark, unit: int) -> Mark:
     """The same placement with its unit multiplied."""
     cut = split(mark)
-    return mark if cut is None else joined(cut[0], cut[1] * unit, halo(mark))
+    if cut is None:
+        return mark
+    dim, own_unit = cut
+    return joined(dim, own_unit * unit, halo(mark))
 
 
 def full_chunk(size: int, unit: int, n: int) -> int:
     """The size of a full chunk: ceil(units / n) units."""
-    return -(-(size // unit) // n) * unit
+    units = size // unit
+    return -(-units // n) * unit
 
 
 def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
@@ -87,6 +93,11 @@ def grain(
     return length, even
 
 
+def _shards(mark: Mark, dim: int) -> bool:
+    cut = split(mark)
+    return cut is not None and cut[0] == dim
+
+
 def canonical(
     shape: Sequence[int], marks: Sequence[Mark], sizes: Sequence[int]
 ) -> Marks | None:
@@ -103,9 +114,8 @@ def canonical(
             length, even = grain(shape[dim], dim, out, sizes)
             if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
                 return None
-            if any(any(halo(m)) for m in (*out, mark)) and any(
-                split(m) is not None and cut_of(m)[0] == dim for m in out
-            ):
+            has_halo = any(any(halo(m)) for m in (*out, mark))
+            if has_halo and any(_shards(m, dim) for m in out):
                 return None
             if even and (length // unit) % n == 0:
                 unit = 1
@@ -134,10 +144,10 @@ def local_shape(
     for mark, n, c in zip(marks, sizes, coordinates, strict=True):
         cut = split(mark)
         if cut is not None:
-            mine = chunk(out[cut[0]], cut[1], n, c)[1]
-            out[cut[0]] = (
-                mine + sum(halo(mark)) if mine else 0
-            )  # an empty chunk has no neighbours
+            dim, unit = cut
+            _, mine = chunk(out[dim], unit, n, c)
+            # an empty chunk has no neighbours
+            out[dim] = mine + sum(halo(mark)) if mine else 0
     return tuple(out)
 
 
@@ -145,22 +155,17 @@ def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     """The dims of a tensor from the slowest to the fastest in memory. Expanded dims, with
     stride 0, come first.
     """
-    return tuple(
-        sorted(range(len(shape)), key=lambda d: (stride[d] != 0, -stride[d], d))
-    )
+    dims = range(len(shape))
+    slowest_first = lambda d: (stride[d] != 0, -stride[d], d)
+    return tuple(sorted(dims, key=slowest_first))
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the strides cover memory without gaps or overlaps."""
-    return all(
-        n == 1 or s == t
-        for n, s, t in zip(
-            shape,
-            stride,
-            dense_strides(shape, stride_order(shape, stride)),
-            strict=True,
-        )
-    )
+    order = stride_order(shape, stride)
+    dense = dense_strides(shape, order)
+    dims = zip(shape, stride, dense, strict=True)
+    return all(n == 1 or s == t for n, s, t in dims)
 
 
 def can_view(
@@ -173,15 +178,20 @@ def can_view(
         return True
     runs: list[int] = []  # the sizes of the contiguous runs, the outermost first
     step = None
-    for n, s in reversed(
-        [(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]
-    ):
-        runs = [n * runs[0], *runs[1:]] if s == step else [n, *runs]
+    dims = [(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]
+    for n, s in reversed(dims):
+        if s == step:
+            runs[0] *= n
+        else:
+            runs.insert(0, n)
         step = n * s
-    for n in reversed([n for n in new if n != 1]):
-        if runs[-1] % n:
+    sizes = [n for n in new if n != 1]
+    for n in reversed(sizes):
+        run = runs.pop()
+        if run % n:
             return False
-        runs = [*runs[:-1], runs[-1] // n] if runs[-1] > n else runs[:-1]
+        if run > n:
+            runs.append(run // n)
     return True
 
 

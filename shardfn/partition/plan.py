@@ -139,7 +139,8 @@ def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:
     """The steps that some result depends on, and those that only check; the same on every rank,
     so that all drop the same collectives.
     """
-    live, kept = {slot.number for slot in outs}, []
+    live = {slot.number for slot in outs}
+    kept = []
     for step in reversed(planned):
         if not step.made or any(slot.number in live for slot in step.made):
             kept.append(step)

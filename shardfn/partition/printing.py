@@ -18,9 +18,11 @@ from ..types import LocalProgram
 
 def local_text(program: LocalProgram, full: bool = False) -> str:
     """A LocalProgram as text. The short form of a long one shows its collectives."""
-    graph, axes = program.graph, program.axes.names
+    graph = program.graph
+    axes = program.axes.names
     holders = graph.find_nodes(op="placeholder")
-    coords, tensors = holders[: len(axes)], holders[len(axes) :]
+    coords = holders[: len(axes)]
+    tensors = holders[len(axes) :]
     called = _input_names(program, coords, tensors)
     type_of = functools.partial(_type, axes=axes)
     printer = Printer(printed_names(graph, called), type_of, _is_notable, full)
@@ -42,7 +44,8 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
 
 def summary(graph: torch.fx.Graph) -> str:
     """The number of collectives of each kind, and their bytes."""
-    count, size = collections.Counter(), collections.Counter()
+    count = collections.Counter()
+    size = collections.Counter()
     for node in inner_nodes(graph):
         if record := node.meta.get("collective"):
             count[record.kind, record.axis] += 1
@@ -84,7 +87,8 @@ def _is_notable(node: torch.fx.Node) -> bool:
 
 
 def _type(node: torch.fx.Node, axes: tuple[str, ...]) -> str:
-    value, placed = node.meta["val"], node.meta.get("type")
+    value = node.meta["val"]
+    placed = node.meta.get("type")
     if placed is None:
         return value_type(value)
     shape, marks = placed

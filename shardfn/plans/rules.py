@@ -91,7 +91,8 @@ class Reader:
         name, of_module = way
         if not rule.is_style:
             return Choice(rule, rule.value, of_module)
-        style, holder = rule.value, parent(name)
+        style = rule.value
+        holder = parent(name)
         layer = styles.layer_of(style, holder, self.layers, self.paths)
         if layer is None:
             raise ValueError(

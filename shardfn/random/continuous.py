@@ -130,7 +130,8 @@ def truncated_normal(
     common = tuple(torch.broadcast_shapes(low.shape, high.shape))
     shape = common if shape is None else dims_of(shape)
     dims = checked_draw("random.truncated_normal", key, shape, dtype, FLOATING)
-    first, last = torch.erf(low / math.sqrt(2)), torch.erf(high / math.sqrt(2))
+    first = torch.erf(low / math.sqrt(2))
+    last = torch.erf(high / math.sqrt(2))
     value = from_uniform.truncated_normal(draw(key, dims, computed), first, last)
     return torch.minimum(torch.maximum(value, low), high).to(dtype)
 

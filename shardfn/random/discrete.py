@@ -75,10 +75,12 @@ def bernoulli(
         tensor([True, True, True])
     """
     if isinstance(p, torch.Tensor):
-        dtype, own = p.dtype, tuple(p.shape)
+        dtype = p.dtype
+        own = tuple(p.shape)
     else:
         check_number("random.bernoulli", "p", p, "a probability")
-        dtype, own = floating(None), ()
+        dtype = floating(None)
+        own = ()
     dims = checked_draw(
         "random.bernoulli", key, own if shape is None else shape, dtype
     )

@@ -15,26 +15,30 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def positive(u: torch.Tensor) -> torch.Tensor:
     """In (0, 1), so that it has a logarithm."""
-    return u.clamp_min(torch.finfo(u.dtype).tiny)
+    smallest = torch.finfo(u.dtype).tiny
+    return u.clamp_min(smallest)
 
 
 def centred(u: torch.Tensor) -> torch.Tensor:
     """In (-1, 1), evenly spaced around zero, which is not among the values."""
-    half = 2.0 ** (-53 if u.dtype == torch.float64 else -24)
+    digits = 53 if u.dtype == torch.float64 else 24
+    half = 2.0**-digits
     return (2 * u - 1) + half
 
 
 def normal(u: torch.Tensor) -> torch.Tensor:
     """With mean 0 and variance 1, by the inverse of the error function."""
-    return math.sqrt(2) * torch.special.erfinv(centred(u))
+    erf = centred(u)
+    return math.sqrt(2) * torch.special.erfinv(erf)
 
 
 def truncated_normal(u: torch.Tensor, first: Any, last: Any) -> torch.Tensor:
     """With mean 0 and variance 1, between the numbers x whose erf(x / sqrt(2)) is `first` and
     `last`.
     """
-    between = first + (centred(u) + 1) / 2 * (last - first)
-    return math.sqrt(2) * torch.special.erfinv(between)
+    share = (centred(u) + 1) / 2  # in (0, 1)
+    erf = first + share * (last - first)
+    return math.sqrt(2) * torch.special.erfinv(erf)
 
 
 def exponential(u: torch.Tensor) -> torch.Tensor:
@@ -44,4 +48,5 @@ def exponential(u: torch.Tensor) -> torch.Tensor:
 
 def gumbel(u: torch.Tensor) -> torch.Tensor:
     """The standard Gumbel distribution."""
-    return -torch.log(-torch.log(positive(u)))
+    waiting = -torch.log(positive(u))  # exponential
+    return -torch.log(waiting)

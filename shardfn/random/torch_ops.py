@@ -257,7 +257,8 @@ def multinomial(
     p: torch.Tensor, count: int, replacement: bool = False, generator: Any = None
 ) -> torch.Tensor:
     _no_generator("multinomial", generator)
-    dim, shape = p.dim() - 1, list(p.shape)
+    dim = p.dim() - 1
+    shape = list(p.shape)
     if replacement or count == 1:
         size = [*shape[:-1], count, shape[-1]]
         u = ambient.draw(size, wide(p.dtype), p.device)

@@ -165,7 +165,8 @@ def compare_ranks(
 
 
 def _differing(request: Request, what: str, rank: int) -> DivergenceError:
-    where, source = f"{request.name}, {what}", call_site()
+    where = f"{request.name}, {what}"
+    source = call_site()
     fix = "the same value on every rank (seed, then broadcast), "
     fix += "or sf.from_local for a rank's own shard"
     got = f"a plain tensor that differs between rank 0 and rank {rank}"

@@ -68,7 +68,8 @@ def programs(request: Request) -> tuple[list[Any], Any]:
 
     Equal transforms of one function share its captures.
     """
-    fn, key = request.fn, None
+    fn = request.fn
+    key = None
     if request.structure is not None:
         fn, transforms = request.structure()
         key = (request.name, transforms) if transforms else None

@@ -113,7 +113,8 @@ def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
 
 def _users_level() -> int:
     """The stacklevel of the user's innermost frame, for a warning by the calling function."""
-    frame, level = sys._getframe(1), 1
+    frame = sys._getframe(1)
+    level = 1
     while frame.f_back is not None and is_inside(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level

@@ -103,7 +103,8 @@ class Donation:
 
     def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
         """The error for a leaf that cannot be donated."""
-        path, source = self.paths[leaf], call_site()
+        path = self.paths[leaf]
+        source = call_site()
         return ShardError.of(
             f"{self.name}, argument {path}",
             got,

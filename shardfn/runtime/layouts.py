@@ -35,7 +35,8 @@ def readers(
         captured: the capture from which the programs were made.
         programs: one for each rank that is run here.
     """
-    wanted, traced = _strides(programs), _values(captured.program.graph.graph)
+    wanted = _strides(programs)
+    traced = _values(captured.program.graph.graph)
     simulated = placed.is_simulated
     out = []
     rows = zip(
@@ -63,7 +64,8 @@ def closed_over(
     captured: Captured, programs: Sequence[LocalProgram]
 ) -> Callable[[], list[list[torch.Tensor]]]:
     """The readers of closed-over tensors: a list for each program."""
-    closed, draws = list(captured.closed_over), captured.outside.draws
+    closed = list(captured.closed_over)
+    draws = captured.outside.draws
     read = _with_state(captured, closed) if draws else lambda: closed
     are_placed = any(isinstance(x, DTensor) for x in closed)
     if not are_placed and not any(
@@ -102,7 +104,8 @@ def _with_state(
     first = len(_values(captured.program.graph.graph)) - len(closed)
     device = _values(captured.program.graph.graph)[first + at].device
     draws = captured.outside.draws
-    before, after = closed[:at], closed[at + 1 :]
+    before = closed[:at]
+    after = closed[at + 1 :]
     return lambda: [*before, ambient.state.take(draws).to(device), *after]
 
 

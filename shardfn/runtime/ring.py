@@ -34,13 +34,16 @@ def ring_reduce(values: Sequence[torch.Tensor], reduce: Reduce) -> torch.Tensor:
     n = len(values)
     flat = [v.reshape(-1) for v in values]
     out = torch.empty_like(flat[0])
-    step = chunk_length(out.numel(), out.element_size(), n)
+    length = chunk_length(out.numel(), out.element_size(), n)
     for c in range(n):
-        part = slice(c * step, (c + 1) * step)
-        total = flat[(c - 1) % n][part]
-        for j in range(1, n):
-            total = reduce(total, flat[(c - 1 - j) % n][part])
-        out[part] = total
+        start = c * length
+        chunk = slice(start, start + length)
+        first = c - 1
+        total = flat[first % n][chunk]
+        for step in range(1, n):
+            rank = (first - step) % n
+            total = reduce(total, flat[rank][chunk])
+        out[chunk] = total
     return out.view(values[0].shape)
 
 
@@ -48,10 +51,17 @@ def chunk_length(count: int, itemsize: int, n: int) -> int:
     """Elements in a rank's chunk of the ring."""
     total = count * itemsize
     largest = itemsize * max(1, SEGMENT_BYTES // itemsize)
-    segments = _round_up(max(-(-total // largest), 2 * n), n)
-    segment = _round_up(-(-total // segments), itemsize)
-    return segments // n * segment // itemsize
+    least = _divided(total, largest)
+    segments = _round_up(max(least, 2 * n), n)
+    nbytes = _round_up(_divided(total, segments), itemsize)
+    segments_of_rank = segments // n
+    return segments_of_rank * nbytes // itemsize
+
+
+def _divided(value: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // by)
 
 
 def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return _divided(value, multiple) * multiple

@@ -198,7 +198,8 @@ def _all_to_all(group: list[Request]) -> list[torch.Tensor]:
 
 def _halo(group: list[Request]) -> list[torch.Tensor]:
     """The edge rows of the previous and the next rank. Ranks at the ends have one neighbour."""
-    before, ends = group[0].what[1], torch.zeros_like(group[0].value)
+    before = group[0].what[1]
+    ends = torch.zeros_like(group[0].value)
     sent = [r.value for r in group]
     after = ends.numel() - before
     neighbours = zip([ends, *sent[:-1]], [*sent[1:], ends], strict=True)
@@ -249,7 +250,8 @@ def _looping(
     loop: Loop, tensors: Sequence[torch.Tensor]
 ) -> Generator[Request, torch.Tensor, list[torch.Tensor]]:
     """One rank's runs of the graphs of a loop."""
-    driver, outs = loop.drive(tensors), None
+    driver = loop.drive(tensors)
+    outs = None
     while True:
         try:
             which, inputs = driver.send(outs) if outs is not None else next(driver)
@@ -269,7 +271,8 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
         for i, node in enumerate(n for n in graph.nodes if n.op != "output")
     }
     last = {read: node for node in graph.nodes for read in node.all_input_nodes}
-    steps, output = [], []
+    steps = []
+    output = []
     for node in graph.nodes:
         call = torch.fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
         if node.op == "output":

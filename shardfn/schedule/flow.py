@@ -103,7 +103,8 @@ def flow(plan: steps.Plan, outs: Outs) -> Flow:
 
 def _terms(plan: steps.Plan, served: Served) -> dict[int, steps.Gradient]:
     """The steps that redistribute a term of one gradient of this plan."""
-    own, found = set(plan.gradients), {}
+    own = set(plan.gradients)
+    found = {}
     for i, step in enumerate(plan.steps):
         mine = (
             served.get(step.target.number)
@@ -164,7 +165,8 @@ def _lineage(
     gradient: steps.Gradient,
 ) -> Iterator[int]:
     """The redistributions on the chain of single-input steps that ends in a gradient."""
-    slot, last = gradient.slot.number, None
+    slot = gradient.slot.number
+    last = None
     while slot in made_by:
         i = made_by[slot]
         step = plan.steps[i]
@@ -174,7 +176,8 @@ def _lineage(
             yield i
         if len(step.read) != 1:
             return
-        slot, last = step.read[0].number, i
+        slot = step.read[0].number
+        last = i
 
 
 def _parameters(plan: steps.Plan) -> dict[int, steps.Gradient]:
@@ -202,7 +205,8 @@ def _transfer(
     parameters: dict[int, steps.Gradient],
 ) -> Transfer:
     row = move.collective
-    kind, reduces = row.name, row.reduces
+    kind = row.name
+    reduces = row.reduces
     # a reduction belongs to its gradient, a gather to its parameter; other transfers move
     # activations
     served = (

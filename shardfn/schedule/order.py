@@ -17,7 +17,8 @@ def ordered(
         graph: may be out of topological order.
         wanted: nodes in the order wanted. Placeholders always come first and the output last.
     """
-    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    fresh = torch.fx.Graph()
+    env = dict[torch.fx.Node, torch.fx.Node]()
 
     def place(node: torch.fx.Node) -> None:
         stack = [node]

@@ -86,8 +86,10 @@ class _Timing:
         """Steps that depend on inputs alone and are read only after the reductions, such as
         weight decay. They run when they are needed.
         """
-        flow, tails = self.flow, self.tails
-        late, effective = [False] * len(tails), list(tails)
+        flow = self.flow
+        tails = self.tails
+        late = [False] * len(tails)
+        effective = list(tails)
         for i in reversed(self.assignment.order):
             if i in flow.transfers:
                 effective[i] = -1  # payloads are computed as written
@@ -181,7 +183,8 @@ class _Timing:
         """Apply the order of a given plan: move its later batches after its earlier ones, with
         the batches that depend on them.
         """
-        queue, batches = list(keys), self.assignment.batches
+        queue = list(keys)
+        batches = self.assignment.batches
         while queue:
             i = queue.pop()
             issue, use, number, turn = keys[i]
@@ -207,7 +210,8 @@ class _Timing:
         """Pairs (b, a) in which batch b reads the unchanged result of a, as in a reduction over
         two axes. Pairs of a come before.
         """
-        flow, of = self.flow, self.assignment.of
+        flow = self.flow
+        of = self.assignment.of
         for i in self.assignment.order:
             sent = flow.transfers.get(i, ())
             before = (
@@ -251,7 +255,9 @@ class _Timing:
             default=DEFAULT_IN_FLIGHT,
         )
         flying: list[tuple[int, int, Batch]] = []  # by first use
-        total, reached, out = 0, 0, []
+        total = 0
+        reached = 0
+        out = []
         for issue, batch in planned:
             reached, use = max(reached, issue), self.first_use[batch.index]
             while flying and (
@@ -302,7 +308,8 @@ class _Order:
         """
         if item in self.placed:
             return
-        stack, waiting = [(item, iter(self.needs(item)))], {item}
+        stack = [(item, iter(self.needs(item)))]
+        waiting = {item}
         while stack:
             current, needs = stack[-1]
             missing = next((n for n in needs if n not in self.placed), None)

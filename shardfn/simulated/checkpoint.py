@@ -31,7 +31,8 @@ def chunks(x: DTensor) -> list[Any]:
 
 
 def _chunk(x: DTensor, sizes: Sequence[int], coordinates: Sequence[int]) -> Any:
-    offsets, shape = [0] * x.dim(), list(x.shape)
+    offsets = [0] * x.dim()
+    shape = list(x.shape)
     for place, n, c in zip(x.placements, sizes, coordinates, strict=True):
         if type(place) is Replicate:
             continue

@@ -78,7 +78,8 @@ class SimulatedDTensor(DTensor):
             )
         ranks = AllRanks.of(self).ranks
         if rank not in ranks:
-            got, needed = f"rank is {rank!r}", f"one of {ranks}"
+            got = f"rank is {rank!r}"
+            needed = f"one of {ranks}"
             raise ShardError.of("to_local", got, needed=needed, arg_path="rank")
         return _shards(self)[ranks.index(rank)].detach()
 

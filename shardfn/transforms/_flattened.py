@@ -90,7 +90,8 @@ class Flattened:
         """The tree of the value's tangent: the given tangents for its tensors, zeros for its
         constants.
         """
-        tree, feed = self.returned[0][0], iter(leaves)
+        tree = self.returned[0][0]
+        feed = iter(leaves)
         filled = [
             next(feed) if isinstance(x, torch.Tensor) else zero_like(x)
             for x in _tree.quick_leaves(tree)

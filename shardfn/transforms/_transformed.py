@@ -74,7 +74,8 @@ class Transformed:
 
     def asking_for(self) -> Request:
         """The request, with what all transforms say of themselves."""
-        asked, may_be = self.asked(), self.may_be_of_ranks
+        asked = self.asked()
+        may_be = self.may_be_of_ranks
         return attrs.evolve(
             asked, may_be_of_ranks=may_be, differentiated=differentiated
         )
@@ -305,7 +306,8 @@ def _fields(fn: Transformed) -> tuple[Any, ...]:
 @_compat.read_by_dynamo
 def parameter_names(fn: Any, count: int) -> tuple[str, ...]:
     """The names of a function's first parameters, as far as Dynamo can read them."""
-    inner, skip = innermost(fn), 0
+    inner = innermost(fn)
+    skip = 0
     while isinstance(inner, functools.partial):
         skip += len(inner.args)
         inner = innermost(inner.func)

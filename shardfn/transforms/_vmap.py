@@ -148,7 +148,9 @@ class Mapped(Flattened):
         """The result, with the mapped dim where `out_axes` puts it. A number that gets it
         becomes a tensor.
         """
-        value, axes, filled = self.returned[0][0][0], self.returned[1], []
+        value = self.returned[0][0][0]
+        axes = self.returned[1]
+        filled = []
         for x, d in zip(_tree.quick_leaves((value,)), axes, strict=True):
             if isinstance(x, torch.Tensor):
                 filled.append(
@@ -246,7 +248,8 @@ def batch_size(
         TreeError: mapped dims of different sizes, a dim that a leaf does not have, or no mapped
             dim at all.
     """
-    wrong, found = [], []
+    wrong = []
+    found = []
     for path, leaf, axis in zip(paths, leaves, axes, strict=True):
         shape = None if isinstance(leaf, str) else leaf[0]
         if axis is None or leaf == "NoneType":

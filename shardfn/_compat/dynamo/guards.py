@@ -78,7 +78,9 @@ def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
 
 
 def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
-    create, key, sources = guard.create_fn, None, [guard.originating_source]
+    create = guard.create_fn
+    key = None
+    sources = [guard.originating_source]
     if isinstance(create, functools.partial):
         key = create.keywords.get("key", create.keywords.get("attr"))
         other = create.keywords.get("source_b")  # for two names of one object

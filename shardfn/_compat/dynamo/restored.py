@@ -95,10 +95,8 @@ def _is_restored(variable: Any) -> bool:
     from torch._dynamo.variables.base import ValueMutationExisting
 
     held = getattr(variable, "_base_vt", None) or variable
-    before, now = (
-        getattr(held, "original_items", None),
-        getattr(held, "items", None),
-    )
+    before = getattr(held, "original_items", None)
+    now = getattr(held, "items", None)
     if not isinstance(before, dict) or not isinstance(now, dict):
         return False
     keys = [key.vt for key in now]

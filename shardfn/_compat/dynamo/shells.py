@@ -37,7 +37,8 @@ def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
     if isinstance(context, dict):
         context = dict(context)  # as it is now
     is_followed = x.requires_grad and torch.is_grad_enabled()
-    shape, stride = tuple(x.shape), tuple(x.stride())
+    shape = tuple(x.shape)
+    stride = tuple(x.stride())
     said = repr(context)
     shell = Shell(type(x), tuple(names), context, said, shape, stride, is_followed)
     return [getattr(x, name) for name in names], shell
@@ -47,6 +48,8 @@ def opened(x: Any) -> tuple[list[torch.Tensor], Shell]:
 def closed(shell: Shell, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A tensor that holds these tensors."""
     held = dict(zip(shell.names, tensors, strict=True))
-    size, stride, told = torch.Size(shell.shape), shell.stride, shell.context
+    size = torch.Size(shell.shape)
+    stride = shell.stride
+    told = shell.context
     told = dict(told) if isinstance(told, dict) else told
     return shell.kind.__tensor_unflatten__(held, told, size, stride)

@@ -169,7 +169,8 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
     node = _pytree.SUPPORTED_NODES.get(kind)
     if node is None or node.flatten_with_keys_fn is None:
         return None
-    by_name, unflatten = node.flatten_with_keys_fn, node.unflatten_fn
+    by_name = node.flatten_with_keys_fn
+    unflatten = node.unflatten_fn
 
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
         rows, context = by_name(x)

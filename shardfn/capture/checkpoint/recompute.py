@@ -178,7 +178,8 @@ def _tokens(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node | None]:
     the node itself reads them.
     """
     found: dict[torch.fx.Node, torch.fx.Node | None] = {}
-    fixed, good = set[torch.fx.Node](), set[torch.fx.Node]()
+    fixed = set[torch.fx.Node]()
+    good = set[torch.fx.Node]()
     last: dict[
         frozenset[str], torch.fx.Node
     ] = {}  # by the checkpointed calls of a node; the latest comes last
@@ -271,7 +272,8 @@ class _Region:
         """Have one backward node read copies of unsaved values, made right before it. It reads
         other values through `after`, as the copies do.
         """
-        needed, queue = set[torch.fx.Node](), list(reader.all_input_nodes)
+        needed = set[torch.fx.Node]()
+        queue = list(reader.all_input_nodes)
         while queue:
             node = queue.pop()
             if (

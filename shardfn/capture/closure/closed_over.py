@@ -18,7 +18,8 @@ from ...random.ambient import PLACE
 from .. import annotations as sources
 
 # limits of the search for a name: depth, and number of objects
-DEEP, MANY = 8, 20_000
+DEEP = 8
+MANY = 20_000
 FIXES = (
     "pass it as an argument and differentiate inside with sf.grad",
     ".detach() constants",
@@ -54,7 +55,8 @@ class ClosedOver:
         """With the random state as one more tensor, if there are random calls."""
         if not calls:
             return self
-        tensors, lines = (*self.tensors, PLACE), (*self.lines, None)
+        tensors = (*self.tensors, PLACE)
+        lines = (*self.lines, None)
         return attrs.evolve(self, tensors=tensors, lines=lines, draws=calls)
 
     def paths(self) -> list[str]:
@@ -114,7 +116,8 @@ class ClosedOver:
         """The positions of the tensors whose gradients a call would lose, except known ones."""
         if not torch.is_grad_enabled():
             return []
-        harmless, ids = self.followed - self.reached, set(map(id, known))
+        harmless = self.followed - self.reached
+        ids = set(map(id, known))
         return [
             i
             for i, x in enumerate(self.tensors)
@@ -136,7 +139,8 @@ class ClosedOver:
             got = f"it closes over a {_compat.class_name(held[0])}, which requires grad: its "
             got += "gradient would be lost"
             needed = "tensors that need no gradient, or arguments"
-            fix, source = "; or ".join(FIXES), call_site()
+            fix = "; or ".join(FIXES)
+            source = call_site()
             raise CaptureError.of(name, got, needed=needed, fix=fix, source=source)
         if lost := self.lost(known):
             raise self._lost(name, lost)
@@ -163,7 +167,8 @@ class ClosedOver:
                 f"fn, params, buffers = sf.functionalize({owner}), and its params as an argument",
                 *FIXES,
             )
-        fix, source = "; or ".join(fixes), self.lines[lost[0]] or call_site()
+        fix = "; or ".join(fixes)
+        source = self.lines[lost[0]] or call_site()
         needed = "tensors that need no gradient, or arguments"
         return CaptureError.of(
             name, got, needed=needed, fix=fix, source=source, arg_path=names[0]
@@ -172,7 +177,8 @@ class ClosedOver:
 
 def lost_tangent(where: str) -> ShardError:
     """The error for a forward-mode dual tensor, whose tangent the call would drop."""
-    fix, source = "sf.jvp(fn, primals, tangents), or torch.func.jvp", call_site()
+    fix = "sf.jvp(fn, primals, tangents), or torch.func.jvp"
+    source = call_site()
     got = "it has a tangent (torch.autograd.forward_ad), which would be lost"
     return ShardError.of(where, got, fix=fix, source=source)
 

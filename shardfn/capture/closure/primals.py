@@ -58,7 +58,8 @@ def follow_primals(python: torch.fx.GraphModule) -> None:
 
 def _level_of(wrapped: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """The nodes from a wrapped primal to the end of its derivative's forward."""
-    node, depth = wrapped, 1
+    node = wrapped
+    depth = 1
     while depth:
         node = node.next
         depth += STEPS.get(_name(node), 0)

@@ -83,7 +83,8 @@ class Reads:
         """Look up a place. Returns whether it exists and is not inside a library."""
         (kind, to), before = path[-1], path[:-1]
         if not before:
-            value, fixed = root_of(kind, to, self.fn), True
+            value = root_of(kind, to, self.fn)
+            fixed = True
             if value is None or is_closed(value):
                 return False
         else:
@@ -158,7 +159,8 @@ class Reads:
                     _answer(new, kind, key) == x for kind, key, x in answers
                 )
             except MISSING:
-                new, alike = None, False
+                new = None
+                alike = False
             if alike:
                 now[path] = new
             else:
@@ -194,7 +196,8 @@ def held_reads(functions: Iterable[Any]) -> list[_compat.Read]:
 
 
 def _held(fn: types.FunctionType) -> list[Path]:
-    code, scope = fn.__code__, ("scope", _compat.Itself(fn.__globals__))
+    code = fn.__code__
+    scope = ("scope", _compat.Itself(fn.__globals__))
     cells = (("scope", _compat.Itself(fn)), ("closure", None))
     paths: list[Path] = [
         (scope, ("item", name)) for name in code.co_names if name in fn.__globals__
@@ -210,7 +213,8 @@ def _identity(
     x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]
 ) -> str:
     """The test that a place holds the identical object."""
-    owner, expected = bound(x), bound(value)
+    owner = bound(x)
+    expected = bound(value)
     if kind == "cell":
         return f"{owner}.cell_contents is {expected}"
     if kind == "attr":

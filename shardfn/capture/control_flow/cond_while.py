@@ -55,8 +55,9 @@ class _Branch(torch.autograd.Function):
         )
         add_inputs(yes, len(consts) + len(first), second)
         add_inputs(no, len(consts), first)
-        made = Branch((yes, no), len(consts) + len(first) + len(second))
-        return tuple(trace.emitted(made, [*consts, *first, *second, truth]))
+        inputs = [*consts, *first, *second]
+        branches = Branch((yes, no), len(inputs))
+        return tuple(trace.emitted(branches, [*inputs, truth]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -70,16 +71,13 @@ class _Branch(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         truth, *consts = ctx.saved_tensors
         given = [k for k, g in enumerate(cotangents) if g is not None]
-        bodies = [
+        yes, no = (
             _transposed(body, len(consts), given) for body in ctx.branch.bodies
-        ]
-        found = _Branch.apply(
-            Branched((bodies[0], bodies[1]), derived=True),
-            truth,
-            *consts,
-            *(cotangents[k] for k in given),
         )
-        return None, None, *spread(consts, found)
+        transpose = Branched((yes, no), derived=True)
+        incoming = [cotangents[k] for k in given]
+        of_consts = _Branch.apply(transpose, truth, *consts, *incoming)
+        return None, None, *spread(consts, of_consts)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, __: Any, *tangents: torch.Tensor | None) -> Any:
@@ -90,19 +88,14 @@ class _Branch(torch.autograd.Function):
             if is_float(x)
         ]
         floating: list[bool] = []
-        bodies = [
+        yes, no = (
             _with_tangents(body, len(consts), floating)
             for body in ctx.branch.bodies
-        ]
-        found = iter(
-            _Branch.apply(
-                Branched((bodies[0], bodies[1]), derived=True),
-                truth,
-                *consts,
-                *dots,
-            )
         )
-        return tuple(next(found) if f else None for f in floating)
+        pushforward = Branched((yes, no), derived=True)
+        outs = _Branch.apply(pushforward, truth, *consts, *dots)
+        of_floats = iter(outs)
+        return tuple(next(of_floats) if f else None for f in floating)
 
     @staticmethod
     def vmap(
@@ -115,21 +108,23 @@ class _Branch(torch.autograd.Function):
         dims = tuple(in_dims[2:])
         size = info.batch_size
         randomness = info.randomness
-        bodies = [mapped(body, dims, size, randomness) for body in branch.bodies]
-        if in_dims[1] is None:
-            outs = _Branch.apply(
-                attrs.evolve(branch, bodies=(bodies[0], bodies[1])), truth, *consts
-            )
+        yes, no = (mapped(body, dims, size, randomness) for body in branch.bodies)
+        truth_dim = in_dims[1]
+        if truth_dim is None:
+            of_all = attrs.evolve(branch, bodies=(yes, no))
+            outs = _Branch.apply(of_all, truth, *consts)
         else:
-            truth = truth.movedim(in_dims[1], 0)
-            pairs = zip(*(body(*consts) for body in bodies), strict=True)
+            truth = truth.movedim(truth_dim, 0)  # (size,)
+            pairs = zip(yes(*consts), no(*consts), strict=True)
             outs = tuple(_chosen(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
 
 
 def _chosen(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Select a or b for each sample along dim 0."""
-    return torch.where(truth.view(-1, *[1] * (a.dim() - 1)), a, b)
+    ones = [1] * (a.dim() - 1)
+    by_sample = truth.view(-1, *ones)  # (size, 1, ..)
+    return torch.where(by_sample, a, b)
 
 
 def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
@@ -146,8 +141,10 @@ def _transposed(body: Body, count: int, given: Sequence[int]) -> Body:
             sources.follow_backward((outs[k].grad_fn for k in given), {})
             return tuple(outs[k] for k in given)
 
+        floats = floats_of(consts)
         with sources.kept():
-            return torch.func.vjp(run, *floats_of(consts))[1](tuple(cotangents))
+            pull = torch.func.vjp(run, *floats)[1]
+            return pull(tuple(cotangents))
 
     return pulled
 
@@ -164,7 +161,9 @@ def _with_tangents(body: Body, count: int, floating: list[bool]) -> Body:
             floating[:] = [is_float(x) for x in outs]
             return tuple(floats_of(outs))
 
-        return _compat.jvp(run, tuple(floats_of(consts)), tuple(dots))[1]
+        floats = floats_of(consts)
+        _, of_outs = _compat.jvp(run, tuple(floats), tuple(dots))
+        return of_outs
 
     return pushed
 
@@ -203,22 +202,19 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def forward(loop: Looped, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = loop.consts
         (go_on, first), (body, second) = (
             trace.traced(f, tensors, "while_loop", loop.derived)
             for f in (loop.go_on, loop.body)
         )
-        count = loop.consts + len(first) + len(second)
-        move_constants(go_on, len(first), loop.consts)
-        move_constants(body, len(second), loop.consts)
-        add_inputs(go_on, loop.consts + len(first), second)
-        add_inputs(body, loop.consts, first)
-        made = While((go_on, body), count, len(tensors) - loop.consts)
-        return tuple(
-            trace.emitted(
-                made,
-                [*tensors[: loop.consts], *first, *second, *tensors[loop.consts :]],
-            )
-        )
+        move_constants(go_on, len(first), n)
+        move_constants(body, len(second), n)
+        add_inputs(go_on, n + len(first), second)
+        add_inputs(body, n, first)
+        consts = [*tensors[:n], *first, *second]
+        carries = tensors[n:]
+        target = While((go_on, body), len(consts), len(carries))
+        return tuple(trace.emitted(target, [*consts, *carries]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -247,30 +243,36 @@ class _While(torch.autograd.Function):
         n = loop.consts
         consts = tensors[:n]
         carries = tensors[n:]
+        # the tangents of floating tensors
         of_consts = [t for t in dots[:n] if t is not None]
         of_carries = [t for t in dots[n:] if t is not None]
         sizes = (n, len(of_consts), len(carries), len(of_carries))
         both = _while_with_tangents(loop, sizes)
         outs = _While.apply(both, *consts, *of_consts, *carries, *of_carries)
-        return tuple(spread(carries, outs[len(carries) :]))
+        of_outs = outs[len(carries) :]
+        return tuple(spread(carries, of_outs))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: Looped, *tensors: torch.Tensor) -> Any:
         """Loop until no sample continues. A finished sample keeps its values."""
         size = info.batch_size
         n = loop.consts
-        dims = (*in_dims[1 : n + 1], *[0] * (len(tensors) - n))
-        pairs = zip(tensors[n:], in_dims[n + 1 :], strict=True)
+        carries = tensors[n:]
+        dims_of_consts = in_dims[1 : n + 1]
+        dims_of_carries = in_dims[n + 1 :]
+        dims = (*dims_of_consts, *[0] * len(carries))
         init = [
             x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
-            for x, d in pairs
+            for x, d in zip(carries, dims_of_carries, strict=True)
         ]
         go_on = mapped(loop.go_on, dims, size, info.randomness)
         body = mapped(loop.body, dims, size, info.randomness)
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
-            pairs = zip(body(*xs), xs[n:], strict=True)
+            before = xs[n:]
+            after = body(*xs)
+            pairs = zip(after, before, strict=True)
             return [_chosen(truth, new, old) for new, old in pairs]
 
         any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
@@ -283,9 +285,12 @@ def branched(
     truth: torch.Tensor, yes: Sequence[Left], no: Sequence[Left]
 ) -> Tensors:
     """A cond of two bodies."""
-    regions = yes[0].region, no[0].region
-    holders.refuse_mixed("cond", [x for region in regions for x in region.free])
-    first, second = (holders.Opened("cond", region, []) for region in regions)
+    yes_region = yes[0].region
+    no_region = no[0].region
+    frees = [*yes_region.free, *no_region.free]
+    holders.refuse_mixed("cond", frees)
+    first = holders.Opened("cond", yes_region, [])
+    second = holders.Opened("cond", no_region, [])
     n = len(first.free)
     end = n + len(second.free)
     yes_body: Body = lambda *xs: first([], xs[:n])
@@ -296,7 +301,8 @@ def branched(
     except ambient.StateMissing:
         state = ambient.new_states([], axis_names.device())
         bodies = drawing(yes_body), drawing(no_body)
-        outs = _Branch.apply(Branched(bodies), truth, *free, state)
+        branch = Branched(bodies)
+        outs = _Branch.apply(branch, truth, *free, state)
     holders.refuse_other("cond", first.left, second.left)
     return list(holders.closed("cond", first.left, outs))
 
@@ -311,7 +317,7 @@ def looped(
     test = holders.Opened("while_loop", go_on.region, carried)
     body = holders.Opened("while_loop", left[0].region, carried)
     n = len(test.free)
-    count = len(test.free) + len(body.free)
+    count = n + len(body.free)
     end = count + len(init)
     test_body: Body = lambda *xs: test(xs[count:end], xs[:n])
     step: Body = lambda *xs: body(xs[count:end], xs[n:count])
@@ -320,8 +326,9 @@ def looped(
         outs = _While.apply(Looped(test_body, step, count), *inputs)
     except ambient.StateMissing:
         state = ambient.new_states([], axis_names.device())
-        made = Looped(drawing(test_body), _drawing_step(step), count)
-        outs = _While.apply(made, *inputs, state)[:-1]
+        drawing_test = drawing(test_body)
+        loop = Looped(drawing_test, _drawing_step(step), count)
+        *outs, _ = _While.apply(loop, *inputs, state)
     holders.refuse_other("while_loop", carried, body.left)
     return list(holders.closed("while_loop", body.left, outs))
 

@@ -128,10 +128,8 @@ class Reverse(Rule):
     given: tuple[bool, ...]
 
     def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-        xs, free = (
-            tensors[: self.count],
-            [level.below(x) for x in tensors[self.count :]],
-        )
+        xs = tensors[: self.count]
+        free = [level.below(x) for x in tensors[self.count :]]
         with level.lowered():
             outs = self.forward(*(level.below(x) for x in xs), *free)
 
@@ -139,7 +137,8 @@ class Reverse(Rule):
             cotangents: Sequence[torch.Tensor | None], again: Tensors | None
         ) -> list[torch.Tensor | None]:
             made = outs if again is None else self.forward(*again, *free)
-            results, residuals = made[: self.results], made[self.results :]
+            results = made[: self.results]
+            residuals = made[self.results :]
             feed = iter(
                 self.back(*residuals, *_or_zeros(results, cotangents), *free)
             )
@@ -166,7 +165,8 @@ class Reverse(Rule):
             pairs = zip(mapped(self.back, inner, size)(*xs), of_given, strict=True)
             return [g.sum(0) if d is None else g.movedim(0, d) for g, d in pairs]
 
-        fn, forward = mapped(self.fn, dims, size), mapped(self.forward, dims, size)
+        fn = mapped(self.fn, dims, size)
+        forward = mapped(self.forward, dims, size)
         return attrs.evolve(self, fn=fn, forward=forward, back=back)
 
 
@@ -181,10 +181,8 @@ class Forward(Rule):
     push: Body
 
     def pulled(self, level: _compat.Level, tensors: Tensors) -> list[torch.Tensor]:
-        xs, free = (
-            tensors[: self.count],
-            [level.below(x) for x in tensors[self.count :]],
-        )
+        xs = tensors[: self.count]
+        free = [level.below(x) for x in tensors[self.count :]]
         below = [level.below(x) for x in xs]
         with level.lowered():
             outs = self.push(*below, *(torch.zeros_like(x) for x in below), *free)[
@@ -225,7 +223,8 @@ class Forward(Rule):
         tensors: Tensors,
         tangents: list[torch.Tensor | None],
     ) -> list[torch.Tensor]:
-        xs, free = tensors[: self.count], tensors[self.count :]
+        xs = tensors[: self.count]
+        free = tensors[self.count :]
         with level.lowered():
             outs = self.push(*xs, *_or_zeros(xs, tangents), *free)
         pairs = zip(outs[: self.results], outs[self.results :], strict=True)
@@ -234,11 +233,10 @@ class Forward(Rule):
         ]
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:
-        xs, free = dims[: self.count], dims[self.count :]
-        fn, push = (
-            mapped(self.fn, dims, size),
-            mapped(self.push, (*xs, *xs, *free), size),
-        )
+        xs = dims[: self.count]
+        free = dims[self.count :]
+        fn = mapped(self.fn, dims, size)
+        push = mapped(self.push, (*xs, *xs, *free), size)
         return attrs.evolve(self, fn=fn, push=push)
 
 
@@ -260,12 +258,11 @@ def reverse_ruled(
         xs: the arguments.
         given: which of them have a cotangent.
     """
-    plain, forward = outs[0].region, fwd[0].region
+    plain = outs[0].region
+    forward = fwd[0].region
     back = bwd[0].region if bwd else None
-    n, sizes = (
-        len(xs),
-        (len(plain.free), len(forward.free), len(back.free) if back else 0),
-    )
+    n = len(xs)
+    sizes = (len(plain.free), len(forward.free), len(back.free) if back else 0)
     at = [n, n + sizes[0], n + sizes[0] + sizes[1]]
 
     def pull(*ts: torch.Tensor) -> list[torch.Tensor]:
@@ -296,8 +293,10 @@ def forward_ruled(
     """A body whose forward-mode rule is one more body: (arguments, tangents) -> (results,
     tangents).
     """
-    plain, push = outs[0].region, pushed[0].region
-    n, k = len(xs), len(plain.free)
+    plain = outs[0].region
+    push = pushed[0].region
+    n = len(xs)
+    k = len(plain.free)
     rule = Forward(
         name,
         lambda *ts: plain(ts[:n], ts[n : n + k]),

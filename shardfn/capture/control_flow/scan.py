@@ -115,7 +115,8 @@ class _OfResults(NamedTuple):
 
 def _of_results(scan: Scanned, cotangents: Any) -> _OfResults:
     """The cotangents of a scan's results, in their three parts."""
-    ends, rest = cotangents[: scan.carries], cotangents[scan.carries :]
+    ends = cotangents[: scan.carries]
+    rest = cotangents[scan.carries :]
     start = len(rest) - scan.carries
     return _OfResults(ends, rest[:start], rest[start:])
 
@@ -299,7 +300,8 @@ def _pushed(
         derived=True,
     )
     outs = _Scan.apply(both, *(x for part in inputs for x in part))
-    ends, of_ends = outs[: scan.carries], outs[scan.carries : both.carries]
+    ends = outs[: scan.carries]
+    of_ends = outs[scan.carries : both.carries]
     stacked = outs[both.carries : len(outs) - both.carries]
     of_entered = outs[len(outs) - len(of_init) :]
     return (

@@ -104,7 +104,8 @@ def _keep(
     graph: torch.fx.Graph, primal: torch.fx.Node, node: torch.fx.Node, scan: Scan
 ) -> bool:
     """Have a scan save the residuals of its transpose. Returns whether there are any."""
-    body, own_inputs = scan.graphs[0], _inputs_of_primal(scan)
+    body = scan.graphs[0]
+    own_inputs = _inputs_of_primal(scan)
     known = _computed_by_primal(scan, own_inputs)
     residuals = [n for n in known if _is_kept(n, known)]
     if not residuals:
@@ -212,7 +213,8 @@ def _widened(
     The dims of added results are permuted so that they are contiguous, since steps are stacked
     and kernels do not check strides.
     """
-    fresh, copies = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    fresh = torch.fx.Graph()
+    copies = dict[torch.fx.Node, torch.fx.Node]()
     for n in graph.nodes:
         if n.op != "output":
             copies[n] = copy_node(fresh, n, copies)
@@ -283,7 +285,8 @@ def _reading(
     body: torch.fx.Graph, residuals: list[torch.fx.Node]
 ) -> torch.fx.Graph:
     """A copy of a graph that takes some of its values as inputs, after its other inputs."""
-    fresh, env = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    fresh = torch.fx.Graph()
+    env = dict[torch.fx.Node, torch.fx.Node]()
     for h in body.find_nodes(op="placeholder"):
         env[h] = copy_node(fresh, h, env)
     held = {}

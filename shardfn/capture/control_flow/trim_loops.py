@@ -16,12 +16,13 @@ from ...ops.nodes import args_of
 def trim(graph: torch.fx.Graph) -> None:
     """Remove unread results of loops, and the nodes that only they need."""
     graph.eliminate_dead_code()
-    for node in reversed(
-        list(graph.nodes)
-    ):  # trimming a loop may leave another loop's results unread
+    nodes = list(graph.nodes)
+    # trimming a loop may leave another loop's results unread
+    for node in reversed(nodes):
         if isinstance(node.target, (Scan, Branch)):
             used = {user.args[1] for user in node.users}
-            TRIM[type(node.target)](graph, node, node.target, used)
+            trim_loop = TRIM[type(node.target)]
+            trim_loop(graph, node, node.target, used)
             graph.eliminate_dead_code()
 
 
@@ -31,23 +32,25 @@ def _trim_scan(
     body = scan.graphs[0]
     holders = body.find_nodes(op="placeholder")
     live, needed = _live_results(scan, used)
-    ins = [
-        i
-        for i, h in enumerate(holders)
-        if (i - scan.consts in live if _is_carry(scan, i) else h in needed)
-    ]
+    outs = sorted(live)
+    ins: list[int] = []
+    for i, h in enumerate(holders):
+        is_read = i - scan.consts in live if _is_carry(scan, i) else h in needed
+        if is_read:
+            ins.append(i)
     # all inputs stay, since those of the primal scan are identified by position
     if scan.transposes and len(ins) < len(holders):
         ins = sorted({*ins, *range(scan.consts), *_rows_of_primal(scan)})
     count = lambda low, high: sum(low <= i < high for i in ins)
     trimmed = attrs.evolve(
         scan,
-        graphs=(_cut(body, ins, sorted(live)),),
+        graphs=(_cut(body, ins, outs),),
         consts=count(0, scan.consts),
         carries=count(scan.consts, scan.consts + scan.carries),
     )
     args = args_of(node)
-    _swap(graph, node, trimmed, [args[i] for i in ins], sorted(live))
+    inputs = [args[i] for i in ins]
+    _swap(graph, node, trimmed, inputs, outs)
 
 
 def _live_results(
@@ -60,11 +63,10 @@ def _live_results(
     holders = body.find_nodes(op="placeholder")
     (output,) = body.find_nodes(op="output")
     live = set(used)
+    entering = holders[scan.consts :][: scan.carries]
     while True:
         needed = reached(output.args[0][k] for k in live)
-        carries = {
-            k for k in range(scan.carries) if holders[scan.consts + k] in needed
-        }
+        carries = {k for k, holder in enumerate(entering) if holder in needed}
         if carries <= live:
             return live, needed
         live |= carries
@@ -73,7 +75,8 @@ def _live_results(
 def _rows_of_primal(scan: Scan) -> range:
     start = scan.consts + scan.carries
     assert scan.transposes is not None
-    return range(start, start + sum(scan.transposes[1:]))
+    _, *counts = scan.transposes
+    return range(start, start + sum(counts))
 
 
 def _is_carry(scan: Scan, i: int) -> bool:
@@ -91,7 +94,9 @@ def _trim_branch(
         consts=len(ins),
     )
     args = args_of(node)
-    _swap(graph, node, trimmed, [*(args[i] for i in ins), args[-1]], outs)
+    truth = args[-1]
+    consts = [args[i] for i in ins]
+    _swap(graph, node, trimmed, [*consts, truth], outs)
 
 
 def _needed_inputs(body: torch.fx.Graph, used: set[int]) -> list[int]:
@@ -122,7 +127,8 @@ def _cut(body: torch.fx.Graph, ins: list[int], outs: list[int]) -> torch.fx.Grap
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
     (output,) = body.find_nodes(op="output")
-    wanted = [output.args[0][k] for k in outs]
+    results = output.args[0]
+    wanted = [results[k] for k in outs]
     needed = reached(wanted)
     holders = body.find_nodes(op="placeholder")
     inputs = {holders[i] for i in ins}
@@ -152,9 +158,12 @@ def _swap(
     outs: list[int],
 ) -> None:
     """Replace a loop by another. `outs` gives the old result of each new result."""
-    node.target, node.args = loop, tuple(args)
-    node.meta["val"] = [node.meta["val"][k] for k in outs]
-    at = {old: new for new, old in enumerate(outs)}
+    values = node.meta["val"]
+    node.target = loop
+    node.args = tuple(args)
+    node.meta["val"] = [values[k] for k in outs]
+    places = {old: new for new, old in enumerate(outs)}
     for user in list(node.users):
         if user.target is operator.getitem:
-            user.args = (node, at[args_of(user)[1]])
+            _, k = args_of(user)
+            user.args = (node, places[k])

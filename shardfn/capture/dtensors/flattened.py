@@ -58,7 +58,8 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
 
 def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     """Axis names with the axes of a mesh in place of the flattened axes that stand for them."""
-    own, known = axes_of(around).names, _compat.flattened_meshes(around)
+    own = axes_of(around).names
+    known = _compat.flattened_meshes(around)
     groups = [
         _axes(known[name], around) if name in known and name not in own else (name,)
         for name in names
@@ -79,7 +80,8 @@ def stands_for(group: Any, around: DeviceMesh) -> tuple[str, ...] | None:
 
 def _axes(flat: Any, around: DeviceMesh) -> tuple[str, ...]:
     """The axes of a mesh that have the ranks of a flattened one, in its order."""
-    names, ranks = axes_of(around).names, ranks_of(flat)
+    names = axes_of(around).names
+    ranks = ranks_of(flat)
     for count in range(1, len(names) + 1):
         for some in itertools.combinations(names, count):
             part = around if some == names else around[some]

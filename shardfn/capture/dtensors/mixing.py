@@ -68,7 +68,8 @@ def _refuse_global(
         call = CALLS.get(node.target)
         name = (call.public or name_of(node)) if call else "DTensor.from_local"
         fix = "x.to_local() of it, or x.redistribute(mesh, placements)"
-        got, needed = "of a DTensor", "each rank's own tensor"
+        got = "of a DTensor"
+        needed = "each rank's own tensor"
         raise CaptureError.of(name, got, needed=needed, fix=fix)
 
 

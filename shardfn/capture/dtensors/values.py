@@ -34,9 +34,11 @@ FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
 class DTensors:
     """The DTensors of one capture."""
 
-    methods, attributes = table.METHODS, table.ATTRIBUTES
+    methods = table.METHODS
+    attributes = table.ATTRIBUTES
     functions = table.FUNCTIONS
-    of_meshes, of_groups = table.OF_MESHES, table.OF_GROUPS
+    of_meshes = table.OF_MESHES
+    of_groups = table.OF_GROUPS
 
     def __init__(self, mode: _compat.FakeTensorMode) -> None:
         self.mode = mode
@@ -156,13 +158,15 @@ class DTensors:
         rows = parse_placed(text)
         mesh = _mesh_of(tuple(axis for axis, _ in rows))
         placements = [placement_of(said) for _, said in rows]
-        shape, stride = tuple(x.shape), tuple(x.stride())
+        shape = tuple(x.shape)
+        stride = tuple(x.stride())
         return _compat.empty_dtensor(mesh, placements, shape, stride, x.dtype)
 
     def _plain(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        shape, stride = tuple(x.shape), tuple(x.stride())
+        shape = tuple(x.shape)
+        stride = tuple(x.stride())
         return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
 
 
@@ -222,7 +226,8 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
 
 def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:
     """The axes of the mesh of a DTensor."""
-    seen, queue = set(), [node]
+    seen = set()
+    queue = [node]
     while queue:
         here = queue.pop()
         if here.target in placement.PLACED:
@@ -258,7 +263,8 @@ def _said(placement: Placement) -> str:
 
 def placement_of(text: str) -> Placement:
     """The DTensor placement of a text."""
-    kind, rest = text[0], text[1:]
+    kind = text[0]
+    rest = text[1:]
     if kind == "S":
         return Shard(int(rest))
     return Partial(rest) if kind == "P" else Replicate()

@@ -24,10 +24,8 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
     if not x.requires_grad:
         return ()
     found = tuple((_compat.backward_hooks_of(x) or {}).values())
-    after, several = (
-        getattr(x, "_post_accumulate_grad_hooks", None),
-        any(map(_is_of_several, found)),
-    )
+    after = getattr(x, "_post_accumulate_grad_hooks", None)
+    several = any(map(_is_of_several, found))
     if after or several:
         kind = (
             "a post-accumulate-grad hook" if after else "a hook of several tensors"

@@ -163,7 +163,8 @@ def _is_record(x: Any) -> bool:
 
 def _holds_itself(x: Any) -> bool:
     """Whether an object leads back to itself."""
-    inside, queue = set[int](), [*vars(x).values()]
+    inside = set[int]()
+    queue = [*vars(x).values()]
     while queue:
         child = queue.pop()
         if child is x:

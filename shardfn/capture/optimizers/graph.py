@@ -122,7 +122,8 @@ def _is_alike(a: Any, b: torch.fx.Node) -> bool:
     """Whether two nodes have values of one layout."""
     if not isinstance(a, torch.fx.Node):
         return False
-    x, y = a.meta["val"], b.meta["val"]
+    x = a.meta["val"]
+    y = b.meta["val"]
     same_dtype = x.dtype == y.dtype
     same_strides = x.stride() == y.stride()
     return same_dtype and same_strides and x.shape == y.shape

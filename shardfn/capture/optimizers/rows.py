@@ -48,7 +48,8 @@ class Row:
 
     def like(self, tensors: dict[str, torch.Tensor]) -> Row:
         """A row of other tensors, by the names of `tensors`."""
-        param, grad = tensors["param"], tensors.get("grad")
+        param = tensors["param"]
+        grad = tensors.get("grad")
         state = {name: tensors[f"state.{name}"] for name in self.own}
         return attrs.evolve(self, param=param, grad=grad, state=state)
 

@@ -47,10 +47,8 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
                 _refuse_unread(node, name)
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
-                kind, source = (
-                    _compat.class_name(value),
-                    sources.line_of(node.meta.get("stack_trace")),
-                )
+                kind = _compat.class_name(value)
+                source = sources.line_of(node.meta.get("stack_trace"))
                 got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
                 raise refused(name, got, source)
 

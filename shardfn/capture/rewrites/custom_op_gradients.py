@@ -68,7 +68,8 @@ def refuse_dropped_call(
     op = getattr(target, "default", target)
     if not isinstance(op, _compat.OpOverload) or op.namespace in TORCHS:
         return
-    kernels, source = _compat.kernels(op), sources.line_of(stack)
+    kernels = _compat.kernels(op)
+    source = sources.line_of(stack)
     if "CompositeImplicitAutograd" in kernels:
         return
     is_custom = "Autograd" not in kernels or any(
@@ -124,11 +125,9 @@ def _positional(
 
 def _function(record: Any, count: int, kwargs: dict[str, Any]) -> Any:
     """The autograd.Function of one call."""
-    op, setup, derivative = (
-        _compat.overload_of(record),
-        _compat.setup_context_of(record),
-        _compat.backward_of(record),
-    )
+    op = _compat.overload_of(record)
+    setup = _compat.setup_context_of(record)
+    derivative = _compat.backward_of(record)
 
     class Differentiable(torch.autograd.Function):
         generate_vmap_rule = True

@@ -41,7 +41,8 @@ def refuse_unstrided(
         if kind is not None
     ]
     if wrong:
-        path, source = wrong[0][0], call_site()
+        path = wrong[0][0]
+        source = call_site()
         fix = (
             "x.to_dense() (x.dequantize(), to_padded_tensor), or its values and indices as "
             "arguments"
@@ -161,7 +162,8 @@ class Place:
     @staticmethod
     def of(node: torch.fx.Node) -> Place:
         """The place of one as_strided."""
-        first, args = AS_STRIDED[node.target], args_of(node)
+        first = AS_STRIDED[node.target]
+        args = args_of(node)
         asked, (size, stride) = args[0], args[first : first + 2]
         given: Any = (
             args[first + 2]
@@ -182,8 +184,10 @@ class Place:
 
 def _wrong(place: Place, inside: bool) -> str | None:
     """Why the memory is not that of one dense value of the program. None if it is."""
-    asked, value = place.asked.meta["val"], place.owner.meta["val"]
-    is_placed, before = place.owner.target in PLACING, place.origin
+    asked = place.asked.meta["val"]
+    value = place.owner.meta["val"]
+    is_placed = place.owner.target in PLACING
+    before = place.origin
     if is_placed and (
         place.is_given
         or viewed(before)
@@ -219,7 +223,8 @@ def _is_dense(x: torch.Tensor) -> bool:
 def _refused(
     name: str, node: torch.fx.Node, path: str | None, wrong: str
 ) -> CaptureError:
-    source, fix = node.meta.get("source"), VALUES
+    source = node.meta.get("source")
+    fix = VALUES
     where = f"{name}, argument {path}" if path is not None else name
     return CaptureError.of(
         where,

@@ -128,7 +128,8 @@ def enter_mesh(where: str, mesh: Any, wanted: tuple[str, ...] | None) -> Any:
     """
     here = current_scope()
     _settle_mesh(where, _checked(where, mesh), here)
-    axes, taken = axes_of(here.mesh), here.manual
+    axes = axes_of(here.mesh)
+    taken = here.manual
     _check_wanted(where, wanted or (), axes)
     _refuse_manual(where, wanted or (), taken, axes)
     manual = [
@@ -332,7 +333,8 @@ def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
     Raises:
         PlacementError: naming the axes.
     """
-    where, mesh = f"{what}, {path}" if path else what, current_scope().mesh
+    where = f"{what}, {path}" if path else what
+    mesh = current_scope().mesh
     try:
         every = [name for names in names_of(P(*parts)) for name in names]
         check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
@@ -362,10 +364,8 @@ def check_dims(
         part is not None for part in parts[len(shape) :]
     )
     if len(parts) > len(shape) and not is_seen:
-        where, fix = (
-            f"{what}, {path}" if path else what,
-            f"P with at most {len(shape)} entries",
-        )
+        where = f"{what}, {path}" if path else what
+        fix = f"P with at most {len(shape)} entries"
         got = (
             f"{P(*parts)} names dim {len(parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {shape}"

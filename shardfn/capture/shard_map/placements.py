@@ -61,7 +61,8 @@ def cuts(
         raise TreeError.of(
             f"{where}, {what}", "it does not match the tree", *wrong, fix=fix
         )
-    found, lines = [], []
+    found = []
+    lines = []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
         try:
             found.append(
@@ -127,7 +128,8 @@ def _check_divides(
     Raises:
         ValueError: it does not. Says by how much to pad the dim.
     """
-    local, size = local_shape[dim], shape[dim]
+    local = local_shape[dim]
+    size = shape[dim]
     if not local % n:
         return
     text = (

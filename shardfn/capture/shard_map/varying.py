@@ -140,7 +140,8 @@ class Kinds:
         """One pass over the graph. Returns whether it found more varying axes of values that
         are written in place.
         """
-        feed, before = iter(inputs), dict(self.floor)
+        feed = iter(inputs)
+        before = dict(self.floor)
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 self.of[node] = next(feed, NONE) | self.floor.get(node, NONE)
@@ -160,7 +161,8 @@ class Kinds:
 
     def kind(self, node: torch.fx.Node) -> Any:
         """The varying axes of a node's result."""
-        target, args = node.target, args_of(node)
+        target = node.target
+        args = args_of(node)
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
         if target in CALLS:

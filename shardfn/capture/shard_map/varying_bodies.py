@@ -132,7 +132,8 @@ def _fixed(
         spread = {k: axes | more.get(k, NONE) for k, axes in free.items()}
         if (wider, spread) == (carry, free):
             return carry, outs, free
-        carry, free = wider, spread
+        carry = wider
+        free = spread
 
 
 def _free(
@@ -145,7 +146,8 @@ def _free(
 
 def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
     outs, init, columns, *_ = args_of(node)
-    body, rows = _body(kinds, outs), [kinds.flat(x) for x in columns]
+    body = _body(kinds, outs)
+    rows = [kinds.flat(x) for x in columns]
     entering = [kinds.flat(x) for x in init]
     carry, left, free = _fixed(kinds, body, entering, rows, NONE)
     result = [*carry, *left[len(carry) :]]
@@ -160,7 +162,8 @@ def _scan(kinds: Varying, node: torch.fx.Node) -> Settled:
 
 def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
     truth, yes, no = args_of(node)
-    floor, bodies = kinds.flat(truth), [_body(kinds, yes), _body(kinds, no)]
+    floor = kinds.flat(truth)
+    bodies = [_body(kinds, yes), _body(kinds, no)]
     found = [_fixed(kinds, body, [], [], floor) for body in bodies]
     _refuse_apart(bodies, floor, "cond")
     left = [a | b | floor for a, b in zip(found[0][1], found[1][1], strict=True)]
@@ -174,8 +177,10 @@ def _cond(kinds: Varying, node: torch.fx.Node) -> Settled:
 
 def _while(kinds: Varying, node: torch.fx.Node) -> Settled:
     go_on, outs, init = args_of(node)
-    test, body = _body(kinds, go_on), _body(kinds, outs)
-    floor, carry = NONE, [kinds.flat(x) for x in init]
+    test = _body(kinds, go_on)
+    body = _body(kinds, outs)
+    floor = NONE
+    carry = [kinds.flat(x) for x in init]
     while True:
         carry, _, free = _fixed(kinds, body, carry, [], floor)
         _, (truth, *_), told = _fixed(kinds, test, carry, [], floor, feeds=False)

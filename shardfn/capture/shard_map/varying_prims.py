@@ -27,7 +27,8 @@ class Arguments(Protocol):
 
 def result(kinds: Arguments, node: torch.fx.Node) -> Axes:
     """The axes over which the result of a prim varies."""
-    prim, before = CALLS[node.target], kinds.flat(node.args)
+    prim = CALLS[node.target]
+    before = kinds.flat(node.args)
     if prim.check is not None:
         prim.check(before, node)
     return prim.varies(node, before)

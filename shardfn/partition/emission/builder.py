@@ -107,7 +107,8 @@ class Builder:
         """The offset of the shard in the global dim, computed from the rank's coordinates by
         the same code on every rank.
         """
-        size, total = piece.shape[dim], None
+        size = piece.shape[dim]
+        total = None
         for k, (mark, n) in enumerate(
             zip(piece.marks, self.axes.sizes, strict=True)
         ):

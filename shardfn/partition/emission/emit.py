@@ -135,7 +135,8 @@ def _redistribute(
 
 
 def _relabel(b: Builder, step: steps.Relabel, pieces: dict[int, Piece]) -> None:
-    piece, target = pieces[step.source.number], step.target
+    piece = pieces[step.source.number]
+    target = step.target
     node = b.restride(piece.node, target.value.shape, target.value.stride())
     pieces[target.number] = renamed = Piece(
         node,
@@ -218,7 +219,8 @@ def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
     reduction.
     """
     pending = next((m for m in slot.marks if m in IDENTITY), "sum")
-    dtype, value = slot.value.dtype, IDENTITY[pending]
+    dtype = slot.value.dtype
+    value = IDENTITY[pending]
     if pending != "sum" and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         value = limits.min if pending == "max" else limits.max
@@ -233,7 +235,8 @@ def _nothing(b: Builder, slot: steps.Slot) -> torch.fx.Node:
 
 
 def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node]:
-    node, target = step.node, step.node.target
+    node = step.node
+    target = step.node.target
     feed = iter(mine)
     args, kwargs = torch.fx.node.map_arg(
         (node.args, node.kwargs), lambda n: next(feed).node
@@ -264,7 +267,8 @@ def _run(b: Builder, step: steps.Apply, mine: list[Piece]) -> list[torch.fx.Node
 
 def _place(b: Builder, slot: steps.Slot, node: torch.fx.Node) -> Piece:
     """Where the result of a call will be; the node is any of its arguments."""
-    shape, stride = tuple(slot.value.shape), tuple(slot.value.stride())
+    shape = tuple(slot.value.shape)
+    stride = tuple(slot.value.stride())
     local_shape = b.local_shape(shape, slot.marks)
     return Piece(node, shape, stride, slot.marks, local_shape)
 

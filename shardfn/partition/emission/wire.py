@@ -35,7 +35,8 @@ def packed(b: Builder, x: torch.fx.Node, *, reduces: bool) -> Packed:
         x: the value to send, contiguous; flat unless it is all-reduced.
         reduces: whether the collective reduces.
     """
-    dtype, shape = x.meta["val"].dtype, list(x.meta["val"].shape)
+    dtype = x.meta["val"].dtype
+    shape = list(x.meta["val"].shape)
     if dtype == torch.bool and not reduces:
         # Inductor promotes booleans by the number of ranks, to int64 (torch 2.13)
         return _cast(b, x, torch.uint8), lambda y: _cast(b, y, torch.bool)

@@ -127,12 +127,10 @@ class Chooser:
         sharding of the inputs.
         """
         # one loop, since this runs for every strategy of every op
-        nbytes, passes_partial, shared_partial, was_sharded = (
-            0.0,
-            False,
-            False,
-            False,
-        )
+        nbytes = 0.0
+        passes_partial = False
+        shared_partial = False
+        was_sharded = False
         counted: set[tuple[int, Mark]] = (
             set()
         )  # one value as two arguments moves once
@@ -172,8 +170,10 @@ class Chooser:
         if n == 1:
             is_partial = any(slot.marks[axis] == wanted for slot in slots)
             return 0.0 if wanted not in PENDING or is_partial else INFINITE
-        nbytes, shape = _nbytes(value.fake), value.fake.shape
-        sizes, cost = self.axes.sizes, self.axes.cost(axis)
+        nbytes = _nbytes(value.fake)
+        shape = value.fake.shape
+        sizes = self.axes.sizes
+        cost = self.axes.cost(axis)
         return min(
             mark_price(
                 slot.marks[axis],
@@ -188,7 +188,8 @@ class Chooser:
 
     def reduce_price(self, x: torch.Tensor, marks: Marks, axis: int) -> float:
         """The cost of reducing a Partial output on one axis."""
-        sizes, cost = self.axes.sizes, self.axes.cost(axis)
+        sizes = self.axes.sizes
+        cost = self.axes.cost(axis)
         nbytes = local_bytes(_nbytes(x), marks, sizes[: len(marks)], axis)
         return mark_price(marks[axis], "R", nbytes, sizes[axis], x.shape, cost)
 
@@ -196,11 +197,13 @@ class Chooser:
         self, value: Value, marks: Marks, phase: str
     ) -> tuple[plan.Slot, tuple[Move, ...]]:
         """The slot from which a placement is cheapest, and the moves from it."""
-        least, best = INFINITE, None
+        least = INFINITE
+        best = None
         for slot in value.readable(phase):
             found = self.route(value, slot, marks)
             if found is not None and (best is None or found[0] < least):
-                least, best = found[0], (slot, found[1])
+                least = found[0]
+                best = (slot, found[1])
         assert best is not None, f"no moves to {marks}"
         return best
 
@@ -217,7 +220,8 @@ class Chooser:
         self, value: Value, slot: plan.Slot, marks: Marks
     ) -> tuple[float, tuple[Move, ...]] | None:
         """The cheapest moves from a slot to a placement, with their cost."""
-        shape, itemsize = tuple(value.fake.shape), value.fake.element_size()
+        shape = tuple(value.fake.shape)
+        itemsize = value.fake.element_size()
         return route(shape, itemsize, slot.marks, marks, self.axes)
 
 

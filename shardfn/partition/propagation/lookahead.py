@@ -71,8 +71,10 @@ class Ahead:
         """The bytes that one strategy of a reader moves: of the value, of other available
         inputs, and to reduce a Partial result.
         """
-        walk, total = self.walk, 0.0
-        n, sizes = walk.axes.sizes[axis], walk.axes.sizes
+        walk = self.walk
+        total = 0.0
+        n = walk.axes.sizes[axis]
+        sizes = walk.axes.sizes
         if choice[1][0] in PENDING:
             made = reader.meta["val"]
             total += mark_price(

@@ -67,7 +67,8 @@ def _follows(value: Value, result: torch.Tensor) -> bool:
 
 def unmade(node: torch.fx.Node, values: list[Value]) -> Value:
     """The result of an op that is run where it is read, at any placement."""
-    users, recipe = len(node.users), (node, tuple(values))
+    users = len(node.users)
+    recipe = (node, tuple(values))
     return Value(node.meta["val"], early=False, recipe=recipe, users=users)
 
 

@@ -36,12 +36,11 @@ def rescale(b: Builder, step: plan.Rescale, pieces: dict[int, Piece]) -> None:
     """Emit a Rescale: a rank's share of a mean over n ranks is one n-th of its term. Sends
     nothing.
     """
-    before, after = step.source.marks, step.target.marks
-    piece, shares = (
-        pieces[step.source.number],
-        math.prod(
-            n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k
-        ),
+    before = step.source.marks
+    after = step.target.marks
+    piece = pieces[step.source.number]
+    shares = math.prod(
+        n for n, m, k in zip(b.axes.sizes, before, after, strict=True) if m != k
     )
     op = aten.div.Tensor if MEAN in before else aten.mul.Tensor
     node = b.restride(b.call(op, piece.node, shares), piece.shape, piece.stride)

@@ -92,10 +92,8 @@ class Factors:
 
     def strangers(self, op: _compat.OpOverload) -> list[str]:
         """The mismatches between the mapping and the schema of an op."""
-        tensors, returns = (
-            len(tensor_arguments(op)),
-            len(_compat.schema(op).returns),
-        )
+        tensors = len(tensor_arguments(op))
+        returns = len(_compat.schema(op).returns)
         wrong = []
         if len(self.ins) != tensors:
             wrong.append(
@@ -117,8 +115,10 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     left, arrow, right = text.partition("->")
     if not arrow or "->" in right:
         raise ValueError("there is not one arrow between inputs and results")
-    ins, outs = _rows(left), _rows(right)
-    known, wrong = {f for row in ins for f in row}, []
+    ins = _rows(left)
+    outs = _rows(right)
+    known = {f for row in ins for f in row}
+    wrong = []
     for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
         said = f"{kind} {' '.join(row)!r}"
         wrong += [
@@ -159,10 +159,8 @@ def tensor_arguments(op: _compat.OpOverload) -> list[str]:
 
 def in_owners(call: OpCall) -> list[int]:
     """For each tensor of a call, the index of its tensor argument."""
-    names, arguments = (
-        tensor_arguments(call.target),
-        _compat.schema(call.target).arguments,
-    )
+    names = tensor_arguments(call.target)
+    arguments = _compat.schema(call.target).arguments
     owners: list[int] = []
     for name, value in (
         *zip((a.name for a in arguments), call.args, strict=False),

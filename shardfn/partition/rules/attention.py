@@ -25,7 +25,8 @@ def attention(call: OpCall) -> list[Choice]:
     """Shards batch and heads, the leading dims of every tensor. A mask may broadcast them. The
     RNG state is replicated.
     """
-    batch, heads = call.ins[0].shape[0], call.ins[0].shape[1]
+    batch = call.ins[0].shape[0]
+    heads = call.ins[0].shape[1]
     mask = _mask(call)
     if call.arg(_position(call, "dropout_p"), "dropout_p", 0.0) or (
         mask is not None and mask.dim() == 3

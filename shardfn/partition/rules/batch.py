@@ -105,7 +105,8 @@ def distances_backward(call: OpCall) -> list[Choice]:
     """The gradient of the first points. Sharding the second points gives a Partial sum."""
     if len({x.shape[:-2] for x in call.ins}) > 1:
         return [replicated(call)]
-    choices, n = batched((2, 2, 2, 2), (2,))(call), call.ins[0].dim()
+    choices = batched((2, 2, 2, 2), (2,))(call)
+    n = call.ins[0].dim()
     return [
         *choices,
         ((n - 2, n - 2, "R", n - 2), (n - 2,)),

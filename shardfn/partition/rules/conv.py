@@ -75,7 +75,8 @@ def _other_cuts(
     """The strategies that do not shard space: placements of input, weight, bias and result."""
     batch: tuple[Mark, Mark, Mark, Mark] = (0, "R", "R", 0)
     if groups > 1:
-        read, made = x.shape[1] // groups, y.shape[1] // groups
+        read = x.shape[1] // groups
+        made = y.shape[1] // groups
         weight = layout.joined(0, read if transposed else made)
         return [
             batch,
@@ -93,7 +94,8 @@ def _other_cuts(
 def convolution(call: OpCall) -> list[Choice]:
     """Batch, either kind of channel, groups, and space with a halo."""
     (x, weight), (y,), n = call.ins[:2], call.outs, len(call.ins)
-    transposed, groups = call.args[6], call.args[8]
+    transposed = call.args[6]
+    groups = call.args[8]
     choices = [replicated(call)]
     choices += [
         ((a, w, bias)[:n], (out,))
@@ -190,7 +192,8 @@ def lower_convolution(
     b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
     """Add the bias to a Partial sum once: on the rank with the first input channels."""
-    x, groups = pieces[0], args[8]
+    x = pieces[0]
+    groups = args[8]
     if args[2] is not None and groups == 1 and x.cuts(1):
         first = b.call(aten.eq.Scalar, b.offset(x, 1), 0)
         args[2] = b.call(
@@ -254,7 +257,9 @@ def _without_halo(b: Builder, piece: Piece) -> Any:
 
 def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
     """A transposed convolution over the chunk of g and its halo, sliced to this rank's part."""
-    padding, more, sizes = [], [], _own_shape(x)[2:]
+    padding = []
+    more = []
+    sizes = _own_shape(x)[2:]
     for d, window in enumerate(windows(args[2].meta["val"].shape, *args[4:7]), 2):
         padding.append(
             _halo(g, d)[0] * window.stride + window.padding
@@ -286,7 +291,8 @@ def _input_gradient(b: Builder, args: list[Any], g: Piece, x: Piece) -> Any:
 
 def _weight_gradient(b: Builder, args: list[Any], own: Any, x: Piece) -> Any:
     """The weight gradient from this rank's rows of g and the input with its halo."""
-    padding, mask = _local_padding(args[5], x), [False, True, False]
+    padding = _local_padding(args[5], x)
+    mask = [False, True, False]
     out = b.call(
         aten.convolution_backward.default,
         own,

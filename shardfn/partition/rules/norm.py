@@ -16,11 +16,21 @@ def _some(mask: list[bool], marks: list[Any]) -> tuple[Any, ...]:
     return tuple(m for m, wanted in zip(marks, mask, strict=True) if wanted)
 
 
+def _linear_in_gradient(call: OpCall) -> Choice:
+    """A Partial incoming gradient gives Partial gradients."""
+    others = ("R",) * (len(call.ins) - 1)
+    sums = ("sum",) * len(call.outs)
+    return ("sum", *others), sums
+
+
 def layer_norm(call: OpCall) -> list[Choice]:
     """Shards the dims that are not normalised. The weights are replicated."""
     batch = call.ins[0].dim() - len(call.args[1])
     weights = ("R",) * (len(call.ins) - 1)
-    return [replicated(call), *(((d, *weights), (d, d, d)) for d in range(batch))]
+    choices = [replicated(call)]
+    for d in range(batch):
+        choices.append(((d, *weights), (d, d, d)))
+    return choices
 
 
 def layer_norm_backward(call: OpCall) -> list[Choice]:
@@ -31,32 +41,31 @@ def layer_norm_backward(call: OpCall) -> list[Choice]:
     mask = call.args[7]
     weights = ("R",) * (len(call.ins) - 4)
     choices = [replicated(call)]
-    choices += [
-        ((d, d, d, d, *weights), _some(mask, [d, "sum", "sum"]))
-        for d in range(batch)
-    ]
-    return [
-        *choices,
-        (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs)),
-    ]
+    for d in range(batch):
+        gradients = _some(mask, [d, "sum", "sum"])
+        choices.append(((d, d, d, d, *weights), gradients))
+    choices.append(_linear_in_gradient(call))
+    return choices
 
 
 def group_norm(call: OpCall) -> list[Choice]:
     """Shards the batch dim."""
-    return [replicated(call), ((0, *["R"] * (len(call.ins) - 1)), (0, 0, 0))]
+    others = ("R",) * (len(call.ins) - 1)
+    return [
+        replicated(call),
+        ((0, *others), (0, 0, 0)),
+    ]
 
 
 def group_norm_backward(call: OpCall) -> list[Choice]:
     """Shards the batch dim. Linear in the incoming gradient."""
     rest = ("R",) * (len(call.ins) - 4)
     mask = call.args[9]
-    choices = [
-        replicated(call),
-        ((0, 0, 0, 0, *rest), _some(mask, [0, "sum", "sum"])),
-    ]
+    gradients = _some(mask, [0, "sum", "sum"])
     return [
-        *choices,
-        (("sum", *["R"] * (len(call.ins) - 1)), ("sum",) * len(call.outs)),
+        replicated(call),
+        ((0, 0, 0, 0, *rest), gradients),
+        _linear_in_gradient(call),
     ]
 
 

@@ -76,7 +76,8 @@ def pointwise(call: OpCall) -> list[Choice]:
 
 
 def _dims(call: OpCall) -> list[Choice]:
-    out, choices = call.outs[0], []
+    out = call.outs[0]
+    choices = []
     for d in range(out.dim()):
         places = [d - out.dim() + x.dim() for x in call.ins]
         whole = [
@@ -93,7 +94,8 @@ def _dims(call: OpCall) -> list[Choice]:
 
 
 def _pending(call: OpCall) -> list[Choice]:
-    target, n = call.target, len(call.ins)
+    target = call.target
+    n = len(call.ins)
     if target in ADDS:
         return [(("sum",) * 2, ("sum",))] if n == 2 else []
     choices = []

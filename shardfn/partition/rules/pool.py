@@ -102,7 +102,8 @@ def _moved(b: Builder, index: Any, x: Piece, space: int, to_global: bool) -> Any
     if not any(x.cuts(d) for d in dims):
         return index
     a, z = (x.local_shape, x.shape) if to_global else (x.shape, x.local_shape)
-    total, stride = None, 1
+    total = None
+    stride = 1
     for d in reversed(dims):
         at = b.call(aten.remainder.Scalar, index, a[d])
         index = b.call(aten.div.Tensor_mode, index, a[d], rounding_mode="floor")

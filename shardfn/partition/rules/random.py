@@ -16,7 +16,8 @@ aten = torch.ops.aten
 def random_bits(call: OpCall) -> list[Choice]:
     """Keys may be sharded as their results are; any dim of what a key makes may be sharded."""
     key, *starts = call.ins
-    batch, dims = key.dim() - 1, call.outs[0].dim()
+    batch = key.dim() - 1
+    dims = call.outs[0].dim()
     choices = [replicated(call)]
     for d in range(dims):
         own = tuple(

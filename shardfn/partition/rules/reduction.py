@@ -35,10 +35,8 @@ def reduction(
 
     def rule(call: OpCall) -> list[Choice]:
         (x,), out = call.ins, call.outs[0]
-        reduced, keep = (
-            _reduced(call, position, default),
-            out.dim() == x.dim() and x.dim() > 0,
-        )
+        reduced = _reduced(call, position, default)
+        keep = out.dim() == x.dim() and x.dim() > 0
         choices: list[Choice] = [replicated(call)]
         for d in range(x.dim()):
             if d not in reduced:

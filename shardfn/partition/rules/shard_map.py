@@ -26,7 +26,8 @@ def _equal_sum(
 ) -> list[torch.fx.Node]:
     """The sum of equal terms over ranks."""
     sizes = dict(zip(b.axes.names, b.axes.sizes, strict=True))
-    x, n = args[0], 1
+    x = args[0]
+    n = 1
     for name in parse_axes(args[1]):
         n *= sizes[name]
     return [b.call(aten.mul.Tensor, x, n)]

@@ -15,9 +15,11 @@ aten = torch.ops.aten
 
 
 def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
+    sums_in = ("sum",) * len(call.ins)
+    sums_out = ("sum",) * len(call.outs)
     return [
         replicated(call),
-        (("sum",) * len(call.ins), ("sum",) * len(call.outs)),
+        (sums_in, sums_out),
         *choices,
     ]
 
@@ -32,7 +34,9 @@ def reshape(call: OpCall) -> list[Choice]:
     choices: list[Choice] = []
     for i, rows, j, other in groups(list(x.shape), list(out.shape)):
         run = math.lcm(rows, other)
-        choices.append(((_scaled(i, run // rows),), (_scaled(j, run // other),)))
+        of_x = _scaled(i, run // rows)
+        of_out = _scaled(j, run // other)
+        choices.append(((of_x,), (of_out,)))
     return _linear(choices, call)
 
 
@@ -62,12 +66,15 @@ def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
         nb = b[j]
         lead_a = i
         lead_b = j
-        i, j = i + 1, j + 1
+        i += 1
+        j += 1
         while na != nb:
             if na < nb:
-                na, i = na * a[i], i + 1
+                na *= a[i]
+                i += 1
             else:
-                nb, j = nb * b[j], j + 1
+                nb *= b[j]
+                j += 1
         found.append((lead_a, na // a[lead_a], lead_b, nb // b[lead_b]))
     return found
 
@@ -77,7 +84,11 @@ def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
 
     def rule(call: OpCall) -> list[Choice]:
         dims = order(call, call.ins[0].dim())
-        return _linear([((d,), (dims.index(d),)) for d in range(len(dims))], call)
+        choices: list[Choice] = []
+        for d in range(len(dims)):
+            place = dims.index(d)
+            choices.append(((d,), (place,)))
+        return _linear(choices, call)
 
     return rule
 
@@ -94,14 +105,12 @@ def expand(call: OpCall) -> list[Choice]:
     """Shards dims that keep their size."""
     (x,), (out,) = call.ins, call.outs
     lead = out.dim() - x.dim()
-    return _linear(
-        [
-            ((d,), (d + lead,))
-            for d in range(x.dim())
-            if x.shape[d] == out.shape[d + lead]
-        ],
-        call,
-    )
+    choices: list[Choice] = []
+    for d in range(x.dim()):
+        place = d + lead
+        if x.shape[d] == out.shape[place]:
+            choices.append(((d,), (place,)))
+    return _linear(choices, call)
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
@@ -111,7 +120,9 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
         n = call.ins[0].dim()
         dim = call.arg(position, name, default) % max(n, 1)
         same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
-        dims = [d for d in range(n) if d != dim or _whole(call, d)] if same else []
+        if not same:
+            return _linear([], call)
+        dims = [d for d in range(n) if d != dim or _whole(call, d)]
         return _linear(together(call, dims), call)
 
     return rule
@@ -126,27 +137,35 @@ def _whole(call: OpCall, d: int) -> bool:
     )
 
 
+def _without(n: int, dim: int) -> list[tuple[int, int]]:
+    """(dim before, dim after) for each dim that stays when one of n dims is removed."""
+    dims = [d for d in range(n) if d != dim]
+    return [(d, place) for place, d in enumerate(dims)]
+
+
 def select(call: OpCall) -> list[Choice]:
     """Shards all dims except the selected one."""
     n = call.ins[0].dim()
-    dim = call.args[1] % call.ins[0].dim()
-    return _linear([((d,), (d - (d > dim),)) for d in range(n) if d != dim], call)
+    dim = call.args[1] % n
+    choices: list[Choice] = [((d,), (j,)) for d, j in _without(n, dim)]
+    return _linear(choices, call)
 
 
 def select_backward(call: OpCall) -> list[Choice]:
     """The inverse of select."""
     n = call.outs[0].dim()
-    dim = call.args[2] % call.outs[0].dim()
-    return _linear([((d - (d > dim),), (d,)) for d in range(n) if d != dim], call)
+    dim = call.args[2] % n
+    choices: list[Choice] = [((j,), (d,)) for d, j in _without(n, dim)]
+    return _linear(choices, call)
 
 
 def stack(call: OpCall) -> list[Choice]:
     """Shards all dims except the new one."""
-    dim = call.arg(1, "dim", 0) % call.outs[0].dim()
+    n = call.outs[0].dim()
+    dim = call.arg(1, "dim", 0) % n
     count = len(call.ins)
-    return _linear(
-        [((d,) * count, (d + (d >= dim),)) for d in range(call.ins[0].dim())], call
-    )
+    choices: list[Choice] = [((j,) * count, (d,)) for d, j in _without(n, dim)]
+    return _linear(choices, call)
 
 
 def pad(call: OpCall) -> list[Choice]:
@@ -154,109 +173,95 @@ def pad(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     pads = call.args[1]
     padded = {n - 1 - i // 2 for i, width in enumerate(pads) if width}
-    return [
-        replicated(call),
-        *together(call, [d for d in range(n) if d not in padded]),
-    ]
+    others = [d for d in range(n) if d not in padded]
+    return [replicated(call), *together(call, others)]
 
 
 def same_dims(call: OpCall) -> list[Choice]:
     """Shards all dims that both have. Only a trailing dim of real and imaginary parts is added
     or removed.
     """
-    return _linear(
-        [((d,), (d,)) for d in range(min(call.ins[0].dim(), call.outs[0].dim()))],
-        call,
-    )
+    n = min(call.ins[0].dim(), call.outs[0].dim())
+    choices: list[Choice] = [((d,), (d,)) for d in range(n)]
+    return _linear(choices, call)
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
     """The dims that are not part of the diagonal. They come first in the result, in order."""
-    a, b = (
-        call.arg(position + k, name, k) % n
-        for k, name in ((0, "dim1"), (1, "dim2"))
-    )
+    a = call.arg(position, "dim1", 0) % n
+    b = call.arg(position + 1, "dim2", 1) % n
     return [d for d in range(n) if d not in (a, b)]
 
 
 def diagonal(call: OpCall) -> list[Choice]:
     """Shards the dims that are not part of the diagonal."""
-    return _linear(
-        [
-            ((d,), (j,))
-            for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 2))
-        ],
-        call,
-    )
+    dims = _off_diagonal(call, call.ins[0].dim(), 2)
+    choices: list[Choice] = [((d,), (j,)) for j, d in enumerate(dims)]
+    return _linear(choices, call)
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
     """`diagonal` for the tensor, and for the values written on its diagonal."""
-    return _linear(
-        [
-            ((d, j), (d,))
-            for j, d in enumerate(_off_diagonal(call, call.ins[0].dim(), 3))
-        ],
-        call,
-    )
+    dims = _off_diagonal(call, call.ins[0].dim(), 3)
+    choices: list[Choice] = [((d, j), (d,)) for j, d in enumerate(dims)]
+    return _linear(choices, call)
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
     """Shards all dims except the written one."""
     n = call.ins[0].dim()
-    dim = call.args[2] % call.ins[0].dim()
-    return _linear([((d, d - (d > dim)), (d,)) for d in range(n) if d != dim], call)
+    dim = call.args[2] % n
+    choices: list[Choice] = [((d, j), (d,)) for d, j in _without(n, dim)]
+    return _linear(choices, call)
 
 
 def unfold(call: OpCall) -> list[Choice]:
     """Shards all dims except the unfolded one and the new last one."""
     n = call.ins[0].dim()
-    return _linear(
-        [((d,), (d,)) for d in range(n) if d != call.args[1] % max(n, 1)], call
-    )
+    dim = call.args[1] % max(n, 1)
+    choices: list[Choice] = [((d,), (d,)) for d in range(n) if d != dim]
+    return _linear(choices, call)
 
 
 def repeat(call: OpCall) -> list[Choice]:
     """Shards dims that are repeated once."""
-    lead = len(call.args[1]) - call.ins[0].dim()
-    return _linear(
-        [
-            ((d,), (d + lead,))
-            for d in range(call.ins[0].dim())
-            if call.args[1][d + lead] == 1
-        ],
-        call,
-    )
+    times = call.args[1]
+    n = call.ins[0].dim()
+    lead = len(times) - n
+    choices: list[Choice] = []
+    for d in range(n):
+        place = d + lead
+        if times[place] == 1:
+            choices.append(((d,), (place,)))
+    return _linear(choices, call)
 
 
 def strided(call: OpCall) -> list[Choice]:
     """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
-    return _linear(
-        [((0,), (0,))] if _rows_apart(call.ins[0], *call.args[1:4]) else [], call
-    )
+    if not _rows_apart(call.ins[0], *call.args[1:4]):
+        return _linear([], call)
+    return _linear([((0,), (0,))], call)
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
     """`strided` for the tensor and the written values."""
-    return _linear(
-        [((0, 0), (0,))] if _rows_apart(call.ins[0], *call.args[2:5]) else [], call
-    )
+    if not _rows_apart(call.ins[0], *call.args[2:5]):
+        return _linear([], call)
+    return _linear([((0, 0), (0,))], call)
 
 
 def _rows_apart(
     x: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> bool:
-    if not x.dim() or not size or offset or not x.is_contiguous() or not x.numel():
+    if not x.dim() or not x.is_contiguous() or not x.numel():
         return False
-    reach = sum(
-        (n - 1) * step for n, step in zip(size[1:], stride[1:], strict=True)
-    )
-    return (
-        size[0] == x.shape[0]
-        and stride[0] == x.stride(0)
-        and 0 not in size
-        and reach < x.stride(0)
-    )
+    if not size or offset or 0 in size:
+        return False
+    rows, *sizes = size
+    step, *steps = stride
+    reach = sum((n - 1) * s for n, s in zip(sizes, steps, strict=True))
+    row = x.stride(0)
+    return rows == x.shape[0] and step == row and reach < row
 
 
 TABLE: dict[object, Rule] = {

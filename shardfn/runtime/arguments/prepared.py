@@ -97,7 +97,8 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
 
 def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
     """The DTensor of local tensors, placed like another."""
-    x, is_simulated = locals_[0], current_world().kind == "simulated"
+    x = locals_[0]
+    is_simulated = current_world().kind == "simulated"
     local = SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
     spec = _compat.dtensor_spec(
         like.device_mesh, like.placements, like.shape, like.stride(), x.dtype

@@ -41,7 +41,8 @@ def maker(placed: Placed, captured: Captured, partition: Plan) -> Maker | None:
 
 def in_tree(captured: Captured) -> Callable[[list[Any]], Any]:
     """A function from the results of a call to the tree that it returns."""
-    tree, constants = captured.program.out_tree, captured.program.out_leaves
+    tree = captured.program.out_tree
+    constants = captured.program.out_leaves
     unflatten = _tree.unflatten
     if all(c is TENSOR for c in constants):
         return lambda outs: unflatten(tree, outs)

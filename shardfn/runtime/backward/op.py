@@ -45,7 +45,8 @@ class Differentiable:
         """The results, and the tensors that autograd is to keep."""
         outs = self.execute(leaves)
         count = len(self.backward.has_derivative())
-        own, values = outs[:count], outs[count:]
+        own = outs[:count]
+        values = outs[count:]
         results = own if self.make is None else self.make(own)
         return results, self.backward.saved(leaves, results, values)
 

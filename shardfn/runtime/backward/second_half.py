@@ -68,7 +68,8 @@ class Backward:
 
     @specs.default
     def _specs(self) -> list[Any]:
-        followed, slots = self.request.followed, self.halves.backward.outs
+        followed = self.request.followed
+        slots = self.halves.backward.outs
         assert followed is not None
         kinds = dict(zip(self.placed.tensors, self.placed.dtensors, strict=True))
         closed = [isinstance(x, DTensor) for x in followed.closed_over]

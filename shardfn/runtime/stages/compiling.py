@@ -95,7 +95,8 @@ def _donations(program: LocalProgram, donated: Sequence[int]) -> dict[int, int]:
 
 
 def _alike(a: torch.fx.Node, b: torch.fx.Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
+    x = a.meta["val"]
+    y = b.meta["val"]
     return (x.shape, x.stride(), x.dtype, x.device) == (
         y.shape,
         y.stride(),

@@ -45,7 +45,8 @@ def followed_capture(
             break
         closed += tuple(outside.tensors[i] for i in lost)
         names += tuple(outside.names[i] for i in lost)
-    derivative, count = captured.derivative, len(placed.followed)
+    derivative = captured.derivative
+    count = len(placed.followed)
     reached = derivative.primals[count:] if derivative is not None else ()
     pairs = zip(closed, reached, strict=True)
     known = [x for x, is_reached in pairs if is_reached]

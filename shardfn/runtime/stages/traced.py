@@ -117,7 +117,8 @@ class Traced:
 
     def _marks_of(self, x: torch.Tensor) -> Marks:
         """The placements of a closed-over tensor: a plain one is replicated."""
-        axes, mesh = self.placed.axes, self.placed.mesh
+        axes = self.placed.axes
+        mesh = self.placed.mesh
         if not isinstance(x, DTensor) or mesh is None:
             return ("R",) * len(axes.names)
         if x.device_mesh != mesh:
@@ -289,7 +290,8 @@ class Lowered:
 
     def compile(self, backend: str | None = None) -> Compiled:
         """Stage 4: compile the program."""
-        request, placed = self.traced.request, self.traced.placed
+        request = self.traced.request
+        placed = self.traced.placed
         backend = backend or request.backend
         captured = self.traced.captured
         return Compiled(

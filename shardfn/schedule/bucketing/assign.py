@@ -144,7 +144,8 @@ def _first_steps(flow: Flow) -> set[int]:
     for i, sent in flow.transfers.items():
         if sent[0].wish is not None or sent[0].kind != ALL_REDUCE:
             continue
-        cone, queue = {i}, flow.sources(i)
+        cone = {i}
+        queue = flow.sources(i)
         while queue and len(cone) <= FEW:
             step = queue.pop()
             if step not in cone:
@@ -306,7 +307,8 @@ class _Wanted:
 
 
 def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
-    first, leaf = batch.members[0].wish, transfer.wish
+    first = batch.members[0].wish
+    leaf = transfer.wish
     assert first is not None and leaf is not None
     fix = "separate buckets for them"
     got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"

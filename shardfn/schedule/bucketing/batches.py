@@ -60,7 +60,9 @@ def reaches(
         depends: bits: the batches to begin with.
         target: the batch to reach.
     """
-    goal, seen, left = 1 << target.index, depends, depends & chained
+    goal = 1 << target.index
+    seen = depends
+    left = depends & chained
     while left and not seen & goal:
         lowest = left & -left
         more = batches[lowest.bit_length() - 1].depends & ~seen
@@ -180,10 +182,8 @@ def _refuse_circles(
     }
     for later, earlier in after.items():
         if later in _reached(edges, edges[earlier]):
-            first, second = (
-                listed[earlier].leaves[0].wish,
-                listed[later].leaves[0].wish,
-            )
+            first = listed[earlier].leaves[0].wish
+            second = listed[later].leaves[0].wish
             assert first is not None and second is not None
             got = (
                 f"the bucket of {first.leaf} stands before that of {second.leaf}, on which "
@@ -195,7 +195,8 @@ def _refuse_circles(
 
 def _reached(edges: Mapping[int, Sequence[int]], start: Sequence[int]) -> set[int]:
     """These batches and all batches before them."""
-    seen, queue = set[int](), [*start]
+    seen = set[int]()
+    queue = [*start]
     while queue:
         i = queue.pop()
         if i not in seen:

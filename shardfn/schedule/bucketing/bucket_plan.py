@@ -152,7 +152,8 @@ def _unbucketed(level: Level, t: Transfer) -> Unbucketed:
 def _bucket(
     level: Level, number: int, batch: Batch, regions: Mapping[str, int]
 ) -> Bucket:
-    steps, members = level.flow, batch.leaves
+    steps = level.flow
+    members = batch.leaves
     first = members[0]
     sources = [
         s

@@ -44,7 +44,8 @@ def _is_light(t: Transfer) -> bool:
 
 def _is_last(flow: Flow, step: int) -> bool:
     """Whether few steps follow, and none of them sends."""
-    seen, queue = set[int](), [*flow.readers[step]]
+    seen = set[int]()
+    queue = [*flow.readers[step]]
     while queue and len(seen) <= FEW:
         reader = queue.pop()
         if reader in seen:

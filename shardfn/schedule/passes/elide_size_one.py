@@ -12,10 +12,8 @@ def elide_size_one(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     """The graph with each such collective, and its wait, replaced by its input."""
     if all(n > 1 for n in agenda.axes.sizes):
         return graph
-    out, sizes = (
-        copied(graph),
-        dict(zip(agenda.axes.names, agenda.axes.sizes, strict=True)),
-    )
+    out = copied(graph)
+    sizes = dict(zip(agenda.axes.names, agenda.axes.sizes, strict=True))
     for node in list(out.nodes):
         record = node.meta.get("collective")
         if record is None or sizes[record.axis] > 1:

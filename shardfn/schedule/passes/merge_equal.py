@@ -19,7 +19,8 @@ def merge_equal(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
     keys = [node.meta["moved"] for node in graph.nodes if "moved" in node.meta]
     if len(set(keys)) == len(keys):
         return graph
-    out, first = copied(graph), dict[Any, torch.fx.Node]()
+    out = copied(graph)
+    first = dict[Any, torch.fx.Node]()
     for node in list(out.nodes):
         key = node.meta.get("moved")
         if key is None:

@@ -24,7 +24,8 @@ def rows_of(
         TreeError: leaves without dims, or with first dims of different sizes.
     """
     if length is not None and not (is_number(length) and length >= 0):
-        got, fix = f"length is {length!r}", "length=None if xs is given"
+        got = f"length is {length!r}"
+        fix = "length=None if xs is given"
         raise TreeError.of(
             f"{name}, length", got, needed="an int, 0 or more", fix=fix
         )
@@ -239,7 +240,8 @@ def _joins(yes: Any, no: Any, a: Any, b: Any) -> bool:
 
 def _joins_tensor(number: str, tensor: Any) -> bool:
     """Whether a number of one branch can be the tensor of the other."""
-    shape, dtype = tensor[0], tensor[1]
+    shape = tensor[0]
+    dtype = tensor[1]
     return shape == () and number in CONSTANTS["numbers"] and _holds(dtype, number)
 
 

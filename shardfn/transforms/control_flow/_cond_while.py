@@ -75,7 +75,8 @@ def _cond(
         like = yes
         yes = _branch_region(name, true_fn, operands, like, dtypes)
         no = _branch_region(name, false_fn, operands, like, dtypes)
-    first, second = _tree.tensors(yes), _tree.tensors(no)
+    first = _tree.tensors(yes)
+    second = _tree.tensors(no)
     if not first:
         return yes
     outs = endings.cond(pred.reshape(()).to(torch.bool), first, second)
@@ -119,7 +120,8 @@ def _branch(name: str, out: Any, like: Any) -> list[Any]:
 
 def _dtypes(name: str, yes: Any, no: Any) -> tuple[torch.dtype | None, ...]:
     """For each leaf of two branches the dtype of its numbers, or None without numbers."""
-    first, second = _tree.quick_leaves((yes,)), _tree.quick_leaves((no,))
+    first = _tree.quick_leaves((yes,))
+    second = _tree.quick_leaves((no,))
     constants = [
         tuple([None if isinstance(x, torch.Tensor) else x for x in side])
         for side in (first, second)
@@ -149,7 +151,8 @@ def _cond_eagerly(
     """
     name = f"cond({name_of(true_fn)}, {name_of(false_fn)})"
     check_choice(f"{name}, pred", kind(pred))
-    yes, truth = true_fn(*operands), pred.reshape(()).to(torch.bool)
+    yes = true_fn(*operands)
+    truth = pred.reshape(()).to(torch.bool)
     others = _branch(name, false_fn(*operands), yes)
     dtypes = _dtypes(name, yes, _tree.refill((yes,), others)[0])
     pairs = zip(

@@ -76,15 +76,17 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     columns = _columns(xs)
     count = rows_of(name, *leaf_kinds(xs, "xs"), length)
     check_carry(name, *leaf_kinds(init, "init"))
-    first_row = [x[0] if count else x.new_zeros(x.shape[1:]) for x in columns]
-    after, y = _step_region(name, f, init, xs, [*carries, *first_row])
+    row = [x[0] for x in columns] if count else _zero_row(columns)
+    after, y = _step_region(name, f, init, xs, [*carries, *row])
     ys = _tree.tensors(y)
     if not carries and not ys:
         return init, y
     outs = endings.scan([*after, *ys], carries, columns, count, reverse)
     ends = outs[: len(carries)]
-    stacked = outs[len(carries) :]
-    return _tree.with_tensors(init, ends), _tree.with_tensors(y, stacked)
+    stacked = outs[len(carries) :]  # each (count, *shape of y)
+    carry = _tree.with_tensors(init, ends)
+    results = _tree.with_tensors(y, stacked)
+    return carry, results
 
 
 def _step_region(
@@ -97,10 +99,14 @@ def _step_region(
 
     def run(*tensors: torch.Tensor) -> Any:
         carry = _tree.with_tensors(init, tensors[:count])
-        out = f(carry, _row(xs, tensors[count:]))
+        row = _row(xs, tensors[count:])
+        out = f(carry, row)
         after, y = _step(name, out, init)
-        outs = bodies.leave([*after, *_tree.tensors(y)])
-        return outs[:count], _tree.with_tensors(y, outs[count:])
+        ys = _tree.tensors(y)
+        outs = bodies.leave([*after, *ys])
+        ends = outs[:count]
+        y = _tree.with_tensors(y, outs[count:])
+        return ends, y
 
     return bodies.region(run, inputs)
 
@@ -108,6 +114,11 @@ def _step_region(
 def _columns(xs: Any) -> list[torch.Tensor]:
     """The tensors over whose slices a scan runs."""
     return [] if xs is None else _tree.tensors(xs)
+
+
+def _zero_row(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Zeros with the shapes of one slice, where there is none."""
+    return [x.new_zeros(x.shape[1:]) for x in columns]
 
 
 def _row(xs: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -127,7 +138,9 @@ def _step(name: str, out: Any, init: Any) -> tuple[list[torch.Tensor], Any]:
         scalar(x, axis_names.device()) if isinstance(x, NUMBERS) else x
         for x in leaves
     ]
-    return carried(name, after, init), _tree.refill((y,), filled)[0]
+    carry = carried(name, after, init)
+    (y,) = _tree.refill((y,), filled)
+    return carry, y
 
 
 def _scan_eagerly(
@@ -144,23 +157,30 @@ def _scan_eagerly(
         return _no_steps(name, f, init, xs)
     carry = init
     results = []
-    for i in reversed(range(count)) if reverse else range(count):
-        out = f(carry, _row(xs, [x[i] for x in columns]))
+    steps = range(count)
+    for i in reversed(steps) if reverse else steps:
+        slices = [x[i] for x in columns]
+        row = _row(xs, slices)
+        out = f(carry, row)
         after, y = _step(name, out, init)
         carry = _tree.with_tensors(init, after)
         results.append(y)
     if reverse:
         results = list(reversed(results))
-    ys = zip(*[_tree.tensors(y) for y in results], strict=True)
+    rows = [_tree.tensors(y) for y in results]
+    ys = zip(*rows, strict=True)
     stacked = [torch.stack(column) for column in ys]
     return carry, _tree.with_tensors(results[0], stacked)
 
 
 def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
     """The result of a scan of length 0: its carry, and outputs of length 0."""
-    row = _row(xs, [x.new_zeros(x.shape[1:]) for x in _columns(xs)])
-    _, y = _step(name, f(init, row), init)
-    empty = [x.new_zeros((0, *x.shape)) for x in _tree.tensors(y)]
+    zeros = _zero_row(_columns(xs))
+    row = _row(xs, zeros)
+    out = f(init, row)
+    _, y = _step(name, out, init)
+    ys = _tree.tensors(y)
+    empty = [x.new_zeros((0, *x.shape)) for x in ys]
     return init, _tree.with_tensors(y, empty)
 
 
@@ -187,9 +207,13 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     if _compat.is_in_dynamo():
         return _map(f, (), xs)
     if _compat.is_tracing() or _compat.inside_transform():
-        return _scan_eagerly(lambda carry, x: (carry, f(x)), (), xs, None, False)[1]
+        step = lambda carry, x: (carry, f(x))
+        _, ys = _scan_eagerly(step, (), xs, None, False)
+        return ys
     return Controlled((f,), _map, ())(xs)
 
 
 def _map(f: Any, settings: tuple[Any, ...], xs: Any) -> Any:
-    return _scan(lambda carry, x: (carry, f(x)), (None, False), (), xs)[1]
+    step = lambda carry, x: (carry, f(x))
+    _, ys = _scan(step, (None, False), (), xs)
+    return ys

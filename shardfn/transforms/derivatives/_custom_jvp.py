@@ -68,7 +68,8 @@ class CustomJvp(Custom):
         check_pair(
             self.__name__, is_pair, "the rule", "(result, tangent of the result)"
         )
-        theirs, paths = "those of the function", ("result", "result")
+        theirs = "those of the function"
+        paths = ("result", "result")
         after = paired(
             self.__name__, found[0], out, ("the results of the rule", theirs), paths
         )

@@ -45,7 +45,8 @@ class Flat:
 
     def value(self, floating: Iterable[Any], others: Iterable[Any]) -> Any:
         """The tree of the value, with these tensors."""
-        first, second = iter(floating), iter(others)
+        first = iter(floating)
+        second = iter(others)
         tensors = [
             next(first) if _tree.is_floating(x) else next(second)
             for x in _tree.tensors(self.returned[0])
@@ -66,7 +67,8 @@ def differentiated(
         A function of the same arguments, of (value, gradients): those of the leaves, then those
         of the tensors that fn closes over. Each has the placements of its tensor.
     """
-    numbers, closed_over = followed.leaves, list(followed.closed_over)
+    numbers = followed.leaves
+    closed_over = list(followed.closed_over)
     wishes = followed.wishes
 
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:

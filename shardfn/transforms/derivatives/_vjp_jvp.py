@@ -48,7 +48,8 @@ class Forward(Evaluated):
 
     def inline(self, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         flat = self.flattened(primals)
-        names, paths = ("the tangents", "the primals"), ("tangents", "primals")
+        names = ("the tangents", "the primals")
+        paths = ("tangents", "primals")
         given = paired(f"jvp({name_of(self.fn)})", tangents, primals, names, paths)
         pairs = zip(given, _tree.quick_leaves(primals), strict=True)
         dots = tuple([t for t, x in pairs if _tree.is_floating(x)])
@@ -88,7 +89,8 @@ def flattened(
         TreeError: an argument is a Python float, whose derivative would be lost.
     """
     paths = _tree.quick_paths(primals, "primals")
-    where, got = f"{verb}({name_of(fn)})", kinds(_tree.quick_leaves(primals))
+    where = f"{verb}({name_of(fn)})"
+    got = kinds(_tree.quick_leaves(primals))
     check_leaves(where, "an argument has no derivative", paths, got, "primals")
     return Flattened(fn, primals, tuple(range(len(primals))), {}, has_aux)
 
@@ -98,13 +100,15 @@ def pulled(
 ) -> Any:
     """The cotangents of the primals, in their trees. None for a leaf without a derivative."""
     value = flat.returned[0][0][0]
-    names, paths = ("the cotangents", "the results"), ("cotangent", "result")
+    names = ("the cotangents", "the results")
+    paths = ("cotangent", "result")
     given = paired(f"vjp({name})", cotangent, value, names, paths)
     pairs = zip(given, _tree.quick_leaves((value,)), strict=True)
     cotangents = [
         _materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)
     ]
-    found, primals = list(pull(tuple(cotangents))), list(flat.primals)
+    found = list(pull(tuple(cotangents)))
+    primals = list(flat.primals)
     return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
 
 

@@ -29,7 +29,8 @@ from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from ._collectives import of_rank
 
-FROM_LOCAL, DISTRIBUTE = "DTensor.from_local", "distribute_tensor"
+FROM_LOCAL = "DTensor.from_local"
+DISTRIBUTE = "distribute_tensor"
 
 
 @_compat.read_by_dynamo
@@ -200,7 +201,8 @@ def _made(
     what = f"torch.distributed.tensor.{name}"
     size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
     shape = tuple([int(n) for n in size])
-    mesh, placements = options.get("device_mesh"), options.get("placements")
+    mesh = options.get("device_mesh")
+    placements = options.get("placements")
     rows = checks.placed_on(what, mesh, None, _said(placements), shape)
     checks.refuse_partial(what, rows)
     x = make(shape, dtype=options.get("dtype"))

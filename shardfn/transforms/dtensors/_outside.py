@@ -86,7 +86,8 @@ def _unread(x: ShapeDtype, device: str) -> UnreadTensor:
 
 def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
     """A global tensor with one element of dim 0 for each rank: its own x."""
-    count, world = mesh.size(), current_world()
+    count = mesh.size()
+    world = current_world()
     if _compat.holds_tensors(x):
         tensors, shell = _compat.opened(x)
         shape = (count, *shell.shape)

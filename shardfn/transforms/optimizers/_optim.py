@@ -72,7 +72,8 @@ class Optim:
             >>> opt.init({"w": torch.ones(2)})
             {'w': {'step': tensor(0.), 'sum': tensor([0., 0.])}}
         """
-        leaves, paths = _tree.tensors(params), dotted_paths(params)
+        leaves = _tree.tensors(params)
+        paths = dotted_paths(params)
         shapes = described(leaves)
         names = self.checked(paths, shapes, shapes, [], list(options))
         if not is_captured():
@@ -118,7 +119,8 @@ class Optim:
             >>> params
             {'w': tensor([0.5000, 0.5000])}
         """
-        leaves, paths = _tree.tensors(params), dotted_paths(params)
+        leaves = _tree.tensors(params)
+        paths = dotted_paths(params)
         paired, wrong = beside(params, grads, BESIDE)
         self.checked(
             paths, described(leaves), described(paired), wrong, list(options)

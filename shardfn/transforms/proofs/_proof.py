@@ -167,7 +167,8 @@ def _captured_gradient(
     Raises:
         RuleError: it cannot be captured.
     """
-    target, tensors = sample.call.target, tuple(sample.tensors)
+    target = sample.call.target
+    tensors = tuple(sample.tensors)
     paths = [f"input {i}" for i in range(len(tensors))]
     gradient = grad(loss, floating).inline
     try:

@@ -36,6 +36,7 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
     if isinstance(fn, Bound):
         fn, args = fn.func, (*fn.args, *args)
     if not isinstance(fn, Transformed):
-        got, fix = f"{name_of(fn)} is not a transformed function", "sf.jit(fn)"
+        got = f"{name_of(fn)} is not a transformed function"
+        fix = "sf.jit(fn)"
         raise ShardError.of("explain_retrace", got, fix=fix)
     return fn.explain_retrace(*args, **kwargs)

@@ -50,7 +50,8 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
         placements, x, ("placements", "the values"), "", is_constraint
     )
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
-    leaves, paths = _tree.quick_leaves((x,)), _tree.quick_paths(x, "")
+    leaves = _tree.quick_leaves((x,))
+    paths = _tree.quick_paths(x, "")
     rows = [
         (leaf, spec, path)
         for leaf, spec, path in zip(leaves, specs, paths, strict=True)

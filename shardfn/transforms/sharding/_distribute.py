@@ -73,7 +73,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         raise TreeError.of(
             "distribute", "placements does not match the tree", *error.args
         ) from None
-    out, wrong = [], []
+    out = []
+    wrong = []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
         try:
             marks = (
@@ -101,7 +102,8 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
 
 
 def _placed(x: torch.Tensor, mesh: Any, marks: Marks) -> DTensor:
-    axes, world = axes_of(mesh), current_world()
+    axes = axes_of(mesh)
+    world = current_world()
     x = x if layout.is_dense(x.shape, x.stride()) else x.contiguous()
     spec = _compat.dtensor_spec(
         mesh, torch_placements(marks), x.shape, x.stride(), x.dtype
@@ -198,7 +200,8 @@ def from_local(x: Any, mesh: Any, placements: Any) -> DTensor:
         torch.Size([4, 3])
     """
     check_mesh("from_local", mesh)
-    axes, world = axes_of(mesh), current_world()
+    axes = axes_of(mesh)
+    world = current_world()
     refuse_elsewhere("from_local", mesh)
     is_simulated = world.kind == "simulated"
     shards = _given_shards(x, mesh.size(), is_simulated)
@@ -336,7 +339,8 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
     """The global tensor of a dtype that Gloo does not carry. A complex tensor is sent as pairs,
     any other one in a wider dtype.
     """
-    local, is_complex = _compat.local_tensor(x), x.dtype.is_complex
+    local = _compat.local_tensor(x)
+    is_complex = x.dtype.is_complex
     carried = (
         torch.view_as_real(local.contiguous())
         if is_complex

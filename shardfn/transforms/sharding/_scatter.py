@@ -286,7 +286,8 @@ def _permuted(
     if len(names) == 1 and names[0][2] == axis_names.MESH:
         return shard_map.ppermute(x, names[0][0], print_pairs(pairs))
     n = count(names)
-    source_of, comes = [0] * n, [False] * n
+    source_of = [0] * n
+    comes = [False] * n
     for a, b in pairs:
         source_of[b], comes[b] = a, True
     index = linear_index(names)

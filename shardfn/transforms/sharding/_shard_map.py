@@ -140,7 +140,8 @@ def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
 
 def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
     """A result with global tensors for local ones, which may be terms of a Partial sum."""
-    leaves, paths = [], _tree.quick_paths(out[0], "result")
+    leaves = []
+    paths = _tree.quick_paths(out[0], "result")
     rows = zip(_tree.quick_leaves(out), paths, texts, strict=True)
     for x, path, (text, partial, shares) in rows:
         if isinstance(x, torch.Tensor):

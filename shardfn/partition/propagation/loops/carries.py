@@ -204,7 +204,8 @@ def fixed_point(
         consts: the placements of the constants around the loop.
         later: gradients that stay Partial.
     """
-    axes, init = body.walk.axes, body.init
+    axes = body.walk.axes
+    init = body.init
     carries = [_first_try(value, body.walk) for value in init]
     inner = body.inside(consts, carries, later)
     for _ in range(ROUNDS):
@@ -220,7 +221,8 @@ def fixed_point(
         ]
         if (entering, hoisted) == (carries, consts):
             break
-        carries, consts = entering, hoisted
+        carries = entering
+        consts = hoisted
         inner = body.inside(consts, carries, later)
     return FixedPoint(carries, consts, inner)
 
@@ -278,7 +280,8 @@ def _changed(
     body: LoopBody, k: int, result: torch.fx.Node, before: Marks, after: Marks
 ) -> PlacementError:
     """The error for a carry that enters at one placement and leaves at another."""
-    axes, source = body.walk.axes, result.meta.get("source")
+    axes = body.walk.axes
+    source = result.meta.get("source")
     fix = (
         "constrain the initial carry to the placement with which the function returns it, or "
         "drop the constraint inside"

@@ -40,7 +40,8 @@ def nest(walk: Walk, node: torch.fx.Node) -> None:
     Raises:
         PlacementError: a carry is constrained to a placement that differs from its initial one.
     """
-    loop, values = loop_of(node), [walk.values[x] for x in args_of(node)]
+    loop = loop_of(node)
+    values = [walk.values[x] for x in args_of(node)]
     placed = PLACE[type(loop)](walk, node, loop, values)
     ins = tuple(
         walk.redistribute(value, marks, node, implicit=True)
@@ -170,7 +171,8 @@ def _agreed(walk: Walk, yes: Value, no: Value) -> Marks:
     """One placement for a result of two branches. If it is Partial in both, it stays Partial
     and is reduced once, after the cond.
     """
-    first, second = _leaving(yes, walk.axes), _leaving(no, walk.axes)
+    first = _leaving(yes, walk.axes)
+    second = _leaving(no, walk.axes)
     if yes.fill is not None:
         return _like_other(yes, no, second)
     if no.fill is not None:
