@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import effort
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
