@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from .. import _compat
 from ..capture.modules.built import Building
 from ..errors import CaptureError, TreeError
 from ..placements import P
+from ..plans.patterns import compiled
 from ..random.checks import check_key
 from ._functionalize import Functional, functionalize
 from ._jit import jit
@@ -39,9 +39,10 @@ def init(
         module_fn: builds and returns an nn.Module, with torch's default initialisation,
             `torch.nn.init` or its own. It is called several times, without values.
         mesh: a DeviceMesh; None for one device.
-        placements: for all parameters one `P`, or a dict from names or patterns (fnmatch, such
-            as "*.weight") of parameters and buffers to `P`s, of which the first that fits
-            counts. The others are replicated. `sf.placements` and `sf.fsdp` return such dicts.
+        placements: for all parameters one `P`, or a dict from names or patterns (those of
+            `sf.placements`, such as "**.weight") of parameters and buffers to `P`s, of which
+            the first that fits counts. The others are replicated. `sf.placements` and `sf.fsdp`
+            return such dicts.
         key: int64 (2,), replicated.
         backend: "inductor" or "aten", as for `jit`.
 
@@ -123,12 +124,12 @@ def _placements(
         return dict.fromkeys(names[0], P() if given is None else given), replicated
     every = [*names[0], *names[1]]
     for pattern in given:
-        if not fnmatch.filter(every, pattern):
+        if not any(map(compiled(pattern).fullmatch, every)):
             raise TreeError.of(
                 name,
                 f"{pattern!r} fits no parameter and no buffer",
                 needed=f"names such as {', '.join(every[:4])}",
-                fix="a pattern of fnmatch, such as '*.weight'",
+                fix="a pattern such as '**.weight'",
                 arg_path=f"placements[{pattern!r}]",
             )
     found = {path: _first(path, given) for path in every}
@@ -138,5 +139,6 @@ def _placements(
 
 def _first(path: str, given: Mapping[str, Any]) -> Any:
     """The placement of the first pattern that fits a name."""
-    fitting = (p for pattern, p in given.items() if fnmatch.fnmatch(path, pattern))
+    rows = given.items()
+    fitting = (p for pattern, p in rows if compiled(pattern).fullmatch(path))
     return next(fitting, P())

@@ -145,10 +145,10 @@ def test_a_module_on_a_mesh_is_placed_by_the_first_pattern_that_fits() -> None:
     with sf.fake_world(6):
         mesh = sf.make_mesh((2, 3), ("dp", "tp"))
         placements = {
-            "*.linear1.*": P("tp"),
-            "*.linear2.weight": P(None, "tp"),
+            "**.linear1.*": P("tp"),
+            "**.linear2.weight": P(None, "tp"),
             "table": P("dp"),
-            "*.weight": P("dp"),
+            "**.weight": P("dp"),
         }
         fn, params, buffers = sf.init(Model, mesh, placements, KEY)
         _assert_same(params | buffers, alone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from ... import _compat
 from ...errors import TreeError
+from ...plans.patterns import compiled
 
 Options = Mapping[str, Any]
 PURE = {
@@ -49,21 +49,21 @@ class Recipe:
         """
         unused = []
         for pattern, _ in self.groups:
-            if not fnmatch.filter(paths, pattern):
+            if not any(map(compiled(pattern).fullmatch, paths)):
                 unused.append(pattern)
         if unused:
             raise TreeError.of(
                 self.name,
                 *(f"{pattern!r} fits no parameter" for pattern in unused),
                 needed=f"paths such as {', '.join(paths[:4])}",
-                fix="a pattern of fnmatch over dotted paths, such as '*.bias'",
+                fix="a pattern of dotted paths, such as '**.bias'",
                 arg_path=f"groups[{unused[0]!r}]",
             )
 
     def group_of(self, path: str) -> int:
         """The number of the group of a parameter: the first pattern that fits counts."""
         for i, (pattern, _) in enumerate(self.groups):
-            if fnmatch.fnmatchcase(path, pattern):
+            if compiled(pattern).fullmatch(path):
                 return i + 1
         return 0
 

@@ -208,9 +208,9 @@ def optim(
     Args:
         cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
             the new values of parameters and `self.state[p]` from those before.
-        groups: for patterns (fnmatch over dotted paths, such as "*.bias") the options of the
+        groups: for patterns (as in `sf.placements`, such as "**.bias") the options of the
             parameters that fit, of which the first that fits counts:
-            `{"*.bias": dict(weight_decay=0.0)}`.
+            `{"**.bias": dict(weight_decay=0.0)}`.
         options: arguments of the class, besides the parameters: numbers, not tensors. `foreach`,
             `fused` and `capturable` count outside of captured functions.
 
