@@ -25,9 +25,14 @@ def constructors_simulated() -> AbstractContextManager[None]:
 
 
 def made(
-    construct: Callable[..., Any], cls: Any, local: Any, spec: Any, **options: Any
+    construct: Callable[..., Any],
+    cls: Any,
+    local_tensor: Any,
+    spec: Any,
+    **options: Any,
 ) -> Any:
-    """DTensor's constructor. A plain local tensor is that of each rank."""
+    """DTensor's constructor, with its names. A plain local tensor is that of each rank."""
+    local = local_tensor
     if cls is not DTensor or _as_torch_does():
         return construct(cls, local, spec, **options)
     if type(local) in PLAIN:

@@ -278,6 +278,40 @@ def test_sharded_parameters_in_a_module_train_as_on_one_device() -> None:
     torch.testing.assert_close(full, [p.detach() for p in wanted.parameters()])
 
 
+def scaled(
+    model: nn.Module, call: Callable[..., torch.Tensor], scale: float
+) -> Any:
+    """Steps under torch's GradScaler, and the scale after them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(call(X.float(), Y)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return [full(p) for p in model.parameters()], scaler.get_scale()
+
+
+@pytest.mark.parametrize("scale", [1024.0, 2.0**127], ids=["finite", "overflow"])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_grad_scaler_steps_and_skips_as_on_one_device(
+    scale: float, is_sharded: bool
+) -> None:
+    plain, model = net().float(), net().float()
+    wanted = scaled(plain, lambda x, y: 9 * F.cross_entropy(plain(x), y), scale)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        for module in (model[0], model[2]):
+            for key, p in dict(module.named_parameters()).items():
+                if is_sharded:
+                    placed = sf.distribute(p.detach(), mesh, P("dp"))
+                    setattr(module, key, nn.Parameter(placed))
+        call = lambda x, y: 9 * F.cross_entropy(model(x), y)
+        found = scaled(model, sf.shard(call, mesh, P("dp")), scale)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_module_is_called_under_jit_and_its_parameters_have_gradients() -> None:
     wanted, model = net(), net()
     F.cross_entropy(wanted(X), Y).backward()
