@@ -38,6 +38,7 @@ def captures() -> Any:
         functions=None,
         custom_ops=None,
         dtensors=None,
+        memo=None,
     )
 
 
