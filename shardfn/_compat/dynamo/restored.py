@@ -75,11 +75,11 @@ def _constants(
     from torch._dynamo.variables.base import AttributeMutationExisting
     from torch._dynamo.variables.constant import ConstantVariable
 
+    if not isinstance(variable.mutation_type, AttributeMutationExisting):
+        return {}, {}
     own = getattr(getattr(variable, "value", None), "__dict__", {})
     stored = effects.store_attr_mutations.get(variable, {})
-    is_plain = isinstance(
-        variable.mutation_type, AttributeMutationExisting
-    ) and all(
+    is_plain = all(
         isinstance(x, ConstantVariable) and name in own
         for name, x in stored.items()
     )

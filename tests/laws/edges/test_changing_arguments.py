@@ -6,6 +6,7 @@ parameters are refused. Of two failures each is told.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import random
@@ -180,7 +181,6 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "Sequential": lambda: nn.Sequential(
         nn.ReLU(), nn.LayerNorm(3, dtype=torch.float64)
     ),
-    "BatchNorm1d": lambda: nn.BatchNorm1d(3, dtype=torch.float64),
 }
 GIVEN: dict[str, Callable[[nn.Module], Any]] = {
     "itself": lambda m: m,
@@ -188,15 +188,15 @@ GIVEN: dict[str, Callable[[nn.Module], Any]] = {
     "a partial": functools.partial,
     "a transform of it": sf.checkpoint,
 }
-MAKE: dict[str, Callable[[Any], Any]] = {
-    "shard": lambda f: sf.shard(
-        f, sf.make_mesh((2,), ("a",)), P("a"), backend="aten"
+# ours, and torch's
+MAKE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "shard": (
+        lambda f: sf.shard(f, sf.make_mesh((2,), ("a",)), P("a"), backend="aten"),
+        lambda f: f,
     ),
-    "jit": lambda f: sf.jit(f, backend="aten"),
-    "grad": sf.grad,
-    "value_and_grad": sf.value_and_grad,
-    "vmap": sf.vmap,
-    "jacrev": sf.jacrev,
+    "jit": (lambda f: sf.jit(f, backend="aten"), lambda f: f),
+    "vmap": (sf.vmap, torch.vmap),
+    "jacrev": (sf.jacrev, torch.func.jacrev),
 }
 
 
@@ -206,34 +206,47 @@ MAKE: dict[str, Callable[[Any], Any]] = {
     st.sampled_from(list(GIVEN)),
     st.sampled_from(list(MAKE)),
 )
-def test_a_module_as_the_function_is_refused_by_name(
+def test_a_module_is_a_function_whose_parameters_have_gradients(
     module: str, given: str, make: str
 ) -> None:
-    with (
-        sf.fake_world(2),
-        pytest.raises(
-            sf.TreeError, match=f"the module {module}(.forward)? holds parameters: "
-        ) as error,
-    ):
-        MAKE[make](GIVEN[given](MODULES[module]()))(
-            torch.ones(2, 3, dtype=torch.float64)
-        )
-    assert "sf.functionalize(module)" in error.value.fix
-    assert error.value.source.startswith(__file__)
+    torch.manual_seed(0)
+    own = MODULES[module]()
+    plain = copy.deepcopy(own)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    ours, torchs = MAKE[make]
+    with sf.fake_world(2):
+        got = sf.full(ours(GIVEN[given](own))(x))
+        wanted = torchs(plain)(x)
+        torch.testing.assert_close(got, wanted)
+        got.square().sum().backward()
+        wanted.square().sum().backward()
+    for p, q in zip(own.parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if q.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_a_module_that_writes_to_its_buffers_is_refused_by_name() -> None:
+    norm = nn.BatchNorm1d(3, dtype=torch.float64)
+    with pytest.raises(sf.CaptureError, match="writes to it in place"):
+        sf.jit(norm, backend="aten")(torch.ones(2, 3, dtype=torch.float64))
+    assert (
+        "register_buffer" in error.value.fix or "functionalize" in error.value.fix
+    )
 
 
 def test_a_module_without_parameters_is_a_function() -> None:
     with sf.fake_world(2):
         for make in ("shard", "jit"):
             assert torch.equal(
-                sf.full(MAKE[make](nn.ReLU())(X - 2)), (X - 2).relu()
+                sf.full(MAKE[make][0](nn.ReLU())(X - 2)), (X - 2).relu()
             )
 
 
 def test_a_frozen_module_is_read_by_reference() -> None:
     module = nn.Linear(3, 3, dtype=torch.float64).requires_grad_(False)
     with sf.fake_world(2):
-        fns = [MAKE[make](module) for make in ("jit", "shard")]
+        fns = [MAKE[make][0](module) for make in ("jit", "shard")]
         for _ in range(2):
             for fn in fns:
                 torch.testing.assert_close(sf.full(fn(X)), module(X))
