@@ -86,7 +86,7 @@ from .modules import (
     recurrent,
 )
 from .patches import PATCHES, patched
-from .settings import SETTINGS, settings, without_autocast
+from .settings import SETTINGS, autocast_off, settings, without_autocast
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -158,6 +158,7 @@ __all__ = [
     "SETTINGS",
     "Shell",
     "all_ranks",
+    "autocast_off",
     "backward_hooks_of",
     "backward_of",
     "backward_pre_hooks_of",

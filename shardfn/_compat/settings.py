@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -80,6 +81,11 @@ def _mode(mode: Any) -> Any:
     from torch.utils._device import DeviceContext
 
     return mode.device if type(mode) is DeviceContext else mode
+
+
+def autocast_off() -> AbstractContextManager[None]:
+    """A context in which autocast changes no op."""
+    return _C._DisableAutocast()
 
 
 def without_autocast(

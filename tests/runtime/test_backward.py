@@ -333,6 +333,14 @@ def test_frozen_parameters_have_none() -> None:
     }
 
 
+def test_autocast_around_a_backward_changes_nothing(step: Any) -> None:
+    fn, w = step
+    value = fn(w, X)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value.backward()
+    close(w.grad, gradient())
+
+
 def test_dropout_draws_the_same_in_the_backward() -> None:
     fn = lambda w, x: F.dropout(x @ w, 0.5).square().sum()
     states = []

@@ -75,7 +75,8 @@ class _Op(torch.autograd.Function):
                 name, got, needed=needed, fix=SECOND, source=call_site()
             )
         saved = _saved(name, ctx)
-        return None, None, *half.run(saved, cotangents)
+        with _compat.autocast_off():  # which may be on around loss.backward()
+            return None, None, *half.run(saved, cotangents)
 
 
 def _saved(name: str, ctx: Any) -> list[torch.Tensor]:

@@ -152,11 +152,11 @@ class Backward:
 
     def _executed(self, values: list[Local]) -> list[Any]:
         """The local gradients: in a simulated world those of all ranks."""
-        columns = zip(*values, strict=True)
-        rows = [
-            [laid_out(x, like.stride()) for x, like in zip(row, fakes, strict=True)]
-            for row, fakes in zip(columns, self.inputs, strict=True)
-        ]
+        rows: list[list[torch.Tensor]] = []
+        for rank, fakes in enumerate(self.inputs):
+            own = [value[rank] for value in values]
+            pairs = zip(own, fakes, strict=True)
+            rows.append([laid_out(x, like.stride()) for x, like in pairs])
         values.clear()
         if self.runner is None:
             programs = [self.programs[c] for c in self.everyone]
