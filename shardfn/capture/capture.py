@@ -170,7 +170,7 @@ def _read(
         varying.settle(python, name)
         follow_primals(python)
         graph, outside, out = _flatten(python, inputs, mode)
-    reads = _reads(fn, read, watched)
+    reads = _reads(fn, (*read, *memo.reads), watched)
     return Reading(graph, outside, out, names, reads, recorded.derivative)
 
 

@@ -4,10 +4,12 @@ torch.func.functional_call does, and attributes with constants, such as flags.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+
+from .guards import Itself, Read
 
 SIDE_EFFECTS = "certain side effects happened"  # in torch's error
 
@@ -16,7 +18,8 @@ SIDE_EFFECTS = "certain side effects happened"  # in torch's error
 class Memo:
     """The constants that a function stores in attributes of objects, as a lazy default does.
 
-    Such a write is harmless if the function does not write any more once it has been done.
+    Such a write is harmless if the function does not write any more once it has been done, as
+    long as the attributes stay as they are: they are reads of the captured function.
     """
 
     constants: dict[tuple[int, str], tuple[Any, str, Any]] = attrs.field(
@@ -24,11 +27,20 @@ class Memo:
     )
     before: list[tuple[Any, str, Any]] = attrs.field(factory=list)
     is_all: bool = True  # whether the function writes nothing else
+    reads: list[Read] = attrs.field(
+        factory=list
+    )  # attributes that stay as they are
 
     def note(self, owner: Any, attributes: dict[str, Any]) -> None:
         """Add the writes to one object."""
         for name, value in attributes.items():
             self.constants[id(owner), name] = owner, name, value
+
+    def note_read(self, owner: Any, attributes: Iterable[str]) -> None:
+        """Add attributes of an object that the function stores as they are."""
+        scope = "scope", Itself(owner)
+        for name in attributes:
+            self.reads.append(Read((scope, ("attr", name)), "CONSTANT_MATCH", None))
 
     def write(self, error: Exception) -> bool:
         """Do the writes, if they are the reason why a function was refused, and the only one."""
@@ -53,6 +65,7 @@ def is_changed(
         return False
     own, attributes = _constants(effects, variable)
     if attributes and all(_is_same(own.get(k), x) for k, x in attributes.items()):
+        memo.note_read(variable.value, attributes)
         return False
     if attributes:
         memo.note(variable.value, attributes)

@@ -153,7 +153,7 @@ def _join_dim(b: Builder, x: torch.fx.Node, dim: int) -> torch.fx.Node:
 
 
 def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
-    """Move the dim to the front. Collectives split dim 0, so it must exist and hold whole
+    """Move the dim to the front. Collectives split dim 0, so it must exist and hold full
     chunks.
     """
     flat_shape = [-1] if _shape(x).numel() else [0]
