@@ -72,3 +72,14 @@ def test_every_dtype_is_gathered_exchanged_reduced_and_scattered(
         simulated = everything()
     for found in (*ranks, simulated):
         torch.testing.assert_close(found[str(dtype)], wanted, rtol=0, atol=0)
+
+
+def test_booleans_are_sent_as_bytes_which_no_compiler_promotes() -> None:
+    """Inductor gathers booleans as int64 (torch 2.13)."""
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        fn = sf.shard(lambda x: sf.constrain(x, P()), mesh, P("a"))
+        lowered = fn.lower(torch.ones(6, dtype=torch.bool))
+    nodes = lowered.program.graph.nodes
+    sent = [n.all_input_nodes[0] for n in nodes if "collective" in n.meta]
+    assert [x.meta["val"].dtype for x in sent] == [torch.uint8]
