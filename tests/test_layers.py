@@ -73,12 +73,13 @@ OPTIONAL = {
     "matplotlib",
     "jax",
     "triton",
+    "scipy",  # not optional, but slow to import
 }  # may be imported inside a function
 LATE = {
     "_compat"
 }  # may import torch late: torch._dynamo changes os.environ when it is imported
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
-HEAVY = ["matplotlib", "rich", "jax", "torch._dynamo", "torch._inductor"]
+HEAVY = ["matplotlib", "scipy", "rich", "jax", "torch._dynamo", "torch._inductor"]
 MAX_DENSITY = 9.0  # AST nodes a line of code
 
 # What is still too large. These lists only shrink: an entry that is small enough must be removed.

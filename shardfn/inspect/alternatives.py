@@ -11,7 +11,9 @@ import attrs
 import torch
 
 from ..partition import plan
-from ..partition.propagation.walk import Walk, walked
+from ..partition.propagate import walked
+from ..partition.propagation.choose import Placed
+from ..partition.propagation.walk import Walk
 from ..partition.rule_api.strategy import OpCall
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
 
@@ -38,8 +40,8 @@ Considered = dict[tuple[int, int], tuple[Alternative, ...]]
 class _Noting(Walk):
     """A walk that records the strategies it considers."""
 
-    def __init__(self, axes: MeshAxes, name: str) -> None:
-        super().__init__(axes, name)
+    def __init__(self, axes: MeshAxes, name: str, advice: Any) -> None:
+        super().__init__(axes, name, advice)
         self.weighed: dict[int, list[Alternative]] = collections.defaultdict(
             list
         )  # for the op at hand, by axis
@@ -54,6 +56,12 @@ class _Noting(Walk):
             )
             self.noted[made[0].number, axis] = tuple(ranked)
         self.weighed.clear()
+
+    def choose(
+        self, call: OpCall, values: list[Any], node: torch.fx.Node
+    ) -> Placed:
+        found = self.weigh(call, values, node)
+        return super().choose(call, values, node) if node in self.advice else found
 
     def price(
         self,
@@ -89,9 +97,16 @@ class _Noting(Walk):
 
 
 def considered(
-    program: Program, axes: MeshAxes, in_marks: Any, out_marks: Any, unreduced: Any
+    program: Program,
+    axes: MeshAxes,
+    in_marks: Any,
+    out_marks: Any,
+    unreduced: Any,
+    advice: Any = None,
 ) -> Considered:
-    """Every strategy of each op of a Program, with its cost. The arguments are those of `plan`."""
-    walk = _Noting(axes, program.name)
+    """Every strategy of each op of a Program, with its cost. The arguments are those of
+    `propagate`, and the advice that its plan followed.
+    """
+    walk = _Noting(axes, program.name, advice)
     walked(walk, program, in_marks, out_marks, unreduced)
     return walk.noted

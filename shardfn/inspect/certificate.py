@@ -5,20 +5,17 @@ of the hardware.
 from __future__ import annotations
 
 import collections
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from ..buckets import human_bytes
 from ..hardware import Hardware
+from ..partition.planner import work
 from ..schedule.agenda import Agenda
 from ..types import Collective, LocalProgram, MeshAxes
-
-WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 @attrs.frozen
@@ -181,7 +178,7 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
     for node in graph.nodes:
         if "collective" in node.meta:
             waits = list(node.users)
-            if len(waits) != 1 or waits[0].target is not WAIT:
+            if len(waits) != 1 or waits[0].target is not work.WAIT:
                 return False
             if (
                 not at[node]
@@ -202,7 +199,7 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     for node in nodes:
         owner[node] = (
             owner.get(node.all_input_nodes[0], node)
-            if node.op == "call_function" and _is_alias(node)
+            if node.op == "call_function" and work.is_alias(node)
             else node
         )
         last[owner[node]] = node
@@ -213,21 +210,14 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     alive = peak = 0
     for node in nodes:
         if owner[node] is node:
-            alive += _nbytes(node.meta.get("val"))
+            alive += work.nbytes(node.meta.get("val"))
         peak = max(peak, alive)
         alive -= sum(
-            _nbytes(dead.meta.get("val"))
+            work.nbytes(dead.meta.get("val"))
             for dead in ends[node]
             if dead.op != "placeholder"
         )
     return peak
-
-
-def _nbytes(value: Any) -> int:
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return sum(
-        x.numel() * x.element_size() for x in values if isinstance(x, torch.Tensor)
-    )
 
 
 def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:
@@ -244,46 +234,12 @@ def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timel
             took = hardware.send(record.kind, record.nbytes, sizes[record.axis])
             ends[node] = free[record.axis] = max(now, free[record.axis]) + took
             communication += took
-        elif node.target is WAIT:
+        elif node.target is work.WAIT:
             waited = max(0.0, ends.get(node.args[0], now) - now)
             exposed += waited
             now += waited
         elif node.op == "call_function":
-            took = _seconds(node, hardware)
+            took = work.seconds(node, hardware)
             compute += took
             now += took
     return Timeline(compute, communication, exposed)
-
-
-def _seconds(node: torch.fx.Node, hardware: Hardware) -> float:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    first = next(
-        (x for x in values if isinstance(x, torch.Tensor)), None
-    )  # a gradient that is not needed is None
-    if first is None or _is_alias(node):
-        return 0.0
-    return hardware.compute(_flops(node), _traffic(node), first.dtype)
-
-
-def _is_alias(node: torch.fx.Node) -> bool:
-    """Whether a node is a view of another one."""
-    return node.target in (WAIT, operator.getitem) or getattr(
-        node.target, "is_view", False
-    )
-
-
-def _traffic(node: torch.fx.Node) -> int:
-    return _nbytes(node.meta["val"]) + sum(
-        _nbytes(x.meta.get("val")) for x in node.all_input_nodes
-    )
-
-
-def _flops(node: torch.fx.Node) -> float:
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is None:
-        return 0.0
-    args, kwargs = torch.fx.node.map_arg(
-        (node.args, node.kwargs), lambda n: n.meta["val"]
-    )
-    return float(formula(*args, **kwargs, out_val=node.meta["val"]))

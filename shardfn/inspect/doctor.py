@@ -96,6 +96,16 @@ def attrs_package() -> Finding:
     )
 
 
+def scipy() -> Finding:
+    """Can placements be chosen over a program?"""
+    return package(
+        "scipy",
+        "chooses the placements of a program at once",
+        "pip install 'scipy>=1.11'",
+        needed=True,
+    )
+
+
 def rich() -> Finding:
     """Will the demonstration show bars and a table?"""
     return package(
@@ -187,6 +197,7 @@ CHECKS = (
     torch_version,
     optree,
     attrs_package,
+    scipy,
     compiler,
     gloo,
     nccl,
@@ -204,7 +215,7 @@ def examine() -> tuple[Finding, ...]:
 
     Example:
         >>> [finding.name for finding in examine() if finding.needed]
-        ['Python', 'torch', 'optree', 'attrs']
+        ['Python', 'torch', 'optree', 'attrs', 'scipy']
     """
     return tuple(check() for check in CHECKS)
 

@@ -3,6 +3,14 @@
 from . import layout
 from .emission.emit import emit, local_sizes
 from .plan import Plan
-from .propagation.walk import propagate
+from .propagate import GLOBAL, PLANNERS, propagate
 
-__all__ = ["Plan", "emit", "layout", "local_sizes", "propagate"]
+__all__ = [
+    "GLOBAL",
+    "PLANNERS",
+    "Plan",
+    "emit",
+    "layout",
+    "local_sizes",
+    "propagate",
+]

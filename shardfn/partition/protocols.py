@@ -36,6 +36,7 @@ class Walk(Prices, Protocol):
 
     unaligned: dict[torch.fx.Node, Unaligned]
     gradients: dict[torch.fx.Node, plan.Gradient]
+    merged: set[torch.fx.Node]  # gradients that are added before they are placed
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
     steps: list[plan.Step]
     leaving: dict[torch.fx.Node, Marks]  # the placements of results that are set

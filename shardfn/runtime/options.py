@@ -9,6 +9,7 @@ import attrs
 
 from ..compile import BACKENDS
 from ..errors import ShardError
+from ..partition import GLOBAL, PLANNERS
 from .backward.followed import Followed
 from .store import CallStore
 
@@ -51,6 +52,9 @@ class Request:
     out_placements: Any = None
     implicit_comm: str = attrs.field(
         default="allow", validator=_known("implicit_comm", IMPLICIT)
+    )
+    planner: str = attrs.field(
+        default=GLOBAL, validator=_known("planner", PLANNERS)
     )
     donate_argnums: tuple[int, ...] = ()
     static_argnums: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ between placements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,14 @@ class Placed(NamedTuple):
     outs: list[Marks]
 
 
+class Chosen(NamedTuple):
+    """The choice for one op."""
+
+    call: OpCall
+    values: list[Value]  # its inputs
+    placed: Placed
+
+
 Priced = tuple[Price, Placed]
 
 
@@ -54,14 +62,30 @@ class Chooser:
     Args:
         axes: of the mesh.
         name: of the program, for errors.
+        advice: the placements that a plan of the whole program has for its ops.
     """
 
-    def __init__(self, axes: MeshAxes, name: str) -> None:
+    def __init__(
+        self,
+        axes: MeshAxes,
+        name: str,
+        advice: Mapping[torch.fx.Node, Placed] | None = None,
+    ) -> None:
         self.axes, self.name = axes, name
+        self.advice = advice or {}
         self.values: dict[torch.fx.Node, Any] = {}
         self.ahead = Ahead(self)
 
     def choose(
+        self, call: OpCall, values: list[Value], node: torch.fx.Node
+    ) -> Placed:
+        """The advice for an op if its inputs can be placed so, else its cheapest strategies."""
+        advised = self.advice.get(node)
+        if advised is not None and all(map(self.reaches, values, advised.ins)):
+            return advised
+        return self.weigh(call, values, node)
+
+    def weigh(
         self, call: OpCall, values: list[Value], node: torch.fx.Node
     ) -> Placed:
         """For each axis, in mesh order, the strategy that moves the fewest bytes."""
@@ -72,10 +96,11 @@ class Chooser:
         for axis, name in enumerate(self.axes.names):
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
+            marks = [{slot.marks[axis] for slot in slots} for slots in held]
             fitting = [
                 fit
                 for row in rows
-                for strategy in in_units(row, held, axis)
+                for strategy in in_units(row, marks)
                 if (fit := self.fit(call, strategy, placed)) is not None
             ]
             if not fitting:

@@ -101,6 +101,7 @@ def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:
     for term, part in zip(terms, parts, strict=True):
         walk.values[term] = part.value
         walk.gradients.pop(term, None)
+    walk.merged.update(terms)
     walk.apply(node)
     align_to(walk, node, walk.values[node], parts[0].like, parts[0].wish)
     return True

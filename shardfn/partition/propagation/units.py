@@ -5,25 +5,28 @@ combined with those of earlier axes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Sequence
 
 from ...types import PENDING, Mark, Marks
-from .. import layout, plan
+from .. import layout
 from ..rule_api.strategy import Choice
 
 
-def in_units(
-    choice: Choice, held: list[list[plan.Slot]], axis: int
-) -> list[Choice]:
+def in_units(choice: Choice, held: Sequence[Collection[Mark]]) -> list[Choice]:
     """The strategy for each unit in which an input is already sharded on the dim that the
     strategy shards.
+
+    Args:
+        choice: the strategy.
+        held: for each input its placements so far, on the axis of the strategy.
     """
     units = {1}
-    for mark, slots in zip(choice[0], held, strict=True):
+    for mark, marks in zip(choice[0], held, strict=True):
         wanted = layout.split(mark)
         if wanted is None:
             continue
-        for slot in slots:
-            cut = layout.split(slot.marks[axis])
+        for mark_held in marks:
+            cut = layout.split(mark_held)
             if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
                 units.add(cut[1] // wanted[1])
     if len(units) == 1:

@@ -1,12 +1,8 @@
-"""Stage 2, first half: walk the Program once and choose a placement for every value.
-
-All of this is equal on all ranks, since it depends only on global shapes and on the mesh's
-sizes.
-"""
+"""One walk over a Program: the placements of its values, and the steps that make them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +12,13 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...types import Marks, MeshAxes, Program
+from ...types import Marks, MeshAxes
 from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import made_anywhere, means, refusals, residuals, walk_shard_map
-from .choose import Chooser
+from .choose import Chooser, Chosen, Placed
 from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
@@ -34,81 +30,25 @@ AFTER = "after"
 COTANGENT = "prim_cotangent"
 
 
-def propagate(
-    program: Program,
-    axes: MeshAxes,
-    in_marks: Sequence[Marks],
-    out_marks: Sequence[Marks | None],
-    unreduced: Collection[int] = (),
-) -> plan.Plan:
-    """Choose placements for every value of a Program.
-
-    Args:
-        program: the Program.
-        axes: names and sizes of the mesh.
-        in_marks: the placement of each input.
-        out_marks: the placement of each output. None leaves an output where propagation puts
-            it.
-        unreduced: the positions of inputs that are unreduced gradients. No op may reduce them
-            implicitly.
-
-    Returns:
-        The plan.
-
-    Raises:
-        RuleError: an op that cannot be computed correctly on this mesh.
-        PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
-            stay unreduced.
-    """
-    return walked(Walk(axes, program.name), program, in_marks, out_marks, unreduced)
-
-
-def walked(
-    walk: Walk,
-    program: Program,
-    in_marks: Sequence[Marks],
-    out_marks: Sequence[Marks | None],
-    unreduced: Collection[int],
-) -> plan.Plan:
-    """The plan that a walk over a Program makes. The arguments are those of `propagate`."""
-    graph = program.graph.graph
-    holders = graph.find_nodes(op="placeholder")
-    forgotten = [
-        path if i in unreduced else None for i, path in enumerate(program.in_paths)
-    ]
-    ins = tuple(
-        walk.enter(*entry)
-        for entry in zip(holders, in_marks, forgotten, strict=True)
-    )
-    (output,) = graph.find_nodes(op="output")
-    leaving = zip(output.args[0], out_marks, strict=True)
-    walk.leaving = {node: marks for node, marks in leaving if marks is not None}
-    for node in graph.nodes:
-        if node.op == "call_function":
-            walk.visit(node)
-    outs = tuple(
-        walk.leave(*leaving, output)
-        for leaving in zip(
-            output.args[0], out_marks, program.out_paths, strict=True
-        )
-    )
-    needed = plan.needed(walk.steps, outs)
-    return plan.Plan(
-        walk.axes,
-        needed,
-        ins,
-        outs,
-        tuple(walk.gradients.values()),
-        tuple(walk.unreduced),
-        tuple(sorted(walk.cotangents.items())),
-    )
+def op_name(node: torch.fx.Node) -> str:
+    """The name of a node's op, without its overload."""
+    return getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
 
 
 class Walk(Chooser):
     """The state of one walk: the values so far and the steps that made them."""
 
-    def __init__(self, axes: MeshAxes, name: str) -> None:
-        super().__init__(axes, name)
+    def __init__(
+        self,
+        axes: MeshAxes,
+        name: str,
+        advice: Mapping[torch.fx.Node, Placed] | None = None,
+    ) -> None:
+        super().__init__(axes, name, advice)
+        # what was chosen for each op, and for the ops that one was written out as, that one
+        self.chosen: dict[torch.fx.Node, Chosen] = {}
+        self.within: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.merged: set[torch.fx.Node] = set()  # gradients that are added first
         self.unaligned: dict[torch.fx.Node, Unaligned] = {}
         self.gradients: dict[torch.fx.Node, plan.Gradient] = {}
         # gradients that leave the program Partial
@@ -167,7 +107,7 @@ class Walk(Chooser):
 
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
-        op = getattr(node.target, "_opname", getattr(node.target, "__name__", ""))
+        op = op_name(node)
         if made_anywhere.reads_slots(node):
             made_anywhere.make_inputs(self, node)
         if isinstance(node.target, Loop):
@@ -230,6 +170,7 @@ class Walk(Chooser):
         holders = graph.find_nodes(op="placeholder")
         self.values.update(zip(holders, values, strict=True))
         for inner in graph.nodes:
+            self.within[inner] = self.within.get(node, node)
             if inner.op == "call_function":
                 self.visit(inner)
         (output,) = graph.find_nodes(op="output")
@@ -240,14 +181,17 @@ class Walk(Chooser):
         """Place an op by the cheapest strategy of its sharding rule."""
         call, values = self.call(node)
         readable = [v.readable(node.meta["phase"]) for v in values]
-        if is_cut(call, readable, self.axes.sizes):
+        advised = node in self.advice
+        if not advised and is_cut(call, readable, self.axes.sizes):
             self.write_out(node, call, values)
             return
         if made_anywhere.is_made_anywhere(call, values):
             self.values[node] = made_anywhere.unmade(node, values)
             return
         refusals.refuse_random(node, self.name, self.axes)
-        in_marks, out_marks = self.choose(call, values, node)
+        placed = self.choose(call, values, node)
+        self.chosen[node] = Chosen(call, values, placed)
+        in_marks, out_marks = placed
         ins = tuple(
             self.redistribute(value, marks, node, implicit=True)
             for value, marks in zip(values, in_marks, strict=True)

@@ -155,13 +155,13 @@ class Traced:
         plan: BucketPlan | None,
     ) -> Lowered:
         wanted = self.placements()
-        chosen = propagate(self.program, *wanted)
+        chosen = propagate(self.program, *wanted, planner=self.request.planner)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,
             self.request.implicit_comm,
             chosen,
-            lambda: considered(self.program, *wanted),
+            lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
@@ -255,7 +255,8 @@ class Lowered:
         """Every collective of the plan with its reader and the other strategies. Recomputed at
         each access.
         """
-        weighed = considered(self.traced.program, *self.traced.placements())
+        traced, advice = self.traced, self.partition.advice
+        weighed = considered(traced.program, *traced.placements(), advice=advice)
         return transfers(self.partition, self.traced.request.implicit_comm, weighed)
 
     @property

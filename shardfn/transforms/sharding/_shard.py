@@ -91,6 +91,7 @@ def shard(
     out_placements: Any = None,
     *,
     implicit_comm: str = "allow",
+    planner: str = "global",
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
@@ -113,6 +114,9 @@ def shard(
             rank's term of the sum or mean.
         implicit_comm: "allow", "warn" or "error": the reaction to implicit collectives, which
             no placement asks for.
+        planner: "global": where collectives cost enough, the placements of all ops are chosen at
+            once, so that a step takes the least time; "greedy": one op at a time, the fewest
+            bytes. Inside another transform it has no effect.
         donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
         static_argnums: positional arguments that are constants of the trace. Arguments other
@@ -146,6 +150,7 @@ def shard(
         "in_placements": in_placements,
         "out_placements": out_placements,
         "implicit_comm": implicit_comm,
+        "planner": planner,
         "backend": backend,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,

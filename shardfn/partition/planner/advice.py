@@ -1,0 +1,39 @@
+"""The placements that a plan of the whole program has for its ops: one axis after the other."""
+
+from __future__ import annotations
+
+import logging
+
+from ..propagation.choose import Placed
+from . import integer_program
+from .axis_problem import AxisProblem, Decided
+from .observed import Observed
+
+log = logging.getLogger("shardfn")
+
+
+def advise(observed: Observed) -> Decided:
+    """Choose the strategies of all ops at once, on one mesh axis after the other. Empty if time
+    was up.
+
+    Args:
+        observed: a walk that chose them one op at a time.
+    """
+    decided: Decided = {
+        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
+        for node, chosen in observed.chosen.items()
+        if chosen.call.outs
+    }
+    for axis, name in enumerate(observed.walk.axes.names):
+        found = AxisProblem(observed, axis, decided).solve()
+        if found is None:
+            log.warning(
+                "%s: the placements on axis %s were not planned within %g s; each op takes its "
+                'cheapest strategy, as with planner="greedy"',
+                observed.walk.name,
+                name,
+                integer_program.SECONDS,
+            )
+            return {}
+        decided = found
+    return decided

@@ -1,0 +1,70 @@
+"""Ops of a program that look alike with their surroundings, as those of equal layers do. They take
+one strategy, so that a deep program is as fast to plan as a few of its layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+
+from ..propagation.walk import ALIGN, op_name
+from .observed import Observed
+
+HOPS = 4  # how far the surroundings of an op reach
+
+
+def alike(
+    observed: Observed, before: Callable[[torch.fx.Node], Hashable]
+) -> dict[torch.fx.Node, int]:
+    """A number for each node of a program, the same for nodes that look alike.
+
+    Args:
+        observed: the program.
+        before: the placements of a node on the axes that are decided.
+
+    Source: colour refinement (Weisfeiler and Leman, 1968), a few rounds of it.
+    """
+    nodes = observed.nodes
+    if not observed.is_large:
+        return {node: number for number, node in enumerate(nodes)}
+    colours = _numbered({node: (_own(node), before(node)) for node in nodes})
+    inputs = {node: observed.read_by(node) for node in nodes}
+    users: dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]] = {}
+    for node, read in inputs.items():
+        for position, (source, _) in enumerate(read):
+            users.setdefault(source, []).append((node, position))
+    for _ in range(HOPS):
+        seen: dict[torch.fx.Node, Hashable] = {}
+        for node in nodes:
+            read = tuple((colours[source], i) for source, i in inputs[node])
+            by = sorted((colours[user], i) for user, i in users.get(node, ()))
+            seen[node] = (colours[node], read, tuple(by))
+        colours = _numbered(seen)
+    return colours
+
+
+def _numbered(seen: dict[torch.fx.Node, Hashable]) -> dict[torch.fx.Node, int]:
+    """Numbers in place of descriptions, in the order in which they appear."""
+    numbers: dict[Hashable, int] = {}
+    return {
+        node: numbers.setdefault(description, len(numbers))
+        for node, description in seen.items()
+    }
+
+
+def _own(node: torch.fx.Node) -> Hashable:
+    """An op, its arguments other than tensors, and the shapes and dtypes of its results. The name
+    of a parameter, and that in the bucketing options of its gradient, play no part.
+    """
+    if node.op == "placeholder" or op_name(node) == ALIGN:
+        call = node.op, node.op == "placeholder" or ALIGN
+    else:
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: "tensor")
+        call = node.target, repr(given)
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    results = tuple(
+        (tuple(x.shape), x.dtype) for x in values if isinstance(x, torch.Tensor)
+    )
+    return call, results, node.meta.get("phase")

@@ -1,0 +1,163 @@
+"""One walk over a Program as the planner reads it: its values, its steps, and the ops whose
+strategies are free to differ.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+
+from ...ops.nodes import args_of
+from ...types import Marks, Program
+from .. import plan
+from ..propagation import means
+from ..propagation.values import Value
+from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
+from .starts import parameters
+
+# A value: the node that makes it, and the position of the tensor in its result. A sum of gradients
+# has two: before it is placed as its parameter, and after.
+Key = tuple[torch.fx.Node, int]
+SUM = -1
+
+FEW = 300  # programs up to this number of ops are planned op by op
+
+
+class Observed:
+    """A walk, as the planner reads it.
+
+    Args:
+        walk: after it walked the Program.
+        program: the Program.
+        chosen: the plan that the walk made.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        program: Program,
+        chosen: plan.Plan,
+    ) -> None:
+        self.walk = walk
+        self.chosen = walk.chosen
+        graph = program.graph.graph
+        self.nodes = [node for node in graph.nodes if self.is_planned(node)]
+        self.steps: dict[torch.fx.Node, list[plan.Step]] = defaultdict(list)
+        for step in walk.steps:
+            self.steps[walk.within.get(step.node, step.node)].append(step)
+        self.values = {
+            key: value for node in self.nodes for key, value in self.results(node)
+        }
+        self.owners: dict[int, Key] = {}  # of slots, by number
+        for key, value in self.values.items():
+            for slot, _ in value.slots.values():
+                self.owners.setdefault(slot.number, key)
+        # values whose collectives start while others run
+        self.ahead = {self.key(x) for x in parameters(graph)} | self.gradients()
+        (output,) = graph.find_nodes(op="output")
+        # results keep their placements
+        self.leaving: list[tuple[Key, Marks]] = [
+            (self.key(x), means.as_sums(slot.marks))
+            for x, slot in zip(output.args[0], chosen.outs, strict=True)
+        ]
+
+    def is_planned(self, node: torch.fx.Node) -> bool:
+        """Whether a node makes values of its own. A gradient that is added to another one is
+        placed with their sum.
+        """
+        is_merged = node in self.walk.merged and op_name(node) == ALIGN
+        makes = node.op in ("placeholder", "call_function")
+        return makes and op_name(node) != "getitem" and not is_merged
+
+    def gradients(self) -> set[Key]:
+        """The gradients before they are placed as their parameters."""
+        sums = {(node, SUM) for node in self.nodes if self.is_sum(node)}
+        aligned = [node for node in self.nodes if op_name(node) == ALIGN]
+        return sums | {self.key(args_of(node)[0]) for node in aligned}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether equal ops are planned as one, and moves of equal price as one."""
+        return len(self.nodes) > FEW
+
+    def key(self, node: torch.fx.Node) -> Key:
+        """The value of a node. A getitem has that of the tuple's element."""
+        if op_name(node) == "getitem":
+            source, position = args_of(node)
+            return source, position
+        return node, 0
+
+    def inputs(self, node: torch.fx.Node) -> list[Key]:
+        """The values that an op reads, one for each of its tensor arguments."""
+        read: list[torch.fx.Node] = []
+        torch.fx.node.map_arg((node.args, node.kwargs), read.append)
+        if self.is_sum(node):
+            return [self.unaligned(term) for term in read]
+        return [self.key(x) for x in read]
+
+    def read_by(self, node: torch.fx.Node) -> list[Key]:
+        """The values that any node reads."""
+        if node in self.chosen:
+            return self.inputs(node)
+        return [self.key(x) for x in node.all_input_nodes]
+
+    def is_sum(self, node: torch.fx.Node) -> bool:
+        """Whether a node adds gradients before they are placed as their parameter."""
+        return node in self.chosen and node in self.walk.unaligned
+
+    def unaligned(self, term: torch.fx.Node) -> Key:
+        """A gradient before it is placed as its parameter."""
+        if self.is_sum(term):
+            return term, SUM
+        return self.key(args_of(term)[0])
+
+    def results(self, node: torch.fx.Node) -> list[tuple[Key, Value]]:
+        """The values that a node makes."""
+        if self.is_sum(node):
+            return [((node, SUM), self.walk.unaligned[node].value)]
+        made = self.walk.values.get(node)  # none of an op that only checks
+        several = made if isinstance(made, list) else [made]
+        return [
+            ((node, i), value)
+            for i, value in enumerate(several)
+            if isinstance(value, Value)
+        ]
+
+    def aligned(self, node: torch.fx.Node) -> list[tuple[Key, torch.Tensor, Marks]]:
+        """The sum of gradients that a node makes, placed as its parameter."""
+        if not self.is_sum(node) or node in self.walk.merged:
+            return []
+        value = self.walk.values[node]
+        return [((node, 0), value.fake, next(iter(value.slots)))]
+
+    def needs(self, node: torch.fx.Node) -> Iterator[tuple[Key, Marks]]:
+        """The placements at which a node whose placements stay reads its inputs."""
+        if op_name(node) in (ALIGN, CONSTRAIN):
+            yield (
+                self.key(args_of(node)[0]),
+                next(iter(self.walk.values[node].slots)),
+            )
+            return
+        mine = {self.key(x) for x in node.all_input_nodes}
+        slots = [slot for step in self.steps[node] for slot in _needed(step)]
+        slots += [
+            slot for _, v in self.results(node) for slot, _ in v.slots.values()
+        ]
+        for slot in slots:
+            owner = self.owners.get(slot.number)
+            if owner in mine:
+                assert owner is not None
+                yield owner, slot.marks
+
+    def is_early(self, key: Key) -> bool:
+        """Whether a value is a parameter, which each phase gathers for itself."""
+        return key in self.values and self.values[key].early
+
+
+def _needed(step: plan.Step) -> tuple[plan.Slot, ...]:
+    """The slots that a step must find: not the one that it moves from."""
+    if isinstance(step, plan.Redistribute):
+        return (step.target,)
+    return step.read

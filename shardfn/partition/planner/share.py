@@ -1,0 +1,32 @@
+"""The share of an op's work that one rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ...types import Marks
+from .. import layout
+
+
+def share_of(
+    tensors: Iterable[tuple[torch.Tensor, Marks]], sizes: Sequence[int], axis: int
+) -> float:
+    """The share of an op's work that the busiest rank of an axis has.
+
+    Args:
+        tensors: the op's results and inputs, with their placements up to this axis at least.
+        sizes: of the mesh.
+        axis: the axis.
+    """
+    for x, marks in tensors:
+        cut = layout.split(marks[axis])
+        if cut is not None:
+            dim, unit = cut
+            length, _ = layout.grain(x.shape[dim], dim, marks[:axis], sizes)
+            length = max(length, 1)
+            return (
+                min(layout.full_chunk(length, unit, sizes[axis]), length) / length
+            )
+    return 1.0

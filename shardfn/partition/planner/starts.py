@@ -1,0 +1,61 @@
+"""Which collectives start while others run, so that their latency does not count: gathers of
+parameters, and reductions of gradients.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from ...hardware import H100
+from ...ops.nodes import args_of
+from ...types import Cost, MeshAxes
+from .. import plan, rules
+from ..propagation.walk import ALIGN, op_name
+
+# The bytes that a rank could send in the time that a collective takes to start.
+START = H100.latency * H100.link
+
+
+def timed(axes: MeshAxes, *, is_ahead: bool) -> MeshAxes:
+    """The axes with the cost of sending over each: by its link if it has one, else by an H100's.
+
+    Args:
+        axes: of the mesh.
+        is_ahead: whether the collectives start while others run.
+    """
+    costs = [axes.cost(axis) for axis in range(len(axes.names))]
+    if is_ahead:
+        costs = [Cost(start=1.0, byte=cost.byte) for cost in costs]
+    elif not axes.costs:
+        costs = [Cost(start=START) for _ in costs]
+    return attrs.evolve(axes, costs=tuple(costs))
+
+
+def parameters(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The inputs of a graph whose gradients it computes, and their rearrangements."""
+    found = {
+        args_of(node)[1]
+        for node in graph.nodes
+        if node.op == "call_function" and op_name(node) == ALIGN
+    }
+    for node in graph.nodes:
+        if node.target in rules.REARRANGES and found.issuperset(
+            node.all_input_nodes
+        ):
+            found.add(node)
+    return found
+
+
+def parameter_slots(chosen: plan.Plan, graph: torch.fx.Graph) -> set[int]:
+    """The numbers of the slots of the parameters."""
+    nodes = parameters(graph)
+    holders = graph.find_nodes(op="placeholder")
+    pairs = zip(holders, chosen.ins, strict=True)
+    found = {slot.number for node, slot in pairs if node in nodes}
+    for step in chosen.steps:
+        is_made = isinstance(step, plan.Apply) and step.node in nodes
+        stays = is_made or isinstance(step, plan.Redistribute)
+        if stays and found.issuperset(slot.number for slot in step.read):
+            found.update(slot.number for slot in step.made)
+    return found

@@ -1,0 +1,120 @@
+"""Stage 2, first half: choose a placement for every value of a Program.
+
+All of this is equal on all ranks, since it depends only on global shapes and on the mesh's
+sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import attrs
+
+from ..types import Marks, MeshAxes, Program
+from . import plan
+from .planner.advice import advise
+from .planner.axis_problem import Decided
+from .planner.observed import Observed
+from .planner.price import plan_price
+from .propagation.walk import Walk
+
+GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
+# The bytes below which the collectives of a program are not worth a plan: some microseconds.
+WORTH = 2.0**20
+
+
+def propagate(
+    program: Program,
+    axes: MeshAxes,
+    in_marks: Sequence[Marks],
+    out_marks: Sequence[Marks | None],
+    unreduced: Collection[int] = (),
+    planner: str = GREEDY,
+) -> plan.Plan:
+    """Choose placements for every value of a Program.
+
+    A first walk takes the cheapest strategy of one op at a time. Where its collectives cost
+    enough, all ops are planned at once, and the cheaper of the two plans is taken.
+
+    Args:
+        program: the Program.
+        axes: names and sizes of the mesh.
+        in_marks: the placement of each input.
+        out_marks: the placement of each output. None leaves an output where propagation puts
+            it.
+        unreduced: the positions of inputs that are unreduced gradients. No op may reduce them
+            implicitly.
+        planner: "global", or "greedy" for the first walk alone.
+
+    Returns:
+        The plan.
+
+    Raises:
+        RuleError: an op that cannot be computed correctly on this mesh.
+        PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
+            stay unreduced.
+    """
+    walk = Walk(axes, program.name)
+    first = walked(walk, program, in_marks, out_marks, unreduced)
+    graph = program.graph.graph
+    usual = plan_price(first, graph)
+    if planner == GREEDY or unreduced or usual.nbytes < WORTH:
+        return first
+    advice = advise(Observed(walk, program, first))
+    second = followed(advice, first, program, in_marks, unreduced)
+    return second if plan_price(second, graph).is_below(usual) else first
+
+
+def followed(
+    advice: Decided,
+    first: plan.Plan,
+    program: Program,
+    in_marks: Sequence[Marks],
+    unreduced: Collection[int],
+) -> plan.Plan:
+    """The plan of a second walk, which follows advice. Results keep the placements of the first."""
+    walk = Walk(first.axes, program.name, advice)
+    outs = [slot.marks for slot in first.outs]
+    second = walked(walk, program, in_marks, outs, unreduced)
+    return attrs.evolve(second, advice=advice)
+
+
+def walked(
+    walk: Walk,
+    program: Program,
+    in_marks: Sequence[Marks],
+    out_marks: Sequence[Marks | None],
+    unreduced: Collection[int],
+) -> plan.Plan:
+    """The plan that a walk over a Program makes. The arguments are those of `propagate`."""
+    graph = program.graph.graph
+    holders = graph.find_nodes(op="placeholder")
+    forgotten = [
+        path if i in unreduced else None for i, path in enumerate(program.in_paths)
+    ]
+    ins = tuple(
+        walk.enter(*entry)
+        for entry in zip(holders, in_marks, forgotten, strict=True)
+    )
+    (output,) = graph.find_nodes(op="output")
+    leaving = zip(output.args[0], out_marks, strict=True)
+    walk.leaving = {node: marks for node, marks in leaving if marks is not None}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            walk.visit(node)
+    outs = tuple(
+        walk.leave(*leaving, output)
+        for leaving in zip(
+            output.args[0], out_marks, program.out_paths, strict=True
+        )
+    )
+    needed = plan.needed(walk.steps, outs)
+    return plan.Plan(
+        walk.axes,
+        needed,
+        ins,
+        outs,
+        tuple(walk.gradients.values()),
+        tuple(walk.unreduced),
+        tuple(sorted(walk.cotangents.items())),
+    )
