@@ -16,6 +16,7 @@ from ..hardware import Hardware
 from ..partition.planner import work
 from ..schedule.agenda import Agenda
 from ..types import Collective, LocalProgram, MeshAxes
+from .memory import peak_bytes
 
 
 @attrs.frozen
@@ -187,37 +188,6 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
             ):
                 return False
     return True
-
-
-def peak_bytes(graph: torch.fx.Graph) -> int:
-    """The peak of live bytes. A view shares the memory of its base, and inputs are live
-    throughout.
-    """
-    owner: dict[torch.fx.Node, torch.fx.Node] = {}
-    last: dict[torch.fx.Node, torch.fx.Node] = {}
-    nodes: list[torch.fx.Node] = list(graph.nodes)
-    for node in nodes:
-        owner[node] = (
-            owner.get(node.all_input_nodes[0], node)
-            if node.op == "call_function" and work.is_alias(node)
-            else node
-        )
-        last[owner[node]] = node
-        last.update((owner.get(x, x), node) for x in node.all_input_nodes)
-    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
-    for node, end in last.items():
-        ends[end].append(node)
-    alive = peak = 0
-    for node in nodes:
-        if owner[node] is node:
-            alive += work.nbytes(node.meta.get("val"))
-        peak = max(peak, alive)
-        alive -= sum(
-            work.nbytes(dead.meta.get("val"))
-            for dead in ends[node]
-            if dead.op != "placeholder"
-        )
-    return peak
 
 
 def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:

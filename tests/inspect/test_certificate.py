@@ -11,7 +11,8 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn.hardware import H100, Hardware
-from shardfn.inspect.certificate import certify, peak_bytes, timeline
+from shardfn.inspect.certificate import certify, timeline
+from shardfn.inspect.memory import peak_bytes
 from shardfn.schedule import copied
 
 SLOW = Hardware("slow", flops=1e9, flops32=1e9, memory=1e9, link=1e8, latency=1e-6)

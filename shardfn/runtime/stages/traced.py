@@ -20,6 +20,7 @@ from ...hardware import H100, Hardware
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
+from ...inspect.memory import Memory, memory
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names, refuse_other
@@ -238,6 +239,13 @@ class Lowered:
             self.agenda,
             hardware,
         )
+
+    @property
+    def memory(self) -> Memory:
+        """The peak of this rank's memory, and the tensors that are alive there. Recomputed at
+        each access.
+        """
+        return memory(self.program)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

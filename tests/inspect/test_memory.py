@@ -1,0 +1,113 @@
+"""The memory of a program: its peak is the one that is counted when the program runs."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import models
+import pytest
+import torch
+from ranks import run_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import shardfn as sf
+from shardfn import P
+from shardfn._tree import leaves
+from shardfn.inspect.memory import KINDS
+
+
+class Counting(TorchDispatchMode):
+    """Counts the bytes of all storages that are alive, at every op."""
+
+    def __init__(self, given: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.peak = 0
+        for x in given:
+            self.note(x)
+
+    def note(self, x: torch.Tensor) -> None:
+        storage = x.untyped_storage()
+        key = storage._cdata
+        if key not in self.alive:
+            self.alive[key] = storage.nbytes()
+            weakref.finalize(storage, self.alive.pop, key, None)
+        self.peak = max(self.peak, sum(self.alive.values()))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.note(x)
+        return out
+
+
+def counted(graph: torch.fx.Graph, given: list[torch.Tensor]) -> int:
+    """The peak of the memory of a graph, run op by op."""
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    with Counting(given) as counting:
+        torch.fx.Interpreter(module).run(*given)
+    return counting.peak
+
+
+@pytest.mark.parametrize("model", models.LOSSES)
+def test_the_peak_is_within_5_percent_of_what_is_counted(model: str) -> None:
+    loss, make_params, make_batch = models.LOSSES[model]
+    params, (x, y) = make_params(), make_batch(6)
+    low = sf.jit(sf.value_and_grad(loss)).lower(params, x, y)
+    given = [*leaves(params), x, y]
+    assert low.memory.peak == pytest.approx(
+        counted(low.program.graph, given), rel=0.05
+    )
+
+
+def on_a_rank() -> Any:
+    loss, make_params, make_batch = models.LOSSES["llama"]
+    params, (x, y) = make_params(), make_batch(6)
+    mesh = sf.make_mesh((2,), ("dp",))
+    place = sf.distribute(params, mesh, P("dp"))
+    batch = sf.distribute((x, y), mesh, P("dp"))
+    places = (P("dp"), P("dp"), P("dp"))
+    step = sf.shard(sf.bucketed_grad(loss), mesh, places, backend="aten")
+    step(place, *batch)
+    given = [d.to_local() for d in leaves((place, batch))]
+    with Counting(given) as counting:
+        step(place, *batch)
+    return step.lower(place, *batch).memory.peak, counting.peak
+
+
+def test_on_two_processes_too() -> None:
+    for predicted, found in run_ranks(2, on_a_rank):
+        assert predicted == pytest.approx(found, rel=0.05)
+
+
+def test_the_tensors_at_the_peak_add_up_to_it() -> None:
+    w = [sf.ShapeDtype((64, 64)) for _ in range(4)]
+
+    def loss(w: Any, x: torch.Tensor) -> torch.Tensor:
+        for layer in w:
+            x = torch.relu(x @ layer)
+        return x.sum()
+
+    found = sf.jit(sf.grad(loss)).lower(w, sf.ShapeDtype((1024, 64))).memory
+    assert sum(tensor.nbytes for tensor in found.alive) == found.peak
+    assert sum(found.of(kind) for kind in KINDS) == found.peak
+    assert found.of("activations") >= 3 * 1024 * 64 * 4
+    assert found.of("arguments") == (4 * 64 * 64 + 1024 * 64) * 4
+    text = str(found)
+    assert text.startswith("jit(grad(loss)): ")
+    assert "activations" in text and "relu" in text and "test_memory.py" in text
+
+
+def test_a_scan_holds_what_one_step_does_beside_its_rows() -> None:
+    def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        step = lambda c, layer: (torch.relu(c @ layer), None)
+        return sf.scan(step, x, w)[0].sum()
+
+    args = sf.ShapeDtype((8, 32, 32)), sf.ShapeDtype((256, 32))
+    found = sf.jit(loss).lower(*args).memory
+    held = (8 * 32 * 32 + 2 * 256 * 32) * 4
+    assert held < found.peak < held + 4 * 256 * 32 * 4
