@@ -123,7 +123,8 @@ def owners(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
     found: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
         is_view = node.op == "call_function" and work.is_alias(node)
-        found[node] = found[node.all_input_nodes[0]] if is_view else node
+        base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
+        found[node] = found.get(base, base)
     return found
 
 
@@ -138,7 +139,7 @@ def _moments(
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:
         last[owner[node]] = node
-        last.update((owner[x], node) for x in node.all_input_nodes)
+        last.update((owner.get(x, x), node) for x in node.all_input_nodes)
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
     for node, end in last.items():
         ends[end].append(node)
@@ -154,7 +155,7 @@ def _moments(
             yield number, now, list(alive)
         for dead in ends[node]:
             if dead.op != "placeholder":
-                held -= alive.pop(dead)
+                held -= alive.pop(dead, 0)
 
 
 def _inside(node: torch.fx.Node) -> int:

@@ -135,7 +135,9 @@ class Plan:
     # of a function with its gradients: the cotangents of its results, by their number
     cotangents: tuple[tuple[int, Slot], ...] = ()
     # the placements that a plan of the whole program has for its ops
-    advice: Mapping[torch.fx.Node, Any] | None = attrs.field(default=None, repr=False)
+    advice: Mapping[torch.fx.Node, Any] | None = attrs.field(
+        default=None, repr=False
+    )
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:

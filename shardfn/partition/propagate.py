@@ -19,7 +19,7 @@ from .planner.price import plan_price
 from .propagation.walk import Walk
 
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
-# The bytes below which the collectives of a program are not worth a plan: some microseconds.
+# The bytes that nothing asked for, below which a program is not worth a plan: some microseconds.
 WORTH = 2.0**20
 
 
@@ -33,8 +33,9 @@ def propagate(
 ) -> plan.Plan:
     """Choose placements for every value of a Program.
 
-    A first walk takes the cheapest strategy of one op at a time. Where its collectives cost
-    enough, all ops are planned at once, and the cheaper of the two plans is taken.
+    A first walk takes the cheapest strategy of one op at a time. Where it sends
+    activations that no placement asks for, all ops are planned at once; that plan is taken if it
+    sends clearly less and computes no more.
 
     Args:
         program: the Program.
@@ -58,7 +59,7 @@ def propagate(
     first = walked(walk, program, in_marks, out_marks, unreduced)
     graph = program.graph.graph
     usual = plan_price(first, graph)
-    if planner == GREEDY or unreduced or usual.nbytes < WORTH:
+    if planner == GREEDY or unreduced or usual.unasked < WORTH:
         return first
     advice = advise(Observed(walk, program, first))
     second = followed(advice, first, program, in_marks, unreduced)

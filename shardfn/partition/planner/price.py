@@ -17,6 +17,9 @@ from . import work
 from .share import share_of
 from .starts import parameter_slots, timed
 
+LESS = 0.9  # of what the first plan sends, below which another one is followed
+MORE = 1.01  # of what the first plan computes, above which another one is not
+
 
 @attrs.frozen
 class PlanPrice:
@@ -24,12 +27,13 @@ class PlanPrice:
 
     Args:
         sent: of its collectives, with the time that each takes to start.
-        nbytes: of its collectives.
+        unasked: the bytes of those that no placement of the user asks for, other than gathers of
+            parameters.
         computed: of its ops: the bytes that a rank could send meanwhile.
     """
 
     sent: float
-    nbytes: float
+    unasked: float
     computed: float
 
     @property
@@ -38,14 +42,15 @@ class PlanPrice:
         return self.sent + self.computed
 
     def is_below(self, other: PlanPrice) -> bool:
-        """Whether it takes less time, and sends no more."""
-        return self.total < other.total and self.sent <= other.sent
+        """Whether it sends clearly less, for no more computation."""
+        computes_more = self.computed > MORE * other.computed
+        return self.sent < LESS * other.sent and not computes_more
 
     def plus(self, other: PlanPrice, times: int) -> PlanPrice:
         """The sum of this price and so many times another one."""
         return PlanPrice(
             self.sent + times * other.sent,
-            self.nbytes + times * other.nbytes,
+            self.unasked + times * other.unasked,
             self.computed + times * other.computed,
         )
 
@@ -56,7 +61,9 @@ def plan_price(chosen: plan.Plan, graph: torch.fx.Graph) -> PlanPrice:
     moves = list(_distinct(chosen))
     total = PlanPrice(
         sent=sum(_sent(chosen.axes, step, move, ahead) for step, move in moves),
-        nbytes=sum(_nbytes(chosen.axes, step, move) for step, move in moves),
+        unasked=sum(
+            _unasked(chosen.axes, step, move, ahead) for step, move in moves
+        ),
         computed=sum(_computed(chosen.axes, step) for step in chosen.steps),
     )
     for step in chosen.steps:
@@ -92,9 +99,14 @@ def _sent(
     return _price(timed(axes, is_ahead=is_ahead), step, move)
 
 
-def _nbytes(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
-    """The bytes that a rank sends in one move."""
-    return _price(attrs.evolve(axes, costs=()), step, move) if move.sends else 0.0
+def _unasked(
+    axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]
+) -> float:
+    """The bytes that a rank sends in one move that no placement of the user asks for."""
+    is_parameter = step.source.number in ahead
+    if is_parameter or not step.implicit or not move.sends:
+        return 0.0
+    return _price(attrs.evolve(axes, costs=()), step, move)
 
 
 def _price(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:

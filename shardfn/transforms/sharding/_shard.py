@@ -114,9 +114,9 @@ def shard(
             rank's term of the sum or mean.
         implicit_comm: "allow", "warn" or "error": the reaction to implicit collectives, which
             no placement asks for.
-        planner: "global": where collectives cost enough, the placements of all ops are chosen at
-            once, so that a step takes the least time; "greedy": one op at a time, the fewest
-            bytes. Inside another transform it has no effect.
+        planner: "global": where activations are sent that no placement asks for, the placements of
+            all ops are chosen at once, so that a step takes the least time; "greedy": one op at a
+            time, the fewest bytes. Inside another transform it has no effect.
         donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
         static_argnums: positional arguments that are constants of the trace. Arguments other

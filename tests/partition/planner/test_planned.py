@@ -114,7 +114,7 @@ def on_a_rank() -> Any:
         name: torch.randn(shape, generator=generator) / 8
         for name, shape in shapes.items()
     }
-    tokens = torch.randint(0, 500, (32, 30), generator=generator)
+    tokens = torch.randint(0, 500, (128, 60), generator=generator)
     mesh = sf.make_mesh((2,), ("dp",))
     places = (COLUMNS, P("dp"))
     step = sf.shard(sf.grad(language_model), mesh, places, backend="aten")
