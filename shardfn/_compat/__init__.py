@@ -73,7 +73,15 @@ from .inductor import (
 )
 from .levels import Level, jvp
 from .loops import flex_checks, torch_map, torch_scan, torch_while_loop
-from .memory import can_be_taken, is_sole_owner, storage_of
+from .memory import (
+    ORDINARY,
+    are_alone,
+    are_plain,
+    can_be_taken,
+    exchange,
+    is_sole_owner,
+    storage_of,
+)
 from .modules import (
     MODULE_OPS,
     backward_hooks_of,
@@ -150,6 +158,7 @@ __all__ = [
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "NO_DERIVATIVE",
+    "ORDINARY",
     "Memo",
     "OpOverload",
     "PATCHES",
@@ -158,6 +167,8 @@ __all__ = [
     "SETTINGS",
     "Shell",
     "all_ranks",
+    "are_alone",
+    "are_plain",
     "autocast_off",
     "backward_hooks_of",
     "backward_of",
@@ -179,6 +190,7 @@ __all__ = [
     "dtensors",
     "empty_dtensor",
     "entered_meshes",
+    "exchange",
     "fake_mode",
     "fake_store",
     "flattened_meshes",

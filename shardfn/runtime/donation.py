@@ -15,9 +15,15 @@ from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
+    remains,
     used_after_donation,
 )
+from ..types import Aval
 from . import cache
+
+Layout = tuple[
+    tuple[int, ...], dict[str, Any]
+]  # shape; strides, dtype and device by name
 
 
 @attrs.frozen(eq=False)
@@ -30,6 +36,8 @@ class Donation:
         others: the positions of the other tensors among the leaves.
         paths: of all leaves.
         closed_over: the tensors that the function closes over.
+        layouts: shape, and strides, dtype and device, of each donated leaf.
+        writes: whether the program writes into donated memory.
     """
 
     name: str
@@ -37,9 +45,11 @@ class Donation:
     others: tuple[int, ...]
     paths: tuple[str, ...]
     closed_over: tuple[torch.Tensor, ...]
+    layouts: tuple[Layout, ...]
+    writes: bool
 
     def run(
-        self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]
+        self, leaves: list[Any], execute: Callable[[Any], list[Any]]
     ) -> list[Any]:
         """Check, run, and invalidate the donated arguments. No other thread may donate one
         meanwhile.
@@ -48,12 +58,35 @@ class Donation:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
+        given = leaves
         with cache.claimed(mine) as free:
-            gone = next(filter(None, map(_donated_to, mine)), None)
-            if gone is not None or not free:
-                raise used_after_donation(gone or self.name)
-            self.check(leaves)
-            return self.take(leaves, execute(leaves))
+            if not (free and self.is_clear(mine, leaves)):
+                gone = next(filter(None, map(_donated_to, mine)), None)
+                if gone is not None or not free:
+                    raise used_after_donation(gone or self.name)
+                self.check(leaves)
+                given = self.owned(leaves)
+            return self.take(mine, execute(given))
+
+    def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
+        """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
+        False if only they can tell.
+
+        A tensor that is the only owner of its memory shares it with no other tensor, so each of
+        the donated must only be another object than the rest.
+        """
+        donated = _ordinary(mine)
+        others = _ordinary([leaves[i] for i in self.others])
+        outside = _ordinary(self.closed_over)
+        if donated is None or others is None or outside is None:
+            return False
+        ids = set(map(id, donated))
+        return (
+            len(ids) == len(donated)
+            and ids.isdisjoint(map(id, others))
+            and ids.isdisjoint(map(id, outside))
+            and _compat.are_alone(donated)
+        )
 
     def check(self, leaves: Sequence[Any]) -> None:
         """Refuse arguments that cannot be donated, before anything has run.
@@ -114,23 +147,63 @@ class Donation:
             arg_path=path,
         )
 
-    def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
+    def owned(self, leaves: list[Any]) -> list[Any]:
+        """The leaves, with a copy of each donated one whose memory something else sees."""
+        if not self.writes:
+            return leaves
+        given = list(leaves)
+        for i in self.taken:
+            given[i] = _own(leaves[i])
+        return given
+
+    def take(self, mine: Sequence[Any], outs: list[Any]) -> list[Any]:
         """Invalidate the donated arguments: every later use is an error that names this call.
         Returns the results.
         """
-        mine = {id(leaves[i]) for i in self.taken}
-        outs = [
-            _free(x) if id(x) in mine or id(_compat.base_of(x)) in mine else x
-            for x in outs
-        ]
-        for i in self.taken:
-            x = leaves[i]
+        results = _apart(mine, outs)
+        holders: dict[int, torch.Tensor] = {}  # of the memory of each
+        for x, (shape, layout) in zip(mine, self.layouts, strict=True):
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
                 x._spec = _compat.gone_spec(_compat.spec_of(x))
             else:
-                torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
+                holder = holders[id(x)] = remains(self.name, shape, layout)
+                _compat.exchange(x, holder)
+        return [holders.get(id(x), x) for x in results]
+
+
+def layout_of(aval: Aval) -> Layout:
+    """The layout of the remains of a donated argument."""
+    device = torch.device(aval.device)
+    return aval.shape, {
+        "strides": aval.stride,
+        "dtype": aval.dtype,
+        "device": device,
+    }
+
+
+def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
+    """The local tensors of some tensors, if all are ordinary ones."""
+    if _compat.ORDINARY.issuperset(map(type, tensors)):
+        return tensors
+    locals_ = [
+        _compat.local_tensor(x) if isinstance(x, DTensor) else x for x in tensors
+    ]
+    return locals_ if _compat.ORDINARY.issuperset(map(type, locals_)) else None
+
+
+def _apart(mine: Sequence[Any], outs: list[Any]) -> list[Any]:
+    """The results without views of donated tensors. A donated tensor may be a result: what is
+    left of it will be another object.
+    """
+    ids = set(map(id, mine))
+    bases = map(id, map(_compat.base_of, outs))
+    if ids.isdisjoint(bases) and _compat.are_plain(mine):
         return outs
+    return [
+        _free(x) if id(x) in ids or id(_compat.base_of(x)) in ids else x
+        for x in outs
+    ]
 
 
 def _donated_to(x: Any) -> str | None:
@@ -158,14 +231,17 @@ def _free(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def own(x: torch.Tensor) -> torch.Tensor:
-    """A donated tensor's memory if nothing else shares it, else a copy. Results may be written
-    into it.
+def _own(x: Any) -> Any:
+    """A donated tensor if nothing else sees its memory, else a copy. Results may be written into
+    it.
     """
-    return (
-        x
-        if _compat.is_sole_owner(x)
-        else torch.empty_strided(
-            x.shape, x.stride(), dtype=x.dtype, device=x.device
-        ).copy_(x)
-    )
+    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
+    if _compat.is_sole_owner(local):
+        return x
+    copy = torch.empty_strided(
+        local.shape, local.stride(), dtype=local.dtype, device=local.device
+    ).copy_(local)
+    if not isinstance(x, DTensor):
+        return copy
+    (placed,) = _compat.dtensors([copy], [_compat.spec_of(x)], type(x))
+    return placed

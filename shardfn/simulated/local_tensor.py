@@ -208,6 +208,15 @@ class DonatedTensor(torch.Tensor):
         )
 
 
+def remains(
+    call: str, shape: Sequence[int], layout: dict[str, Any]
+) -> DonatedTensor:
+    """A `DonatedTensor` of a known layout: strides, dtype and device."""
+    x = torch.Tensor._make_wrapper_subclass(DonatedTensor, shape, **layout)
+    x.call = call
+    return x
+
+
 def used_after_donation(call: str) -> ShardError:
     """The error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
