@@ -58,6 +58,7 @@ def _donation(compiled: Compiled) -> Donation | None:
         closed_over=compiled.captured.closed_over,
         layouts=tuple(layout_of(avals[i]) for i in taken),
         writes=compiled.runner is not None,
+        recorded=compiled.backward is not None,
     )
 
 

@@ -38,6 +38,7 @@ class Donation:
         closed_over: the tensors that the function closes over.
         layouts: shape, and strides, dtype and device, of each donated leaf.
         writes: whether the program writes into donated memory.
+        recorded: whether autograd records the call, and may refer to the arguments.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Donation:
     closed_over: tuple[torch.Tensor, ...]
     layouts: tuple[Layout, ...]
     writes: bool
+    recorded: bool
 
     def run(
         self, leaves: list[Any], execute: Callable[[Any], list[Any]]
@@ -58,15 +60,48 @@ class Donation:
             ShardError: a donated tensor that cannot be donated, or that was donated before.
         """
         mine = [leaves[i] for i in self.taken]
-        given = leaves
         with cache.claimed(mine) as free:
-            if not (free and self.is_clear(mine, leaves)):
+            is_clear = free and self.is_clear(mine, leaves)
+            if is_clear and not self.recorded and _compat.are_plain(mine):
+                return self.run_plain(mine, leaves, execute)
+            if not is_clear:
                 gone = next(filter(None, map(_donated_to, mine)), None)
                 if gone is not None or not free:
                     raise used_after_donation(gone or self.name)
                 self.check(leaves)
-                given = self.owned(leaves)
+            given = leaves if is_clear else self.owned(leaves)
             return self.take(mine, execute(given))
+
+    def run_plain(
+        self,
+        mine: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+        execute: Callable[[Any], list[Any]],
+    ) -> list[Any]:
+        """Run on plain tensors that nothing else sees. Their memory passes to new objects before
+        the run, while it is at hand, and those may be the results.
+
+        An exception gives the memory back.
+        """
+        given, holders = list(leaves), []
+        for i, x, (shape, layout) in zip(
+            self.taken, mine, self.layouts, strict=True
+        ):
+            given[i] = remains(shape, layout)
+            holders.append(given[i])
+            _compat.exchange(x, given[i])
+            x.call = self.name
+        try:
+            outs = execute(given)
+        except BaseException:
+            for x, holder in zip(mine, holders, strict=True):
+                del x.call
+                _compat.exchange(x, holder)
+            raise
+        bases = map(id, map(_compat.base_of, outs))
+        if set(map(id, holders)).isdisjoint(bases):
+            return outs
+        return _without_views(holders, outs)
 
     def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
@@ -160,16 +195,14 @@ class Donation:
         """Invalidate the donated arguments: every later use is an error that names this call.
         Returns the results.
         """
-        results = _apart(mine, outs)
-        holders: dict[int, torch.Tensor] = {}  # of the memory of each
-        for x, (shape, layout) in zip(mine, self.layouts, strict=True):
+        results = _without_views(mine, outs)
+        for x in mine:
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
                 x._spec = _compat.gone_spec(_compat.spec_of(x))
             else:
-                holder = holders[id(x)] = remains(self.name, shape, layout)
-                _compat.exchange(x, holder)
-        return [holders.get(id(x), x) for x in results]
+                torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
+        return results
 
 
 def layout_of(aval: Aval) -> Layout:
@@ -192,14 +225,9 @@ def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
     return locals_ if _compat.ORDINARY.issuperset(map(type, locals_)) else None
 
 
-def _apart(mine: Sequence[Any], outs: list[Any]) -> list[Any]:
-    """The results without views of donated tensors. A donated tensor may be a result: what is
-    left of it will be another object.
-    """
+def _without_views(mine: Sequence[Any], outs: list[Any]) -> list[Any]:
+    """The results, without references to donated tensors."""
     ids = set(map(id, mine))
-    bases = map(id, map(_compat.base_of, outs))
-    if ids.isdisjoint(bases) and _compat.are_plain(mine):
-        return outs
     return [
         _free(x) if id(x) in ids or id(_compat.base_of(x)) in ids else x
         for x in outs

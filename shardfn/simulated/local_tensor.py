@@ -208,13 +208,9 @@ class DonatedTensor(torch.Tensor):
         )
 
 
-def remains(
-    call: str, shape: Sequence[int], layout: dict[str, Any]
-) -> DonatedTensor:
-    """A `DonatedTensor` of a known layout: strides, dtype and device."""
-    x = torch.Tensor._make_wrapper_subclass(DonatedTensor, shape, **layout)
-    x.call = call
-    return x
+def remains(shape: Sequence[int], layout: dict[str, Any]) -> DonatedTensor:
+    """A `DonatedTensor` of a known layout: strides, dtype and device. Its call is yet to be set."""
+    return torch.Tensor._make_wrapper_subclass(DonatedTensor, shape, **layout)
 
 
 def used_after_donation(call: str) -> ShardError:
