@@ -32,7 +32,7 @@ from .distributed.groups import (
     wait_later,
 )
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import Itself, Read
+from .dynamo.guards import Itself, Read, same_tensors
 from .dynamo.reading import (
     capture_python,
     constant_in_graph,
@@ -253,6 +253,7 @@ __all__ = [
     "registered",
     "root_mesh",
     "runs_on_all_ranks",
+    "same_tensors",
     "schema",
     "sequence_number",
     "settings",
