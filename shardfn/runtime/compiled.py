@@ -33,7 +33,7 @@ from .arguments import (
 from .arguments.results import in_tree, maker
 from .backward.op import Differentiable
 from .backward.second_half import Backward
-from .donation import Donation, layout_of
+from .donation import Donation, are_viewed, layout_of
 from .layouts import closed_over, readers
 from .options import Request
 from .simulator import simulate
@@ -50,15 +50,19 @@ def _donation(compiled: Compiled) -> Donation | None:
     if not taken:
         return None
     avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    first = len(placed.axes.names)
+    among = set(taken)
+    inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
     return Donation(
         name=compiled.request.name,
         taken=taken,
-        others=tuple(i for i in placed.tensors if i not in taken),
+        others=tuple(i for i in placed.tensors if i not in among),
         paths=placed.paths,
         closed_over=compiled.captured.closed_over,
         layouts=tuple(layout_of(avals[i]) for i in taken),
         writes=compiled.runner is not None,
         recorded=compiled.backward is not None,
+        viewed=are_viewed(compiled.program.graph, inputs),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
+from ..capture.views import memory_of
 from ..errors import ShardError, call_site
 from ..simulated import (
     DonatedTensor,
@@ -39,6 +40,7 @@ class Donation:
         layouts: shape, and strides, dtype and device, of each donated leaf.
         writes: whether the program writes into donated memory.
         recorded: whether autograd records the call, and may refer to the arguments.
+        viewed: whether a result is a view of a donated argument.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Donation:
     layouts: tuple[Layout, ...]
     writes: bool
     recorded: bool
+    viewed: bool
 
     def run(
         self, leaves: list[Any], execute: Callable[[Any], list[Any]]
@@ -84,24 +87,21 @@ class Donation:
         An exception gives the memory back.
         """
         given, holders = list(leaves), []
-        for i, x, (shape, layout) in zip(
-            self.taken, mine, self.layouts, strict=True
-        ):
-            given[i] = remains(shape, layout)
-            holders.append(given[i])
-            _compat.exchange(x, given[i])
-            x.call = self.name
         try:
+            for i, x, (shape, layout) in zip(
+                self.taken, mine, self.layouts, strict=True
+            ):
+                given[i] = holder = remains(shape, layout)
+                _compat.exchange(x, holder)
+                holders.append(holder)
+                x.call = self.name
             outs = execute(given)
         except BaseException:
-            for x, holder in zip(mine, holders, strict=True):
-                del x.call
+            for x, holder in zip(mine, holders, strict=False):
                 _compat.exchange(x, holder)
+                del x.call
             raise
-        bases = map(id, map(_compat.base_of, outs))
-        if set(map(id, holders)).isdisjoint(bases):
-            return outs
-        return _without_views(holders, outs)
+        return _without_views(holders, outs) if self.viewed else outs
 
     def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
@@ -195,6 +195,8 @@ class Donation:
         """Invalidate the donated arguments: every later use is an error that names this call.
         Returns the results.
         """
+        ids = set(map(id, mine))
+        outs = [_free(x) if id(x) in ids else x for x in outs]
         results = _without_views(mine, outs)
         for x in mine:
             if isinstance(x, DTensor):
@@ -203,6 +205,15 @@ class Donation:
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
         return results
+
+
+def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
+    """Whether a result of a graph is a view of one of its donated inputs."""
+    holders = graph.find_nodes(op="placeholder")
+    memory = {holders[i] for i in donated}
+    (output,) = graph.find_nodes(op="output")
+    results = {x for x in output.args[0] if isinstance(x, torch.fx.Node)}
+    return any(memory_of(x) in memory for x in results - memory)
 
 
 def layout_of(aval: Aval) -> Layout:
@@ -225,13 +236,10 @@ def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
     return locals_ if _compat.ORDINARY.issuperset(map(type, locals_)) else None
 
 
-def _without_views(mine: Sequence[Any], outs: list[Any]) -> list[Any]:
-    """The results, without references to donated tensors."""
-    ids = set(map(id, mine))
-    return [
-        _free(x) if id(x) in ids or id(_compat.base_of(x)) in ids else x
-        for x in outs
-    ]
+def _without_views(memory: Sequence[torch.Tensor], outs: list[Any]) -> list[Any]:
+    """The results, those that are views of donated memory without a reference to its tensor."""
+    ids = set(map(id, memory))
+    return [_free(x) if id(_compat.base_of(x)) in ids else x for x in outs]
 
 
 def _donated_to(x: Any) -> str | None:
