@@ -79,6 +79,7 @@ from .memory import (
     are_plain,
     can_be_taken,
     exchange,
+    is_forgotten,
     is_sole_owner,
     storage_of,
 )
@@ -213,6 +214,7 @@ __all__ = [
     "is_foreign",
     "is_in_dynamo",
     "is_of_one_process",
+    "is_forgotten",
     "is_sole_owner",
     "is_tracing",
     "is_unreduced",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Sequence
 
@@ -14,6 +15,10 @@ OWNERS = 2
 ORDINARY = frozenset(
     {torch.Tensor, torch.nn.Parameter}
 )  # classes without an override
+
+# whether each reference counts, and the count of an object that only a list refers to, read so
+_COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
+_LISTED = max(map(sys.getrefcount, [torch.empty(0)]))
 
 _number = operator.attrgetter("_cdata")
 _storage_uses = torch._C._storage_Use_Count
@@ -68,6 +73,20 @@ def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
         and not any(map(_requires_grad, tensors))
         and not any(map(Tensor.is_inference, tensors))
         and {None}.issuperset(map(_grad, tensors))
+    )
+
+
+def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but this list refers to any of some tensors, and they have no attributes.
+    False where Python does not count references exactly.
+    """
+    counts = map(sys.getrefcount, objects)
+    return (
+        _COUNTS
+        and max(counts, default=0) <= _LISTED
+        and max(map(_uses, objects), default=0) <= 1
+        and not any(map(weakref.getweakrefcount, objects))
+        and not any(map(vars, objects))
     )
 
 

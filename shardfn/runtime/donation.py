@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
-    remains,
+    remains_of,
     used_after_donation,
 )
 from ..types import Aval
@@ -41,6 +42,8 @@ class Donation:
         writes: whether the program writes into donated memory.
         recorded: whether autograd records the call, and may refer to the arguments.
         viewed: whether a result is a view of a donated argument.
+        kind: the class of an argument after the call.
+        earlier: the arguments of the last call, one list, if nothing has taken it.
     """
 
     name: str
@@ -52,6 +55,11 @@ class Donation:
     writes: bool
     recorded: bool
     viewed: bool
+    kind: type[DonatedTensor] = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
+    )
+    earlier: list[Sequence[torch.Tensor]] = attrs.field(init=False, factory=list)
 
     def run(
         self, leaves: list[Any], execute: Callable[[Any], list[Any]]
@@ -86,22 +94,32 @@ class Donation:
 
         An exception gives the memory back.
         """
-        given, holders = list(leaves), []
+        given, holders = list(leaves), self.holders()
+        swapped = 0
         try:
-            for i, x, (shape, layout) in zip(
-                self.taken, mine, self.layouts, strict=True
-            ):
-                given[i] = holder = remains(shape, layout)
+            for i, x, holder in zip(self.taken, mine, holders, strict=True):
                 _compat.exchange(x, holder)
-                holders.append(holder)
-                x.call = self.name
+                swapped += 1
+                given[i] = holder
             outs = execute(given)
         except BaseException:
-            for x, holder in zip(mine, holders, strict=False):
+            for x, holder in zip(mine[:swapped], holders, strict=False):
                 _compat.exchange(x, holder)
-                del x.call
             raise
+        self.earlier[:] = [mine]
         return _without_views(holders, outs) if self.viewed else outs
+
+    def holders(self) -> Sequence[torch.Tensor]:
+        """Tensors without memory for a call to exchange with its arguments. They are the arguments
+        of the last call if nothing refers to those any more, since making one takes longer than
+        the rest of its donation.
+        """
+        with contextlib.suppress(IndexError):  # another thread may have taken it
+            earlier = self.earlier.pop()
+            if _compat.is_forgotten(earlier):
+                return earlier
+        make = torch.Tensor._make_wrapper_subclass
+        return [make(self.kind, shape, **layout) for shape, layout in self.layouts]
 
     def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.

@@ -5,7 +5,7 @@ from .local_tensor import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
-    remains,
+    remains_of,
     shown,
     used_after_donation,
 )
@@ -16,7 +16,7 @@ __all__ = [
     "SimulatedTensor",
     "UnreadTensor",
     "dtensors",
-    "remains",
+    "remains_of",
     "shown",
     "used_after_donation",
 ]
