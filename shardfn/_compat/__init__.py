@@ -82,6 +82,7 @@ from .memory import (
     is_forgotten,
     is_sole_owner,
     storage_of,
+    without_memory,
 )
 from .modules import (
     MODULE_OPS,
@@ -277,6 +278,7 @@ __all__ = [
     "version_of",
     "wait_later",
     "without_autocast",
+    "without_memory",
     "without_torch_functions",
     "wrapped",
     "write_item",

@@ -6,6 +6,8 @@ import operator
 import sys
 import weakref
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -23,8 +25,8 @@ _LISTED = max(map(sys.getrefcount, [torch.empty(0)]))
 _number = operator.attrgetter("_cdata")
 _storage_uses = torch._C._storage_Use_Count
 _uses = Tensor._use_count
-_requires_grad = operator.attrgetter("requires_grad")
-_grad = operator.attrgetter("grad")
+_requires_grad = attrgetter("requires_grad")
+_grad = attrgetter("grad")
 
 
 def storage_of(x: torch.Tensor) -> int:
@@ -88,6 +90,16 @@ def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
         and not any(map(weakref.getweakrefcount, objects))
         and not any(map(vars, objects))
     )
+
+
+def without_memory(
+    kind: type[torch.Tensor], layouts: Sequence[tuple[Any, dict[str, Any]]]
+) -> list[torch.Tensor]:
+    """Tensors of a class that defines every op on them, each from its shape, and its strides, dtype
+    and device.
+    """
+    make = torch.Tensor._make_wrapper_subclass
+    return [make(kind, shape, **layout) for shape, layout in layouts]
 
 
 def exchange(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -242,11 +242,11 @@ class Entry:
     alike: Callable[..., bool] | None = None  # whether tensors have this key
     is_grad_enabled: bool = False  # where they have
 
-    def fits(self, key: Any, *around: Any) -> bool:
+    def fits(self, key: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
-        return self.key == key and self.is_in(*around)
+        return self.key == key and self.is_in(*rest)
 
-    def repeats(self, leaves: list[Any], *around: Any) -> bool:
+    def repeats(self, leaves: list[Any], *rest: Any) -> bool:
         """Whether `fits` and `follows` hold, found in one check of all tensors. False if only
         they can tell.
         """
@@ -254,7 +254,7 @@ class Entry:
             self.alike is not None
             and self.is_grad_enabled is torch.is_grad_enabled()
             and self.alike(*leaves)
-            and self.is_in(*around)
+            and self.is_in(*rest)
         )
 
     def remember(self, leaves: list[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..simulated import (
 )
 from ..types import Aval
 from . import cache
+from .store import Earlier
 
 Layout = tuple[
     tuple[int, ...], dict[str, Any]
@@ -43,7 +43,7 @@ class Donation:
         recorded: whether autograd records the call, and may refer to the arguments.
         viewed: whether a result is a view of a donated argument.
         kind: the class of an argument after the call.
-        earlier: the arguments of the last call, one list, if nothing has taken it.
+        earlier: the arguments of the last call.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Donation:
         init=False,
         default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
     )
-    earlier: list[Sequence[torch.Tensor]] = attrs.field(init=False, factory=list)
+    earlier: Earlier = attrs.field(init=False, factory=Earlier)
 
     def run(
         self, leaves: list[Any], execute: Callable[[Any], list[Any]]
@@ -106,7 +106,7 @@ class Donation:
             for x, holder in zip(mine[:swapped], holders, strict=False):
                 _compat.exchange(x, holder)
             raise
-        self.earlier[:] = [mine]
+        self.earlier.put(mine)
         return _without_views(holders, outs) if self.viewed else outs
 
     def holders(self) -> Sequence[torch.Tensor]:
@@ -114,12 +114,10 @@ class Donation:
         of the last call if nothing refers to those any more, since making one takes longer than
         the rest of its donation.
         """
-        with contextlib.suppress(IndexError):  # another thread may have taken it
-            earlier = self.earlier.pop()
-            if _compat.is_forgotten(earlier):
-                return earlier
-        make = torch.Tensor._make_wrapper_subclass
-        return [make(self.kind, shape, **layout) for shape, layout in self.layouts]
+        earlier = self.earlier.take()
+        if earlier is not None and _compat.is_forgotten(earlier):
+            return earlier
+        return _compat.without_memory(self.kind, self.layouts)
 
     def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
         """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
