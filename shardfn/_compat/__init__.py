@@ -94,6 +94,7 @@ from .modules import (
     modules_of,
     parameters_of,
     recurrent,
+    settle,
 )
 from .patches import PATCHES, patched
 from .settings import SETTINGS, autocast_off, settings, without_autocast
@@ -260,6 +261,7 @@ __all__ = [
     "schema",
     "sequence_number",
     "settings",
+    "settle",
     "setup_context_of",
     "spec_of",
     "staging",

@@ -253,8 +253,8 @@ class Entry:
         return (
             self.alike is not None
             and self.is_grad_enabled is torch.is_grad_enabled()
+            and self.is_in(*rest)  # so there are as many leaves
             and self.alike(*leaves)
-            and self.is_in(*rest)
         )
 
     def remember(self, leaves: list[Any]) -> None:
