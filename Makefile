@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward conformance models gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward conformance models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ conformance: venv  ## every operator of torch's database, sharded in every way: 
 
 bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
+
+bench-capture: venv  ## what capture costs by node, on a ResNet and on Llamas of 24 and 80 layers
+	$(PIP) -e '.[models]'
+	$(BIN)/python -m bench.models.capture
 
 bench-schedule: venv  ## what placing and scheduling programs of up to 100,000 nodes costs
 	$(BIN)/python -m bench.schedule

@@ -32,7 +32,7 @@ from .distributed.groups import (
     wait_later,
 )
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import Itself, Read
+from .dynamo.guards import Itself, Read, same_tensors
 from .dynamo.reading import (
     capture_python,
     constant_in_graph,
@@ -73,7 +73,17 @@ from .inductor import (
 )
 from .levels import Level, jvp
 from .loops import flex_checks, torch_map, torch_scan, torch_while_loop
-from .memory import can_be_taken, is_sole_owner, storage_of
+from .memory import (
+    ORDINARY,
+    are_alone,
+    are_plain,
+    can_be_taken,
+    exchange,
+    is_forgotten,
+    is_sole_owner,
+    storage_of,
+    without_memory,
+)
 from .modules import (
     MODULE_OPS,
     backward_hooks_of,
@@ -84,6 +94,7 @@ from .modules import (
     modules_of,
     parameters_of,
     recurrent,
+    settle,
 )
 from .patches import PATCHES, patched
 from .settings import SETTINGS, autocast_off, settings, without_autocast
@@ -150,6 +161,7 @@ __all__ = [
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "NO_DERIVATIVE",
+    "ORDINARY",
     "Memo",
     "OpOverload",
     "PATCHES",
@@ -158,6 +170,8 @@ __all__ = [
     "SETTINGS",
     "Shell",
     "all_ranks",
+    "are_alone",
+    "are_plain",
     "autocast_off",
     "backward_hooks_of",
     "backward_of",
@@ -179,6 +193,7 @@ __all__ = [
     "dtensors",
     "empty_dtensor",
     "entered_meshes",
+    "exchange",
     "fake_mode",
     "fake_store",
     "flattened_meshes",
@@ -201,6 +216,7 @@ __all__ = [
     "is_foreign",
     "is_in_dynamo",
     "is_of_one_process",
+    "is_forgotten",
     "is_sole_owner",
     "is_tracing",
     "is_unreduced",
@@ -241,9 +257,11 @@ __all__ = [
     "registered",
     "root_mesh",
     "runs_on_all_ranks",
+    "same_tensors",
     "schema",
     "sequence_number",
     "settings",
+    "settle",
     "setup_context_of",
     "spec_of",
     "staging",
@@ -262,6 +280,7 @@ __all__ = [
     "version_of",
     "wait_later",
     "without_autocast",
+    "without_memory",
     "without_torch_functions",
     "wrapped",
     "write_item",

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 import weakref
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import torch
+from torch import Tensor, UntypedStorage
 
 # the use count of an unshared storage: the tensor, and the Python object that reads it
 OWNERS = 2
+ORDINARY = frozenset(
+    {torch.Tensor, torch.nn.Parameter}
+)  # classes without an override
+
+# whether each reference counts, and the count of an object that only a list refers to, read so
+_COUNTS = getattr(sys, "_is_gil_enabled", lambda: True)()
+_LISTED = max(map(sys.getrefcount, [torch.empty(0)]))
+
+_number = operator.attrgetter("_cdata")
+_storage_uses = torch._C._storage_Use_Count
+_uses = Tensor._use_count
+_requires_grad = attrgetter("requires_grad")
+_grad = attrgetter("grad")
 
 
 def storage_of(x: torch.Tensor) -> int:
@@ -30,3 +49,64 @@ def is_sole_owner(x: torch.Tensor) -> bool:
 def can_be_taken(x: torch.Tensor) -> bool:
     """Whether torch.utils.swap_tensors can replace this tensor."""
     return x._use_count() == 1 and not weakref.getweakrefs(x)
+
+
+def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether each of some ordinary tensors is the sole owner of its memory, and can be taken.
+    One pass of C++ calls for each question costs less than the questions of each tensor.
+    """
+    storages = list(map(Tensor.untyped_storage, tensors))
+    if any(
+        map(UntypedStorage.is_shared, storages)
+    ):  # as every storage of a GPU says
+        return all(is_sole_owner(x) and can_be_taken(x) for x in tensors)
+    return (
+        max(map(_storage_uses, map(_number, storages)), default=0) <= OWNERS
+        and max(map(_uses, tensors), default=0) <= 1
+        and all(map(UntypedStorage.resizable, storages))
+        and not any(map(weakref.getweakrefcount, tensors))
+    )
+
+
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all are plain tensors, of which autograd knows nothing."""
+    return (
+        {torch.Tensor}.issuperset(map(type, tensors))
+        and not any(map(_requires_grad, tensors))
+        and not any(map(Tensor.is_inference, tensors))
+        and {None}.issuperset(map(_grad, tensors))
+    )
+
+
+def is_forgotten(objects: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing but this list refers to any of some tensors, and they have no attributes.
+    False where Python does not count references exactly.
+    """
+    counts = map(sys.getrefcount, objects)
+    return (
+        _COUNTS
+        and max(counts, default=0) <= _LISTED
+        and max(map(_uses, objects), default=0) <= 1
+        and not any(map(weakref.getweakrefcount, objects))
+        and not any(map(vars, objects))
+    )
+
+
+def without_memory(
+    kind: type[torch.Tensor], layouts: Sequence[tuple[Any, dict[str, Any]]]
+) -> list[torch.Tensor]:
+    """Tensors of a class that defines every op on them, each from its shape, and its strides, dtype
+    and device.
+    """
+    make = torch.Tensor._make_wrapper_subclass
+    return [make(kind, shape, **layout) for shape, layout in layouts]
+
+
+def exchange(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Exchange the memory and the classes of two tensors that can be taken, of classes without
+    slots. Each keeps its attributes.
+
+    As torch.utils.swap_tensors, without its search for slots and uses: most of its time.
+    """
+    torch._C._swap_tensor_impl(x, y)
+    x.__class__, y.__class__ = y.__class__, x.__class__

@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch._decomp import decompositions
 
 from .threads import replaced
-from .tracing import is_transformed
+from .tracing import is_fake, is_transformed
 
 # Private members of torch, each by a name of ours.
 parameters_of = operator.attrgetter("_parameters")
@@ -30,6 +30,8 @@ backward_hooks_of = operator.attrgetter(
     "_backward_hooks"
 )  # of a module or a tensor
 backward_pre_hooks_of = operator.attrgetter("_backward_pre_hooks")
+
+AFTER = "_shardfn_after"  # of a parameter: the result of its conversion
 
 _HOOKED: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "hooked", default=False
@@ -177,6 +179,49 @@ def with_numbers_as_tensors(
     known = {**step.__globals__, "max": _maximum, "min": _minimum}
     copied = types.FunctionType(step.__code__, known, step.__name__)
     return copied(*args, **kwargs)
+
+
+def applied(original: Any, module: Any, fn: Any, **options: Any) -> Any:
+    """Module._apply, for `.to()` and `.double()` of a module without values: it gets other
+    parameters, and `settle` puts them wherever the old ones are.
+    """
+    own = parameters_of(module)
+    before = dict(own)
+    if not any(map(is_fake, before.values())):
+        return original(module, fn, **options)
+    own.clear()
+    try:
+        return original(
+            module, fn, **options
+        )  # of its buffers, and of its children
+    finally:
+        own.update({name: _applied(x, fn) for name, x in before.items()})
+
+
+def settle(module: torch.nn.Module) -> None:
+    """Replace the parameters of a module that conversions of another part have replaced."""
+    for part in module.modules():
+        own = parameters_of(part)
+        own.update({name: _latest(x) for name, x in own.items()})
+
+
+def _applied(x: Any, fn: Any) -> Any:
+    if x is None:
+        return None
+    latest = _latest(x)
+    with torch.no_grad():
+        new = fn(latest)
+    if new is latest:
+        return latest
+    made = torch.nn.Parameter(new, x.requires_grad)
+    setattr(latest, AFTER, made)
+    return made
+
+
+def _latest(x: Any) -> Any:
+    while (after := getattr(x, AFTER, None)) is not None:
+        x = after
+    return x
 
 
 def _maximum(a: Any, b: Any) -> Any:

@@ -208,6 +208,13 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             enter=dispatch.init_replaced,
             takes="truncated_normal",
         ),
+        Patch(
+            ("torch.nn.modules.module:Module._apply",),
+            "it swaps fake parameters, which fails: their mode refers to them",
+            "later than 2.13",
+            new=modules.applied,
+            is_mine=lambda: True,
+        ),
     ),
     "new world": (
         Patch(

@@ -35,7 +35,7 @@ ALIVE = 128
 _writing = (
     threading.RLock()
 )  # any thread may add a request; only the staging thread adds captures
-_taken: set[int] = set()  # donated arguments of the calls at work, by id
+_taken: list[set[int]] = []  # donated arguments of each call at work, by id
 _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -92,17 +92,17 @@ def claimed(tensors: Iterable[Any]) -> Iterator[bool]:
     """Claim the donated tensors of a call while it runs. Returns False if a call of another
     thread has claimed one.
     """
-    mine = {id(x) for x in tensors}
+    mine = set(map(id, tensors))
     with _writing:
-        free = not mine & _taken
+        free = all(map(mine.isdisjoint, _taken))
         if free:
-            _taken.update(mine)
+            _taken.append(mine)
     try:
         yield free
     finally:
         if free:
             with _writing:
-                _taken.difference_update(mine)
+                _taken[:] = [other for other in _taken if other is not mine]
 
 
 def clear() -> None:

@@ -24,6 +24,7 @@ from ..types import LocalProgram
 from .agreement import compare_ranks
 from .arguments import (
     Placed,
+    itself,
     local_of,
     refuse_lost_gradient,
     refuse_lost_tangent,
@@ -32,8 +33,8 @@ from .arguments import (
 from .arguments.results import in_tree, maker
 from .backward.op import Differentiable
 from .backward.second_half import Backward
-from .donation import Donation, own
-from .layouts import Reader, closed_over, readers
+from .donation import Donation, are_viewed, layout_of
+from .layouts import closed_over, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
@@ -48,13 +49,20 @@ def _donation(compiled: Compiled) -> Donation | None:
     placed, taken = compiled.placed, compiled.placed.donated
     if not taken:
         return None
-    others = tuple(i for i in placed.tensors if i not in taken)
+    avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    first = len(placed.axes.names)
+    among = set(taken)
+    inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
     return Donation(
-        compiled.request.name,
-        taken,
-        others,
-        placed.paths,
-        compiled.captured.closed_over,
+        name=compiled.request.name,
+        taken=taken,
+        others=tuple(i for i in placed.tensors if i not in among),
+        paths=placed.paths,
+        closed_over=compiled.captured.closed_over,
+        layouts=tuple(layout_of(avals[i]) for i in taken),
+        writes=compiled.runner is not None,
+        recorded=compiled.backward is not None,
+        viewed=are_viewed(compiled.program.graph, inputs),
     )
 
 
@@ -282,30 +290,17 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     rows = readers(
         compiled.request.name, placed, compiled.captured, [compiled.program]
     )
-    straight = len(rows) == placed.treedef.num_leaves and all(
-        read is local_of for _, read in rows
-    )
-    if straight and not compiled.captured.closed_over and compiled.donation is None:
-        return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
-    rows = _owning(compiled, rows)
+    reads = {read for _, read in rows}
+    straight = len(rows) == placed.treedef.num_leaves
+    if straight and not compiled.captured.closed_over:
+        if reads == {local_of}:
+            return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
+        if reads == {itself}:
+            return lambda leaves: run([*coords, *leaves])
     closed_now = closed_over(compiled.captured, [compiled.program])
     return lambda leaves: run(
         [*coords, *[read(leaves[i]) for i, read in rows], *closed_now()[0]]
     )
-
-
-def _owning(
-    compiled: Compiled, rows: list[tuple[int, Reader]]
-) -> list[tuple[int, Reader]]:
-    """The readers of arguments. For donated arguments, the results may take the memory that
-    they read.
-    """
-    taken = compiled.donation.taken if compiled.donation is not None else ()
-    return [(i, _owner(read) if i in taken else read) for i, read in rows]
-
-
-def _owner(read: Reader) -> Reader:
-    return lambda x: own(read(x))
 
 
 def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

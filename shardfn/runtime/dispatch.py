@@ -50,28 +50,32 @@ REQUIRES_GRAD = operator.attrgetter("requires_grad")
 def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a transformed function on arguments, staging it first if their signature is new."""
     leaves, treedef = _tree.flatten((args, kwargs))
+    world, mesh = current_world(), request.mesh or current_mesh()
+    rules, state = registry.active(), _compat.settings()
+    around = (treedef, world, mesh, rules, state)
+    store = request.store
+    for entry in store.entries[:1]:
+        if entry.repeats(leaves, *around) and not _compat.in_dual_level():
+            return entry.run(leaves)
     try:
         key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
         paths = _tree.argument_paths(request.signature_of, args, kwargs)
         refuse_unstrided(request.name, leaves, paths)
         raise
-    world, mesh = current_world(), request.mesh or current_mesh()
-    rules, state = registry.active(), _compat.settings()
-    store = request.store
     for entry in store.entries:
-        if entry.fits(key, treedef, world, mesh, rules, state):
+        if entry.fits(key, *around):
             if not entry.follows(leaves):
                 continue
             if _compat.in_dual_level():
                 break
             # replace equal specs by identical ones, which compare faster the next time
             entry.key = key
+            entry.remember(leaves)
             if entry is not store.entries[0]:
                 store.put_first(entry)
             return entry.run(leaves)
-    signature = (key, treedef, world, mesh, rules, state)
-    return _first_call(request, args, kwargs, leaves, signature)
+    return _first_call(request, args, kwargs, leaves, (key, *around))
 
 
 def explain_retrace(
@@ -218,7 +222,9 @@ def _note_retrace(
 
 @attrs.define(eq=False)
 class Entry:
-    """One signature, ready to be called. Only its key is ever replaced, by an equal one."""
+    """One signature, ready to be called. Only its key is ever replaced, by an equal one, and a
+    check of tensors that have this key is added.
+    """
 
     key: list[Any]
     treedef: Any
@@ -233,14 +239,41 @@ class Entry:
     suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
     followed: tuple[bool, ...] | None  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
+    alike: Callable[..., bool] | None = None  # whether tensors have this key
+    is_grad_enabled: bool = False  # where they have
 
-    def fits(
-        self, key: Any, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any
-    ) -> bool:
+    def fits(self, key: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
+        return self.key == key and self.is_in(*rest)
+
+    def repeats(self, leaves: list[Any], *rest: Any) -> bool:
+        """Whether `fits` and `follows` hold, found in one check of all tensors. False if only
+        they can tell.
+        """
         return (
-            self.key == key
-            and self.treedef == treedef
+            self.alike is not None
+            and self.is_grad_enabled is torch.is_grad_enabled()
+            and self.is_in(*rest)  # so there are as many leaves
+            and self.alike(*leaves)
+        )
+
+    def remember(self, leaves: list[Any]) -> None:
+        """Make the check of `repeats`, if the leaves are plain tensors."""
+        if (
+            self.alike is None
+            and leaves
+            and not self.suspects
+            and _compat.ORDINARY.issuperset(map(type, leaves))
+        ):
+            self.is_grad_enabled = torch.is_grad_enabled()
+            self.alike = _compat.same_tensors(leaves)
+
+    def is_in(
+        self, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any
+    ) -> bool:
+        """Whether a call has this structure, in the same world and with the same settings."""
+        return (
+            self.treedef == treedef
             and self.world is world
             and self.mesh is mesh
             and self.rules == rules

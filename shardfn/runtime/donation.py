@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -10,14 +10,22 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
+from ..capture.views import memory_of
 from ..errors import ShardError, call_site
 from ..simulated import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
+    remains_of,
     used_after_donation,
 )
+from ..types import Aval
 from . import cache
+from .store import Earlier
+
+Layout = tuple[
+    tuple[int, ...], dict[str, Any]
+]  # shape; strides, dtype and device by name
 
 
 @attrs.frozen(eq=False)
@@ -30,6 +38,12 @@ class Donation:
         others: the positions of the other tensors among the leaves.
         paths: of all leaves.
         closed_over: the tensors that the function closes over.
+        layouts: shape, and strides, dtype and device, of each donated leaf.
+        writes: whether the program writes into donated memory.
+        recorded: whether autograd records the call, and may refer to the arguments.
+        viewed: whether a result is a view of a donated argument.
+        kind: the class of an argument after the call.
+        earlier: the arguments of the last call.
     """
 
     name: str
@@ -37,9 +51,18 @@ class Donation:
     others: tuple[int, ...]
     paths: tuple[str, ...]
     closed_over: tuple[torch.Tensor, ...]
+    layouts: tuple[Layout, ...]
+    writes: bool
+    recorded: bool
+    viewed: bool
+    kind: type[DonatedTensor] = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda x: remains_of(x.name), takes_self=True),
+    )
+    earlier: Earlier = attrs.field(init=False, factory=Earlier)
 
     def run(
-        self, leaves: Sequence[Any], execute: Callable[[Any], list[Any]]
+        self, leaves: list[Any], execute: Callable[[Any], list[Any]]
     ) -> list[Any]:
         """Check, run, and invalidate the donated arguments. No other thread may donate one
         meanwhile.
@@ -49,11 +72,72 @@ class Donation:
         """
         mine = [leaves[i] for i in self.taken]
         with cache.claimed(mine) as free:
-            gone = next(filter(None, map(_donated_to, mine)), None)
-            if gone is not None or not free:
-                raise used_after_donation(gone or self.name)
-            self.check(leaves)
-            return self.take(leaves, execute(leaves))
+            is_clear = free and self.is_clear(mine, leaves)
+            if is_clear and not self.recorded and _compat.are_plain(mine):
+                return self.run_plain(mine, leaves, execute)
+            if not is_clear:
+                gone = next(filter(None, map(_donated_to, mine)), None)
+                if gone is not None or not free:
+                    raise used_after_donation(gone or self.name)
+                self.check(leaves)
+            given = leaves if is_clear else self.owned(leaves)
+            return self.take(mine, execute(given))
+
+    def run_plain(
+        self,
+        mine: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+        execute: Callable[[Any], list[Any]],
+    ) -> list[Any]:
+        """Run on plain tensors that nothing else sees. Their memory passes to new objects before
+        the run, while it is at hand, and those may be the results.
+
+        An exception gives the memory back.
+        """
+        given, holders = list(leaves), self.holders()
+        swapped = 0
+        try:
+            for i, x, holder in zip(self.taken, mine, holders, strict=True):
+                _compat.exchange(x, holder)
+                swapped += 1
+                given[i] = holder
+            outs = execute(given)
+        except BaseException:
+            for x, holder in zip(mine[:swapped], holders, strict=False):
+                _compat.exchange(x, holder)
+            raise
+        self.earlier.put(mine)
+        return _without_views(holders, outs) if self.viewed else outs
+
+    def holders(self) -> Sequence[torch.Tensor]:
+        """Tensors without memory for a call to exchange with its arguments. They are the arguments
+        of the last call if nothing refers to those any more, since making one takes longer than
+        the rest of its donation.
+        """
+        earlier = self.earlier.take()
+        if earlier is not None and _compat.is_forgotten(earlier):
+            return earlier
+        return _compat.without_memory(self.kind, self.layouts)
+
+    def is_clear(self, mine: Sequence[Any], leaves: Sequence[Any]) -> bool:
+        """Whether `check` refuses nothing and `owned` copies nothing, found in few steps a leaf.
+        False if only they can tell.
+
+        A tensor that is the only owner of its memory shares it with no other tensor, so each of
+        the donated must only be another object than the rest.
+        """
+        donated = _ordinary(mine)
+        others = _ordinary([leaves[i] for i in self.others])
+        outside = _ordinary(self.closed_over)
+        if donated is None or others is None or outside is None:
+            return False
+        ids = set(map(id, donated))
+        return (
+            len(ids) == len(donated)
+            and ids.isdisjoint(map(id, others))
+            and ids.isdisjoint(map(id, outside))
+            and _compat.are_alone(donated)
+        )
 
     def check(self, leaves: Sequence[Any]) -> None:
         """Refuse arguments that cannot be donated, before anything has run.
@@ -114,23 +198,64 @@ class Donation:
             arg_path=path,
         )
 
-    def take(self, leaves: Sequence[Any], outs: list[Any]) -> list[Any]:
+    def owned(self, leaves: list[Any]) -> list[Any]:
+        """The leaves, with a copy of each donated one whose memory something else sees."""
+        if not self.writes:
+            return leaves
+        given = list(leaves)
+        for i in self.taken:
+            given[i] = _own(leaves[i])
+        return given
+
+    def take(self, mine: Sequence[Any], outs: list[Any]) -> list[Any]:
         """Invalidate the donated arguments: every later use is an error that names this call.
         Returns the results.
         """
-        mine = {id(leaves[i]) for i in self.taken}
-        outs = [
-            _free(x) if id(x) in mine or id(_compat.base_of(x)) in mine else x
-            for x in outs
-        ]
-        for i in self.taken:
-            x = leaves[i]
+        ids = set(map(id, mine))
+        outs = [_free(x) if id(x) in ids else x for x in outs]
+        results = _without_views(mine, outs)
+        for x in mine:
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
                 x._spec = _compat.gone_spec(_compat.spec_of(x))
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
-        return outs
+        return results
+
+
+def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:
+    """Whether a result of a graph is a view of one of its donated inputs."""
+    holders = graph.find_nodes(op="placeholder")
+    memory = {holders[i] for i in donated}
+    (output,) = graph.find_nodes(op="output")
+    results = {x for x in output.args[0] if isinstance(x, torch.fx.Node)}
+    return any(memory_of(x) in memory for x in results - memory)
+
+
+def layout_of(aval: Aval) -> Layout:
+    """The layout of the remains of a donated argument."""
+    device = torch.device(aval.device)
+    return aval.shape, {
+        "strides": aval.stride,
+        "dtype": aval.dtype,
+        "device": device,
+    }
+
+
+def _ordinary(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
+    """The local tensors of some tensors, if all are ordinary ones."""
+    if _compat.ORDINARY.issuperset(map(type, tensors)):
+        return tensors
+    locals_ = [
+        _compat.local_tensor(x) if isinstance(x, DTensor) else x for x in tensors
+    ]
+    return locals_ if _compat.ORDINARY.issuperset(map(type, locals_)) else None
+
+
+def _without_views(memory: Sequence[torch.Tensor], outs: list[Any]) -> list[Any]:
+    """The results, those that are views of donated memory without a reference to its tensor."""
+    ids = set(map(id, memory))
+    return [_free(x) if id(_compat.base_of(x)) in ids else x for x in outs]
 
 
 def _donated_to(x: Any) -> str | None:
@@ -158,14 +283,17 @@ def _free(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def own(x: torch.Tensor) -> torch.Tensor:
-    """A donated tensor's memory if nothing else shares it, else a copy. Results may be written
-    into it.
+def _own(x: Any) -> Any:
+    """A donated tensor if nothing else sees its memory, else a copy. Results may be written into
+    it.
     """
-    return (
-        x
-        if _compat.is_sole_owner(x)
-        else torch.empty_strided(
-            x.shape, x.stride(), dtype=x.dtype, device=x.device
-        ).copy_(x)
-    )
+    local = _compat.local_tensor(x) if isinstance(x, DTensor) else x
+    if _compat.is_sole_owner(local):
+        return x
+    copy = torch.empty_strided(
+        local.shape, local.stride(), dtype=local.dtype, device=local.device
+    ).copy_(local)
+    if not isinstance(x, DTensor):
+        return copy
+    (placed,) = _compat.dtensors([copy], [_compat.spec_of(x)], type(x))
+    return placed

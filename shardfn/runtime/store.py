@@ -5,7 +5,7 @@ objects.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -79,3 +79,23 @@ class Compared:
     """Whether the ranks have compared the arguments of a compiled program."""
 
     is_done: bool = False
+
+
+@attrs.define(eq=False)
+class Earlier:
+    """The donated arguments of the last call of a program, without memory."""
+
+    _calls: list[Sequence[Any]] = attrs.field(
+        factory=list, init=False
+    )  # at most one
+
+    def put(self, tensors: Sequence[Any]) -> None:
+        """Keep those of a call instead."""
+        self._calls[:] = [tensors]
+
+    def take(self) -> Sequence[Any] | None:
+        """Those of the last call, for one caller."""
+        try:
+            return self._calls.pop()
+        except IndexError:
+            return None

@@ -5,6 +5,7 @@ from .local_tensor import (
     DonatedTensor,
     SimulatedTensor,
     UnreadTensor,
+    remains_of,
     shown,
     used_after_donation,
 )
@@ -15,6 +16,7 @@ __all__ = [
     "SimulatedTensor",
     "UnreadTensor",
     "dtensors",
+    "remains_of",
     "shown",
     "used_after_donation",
 ]

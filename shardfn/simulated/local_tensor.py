@@ -179,6 +179,8 @@ class DonatedTensor(torch.Tensor):
     took it.
     """
 
+    call: str
+
     @staticmethod
     def __new__(cls, like: torch.Tensor, call: str) -> DonatedTensor:
         return torch.Tensor._make_wrapper_subclass(
@@ -206,6 +208,18 @@ class DonatedTensor(torch.Tensor):
                 if isinstance(x, DonatedTensor)
             ).call
         )
+
+
+def remains_of(call: str) -> type[DonatedTensor]:
+    """The class of the tensors that a call took. Its objects have no attributes, and no
+    initialiser.
+    """
+
+    class Remains(DonatedTensor):
+        """As `DonatedTensor`."""
+
+    Remains.call = call
+    return Remains
 
 
 def used_after_donation(call: str) -> ShardError:

@@ -90,10 +90,14 @@ def _on_one_device(module_fn: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
+def _values_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
 def _assert_same(
     made: dict[str, Any], module: nn.Module, rounded: float = 0.0
 ) -> None:
-    expected = dict(module.named_parameters()) | dict(module.named_buffers())
+    expected = _values_of(module)
     assert made.keys() == expected.keys()
     for name, x in made.items():
         torch.testing.assert_close(
@@ -282,3 +286,33 @@ def test_numbers_that_a_constructor_reads_are_known() -> None:
     _assert_same(buffers, alone)
     with pytest.raises(CaptureError, match=r"init\(Written\): .item\(\) reads"):
         sf.init(Written, key=KEY)
+
+
+CONVERSIONS: dict[str, Callable[[Any], nn.Module]] = {
+    "double": lambda module: module.double(),
+    "half": lambda module: module.half(),
+    "bfloat16": lambda module: module.bfloat16(),
+    "float": lambda module: module.float(),
+    "to dtype": lambda module: module.to(torch.float64),
+    "to device": lambda module: module.to("cpu"),
+    "to and back": lambda module: module.double().to(torch.float32),
+    "to empty": lambda module: module.to_empty(device="cpu"),
+    "one part": lambda module: (module[0].double(), module)[1],
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_constructor_may_convert_the_module(name: str) -> None:
+    def build() -> nn.Module:
+        linear = nn.Linear(3, 3)
+        tied = nn.Linear(3, 3, bias=False)
+        tied.weight = linear.weight
+        tied.requires_grad_(False)
+        return CONVERSIONS[name](nn.Sequential(linear, tied, nn.BatchNorm1d(3)))
+
+    _, params, buffers = sf.init(build, key=random.key(SEED), backend="aten")
+    alone = _on_one_device(build)
+    if name == "to empty":  # which leaves any values
+        assert (params | buffers).keys() == _values_of(alone).keys()
+        return
+    _assert_same(params | buffers, alone)

@@ -5,7 +5,10 @@ guard.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 Step = tuple[
     str, Any
@@ -135,3 +138,17 @@ def _root(name: str, scope: dict[str, Any]) -> tuple[Step, ...] | None:
     if name.startswith("___unnamed_scope") and isinstance(found, dict):
         return (("scope", Itself(found)),)
     return None
+
+
+def same_tensors(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A check that other tensors have the classes, shapes, strides, dtypes, devices and
+    `requires_grad` of these, in the same order: one call of C++ for all of them, as Dynamo's.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    shapes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    guards = TensorGuards(
+        *tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides
+    )
+    return guards.check

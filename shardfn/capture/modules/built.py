@@ -78,6 +78,8 @@ class Building:
             except Exception as error:
                 raise explain.raised(error, self.name) from error
         traced.refuse_written()
+        if isinstance(module, torch.nn.Module):
+            _compat.settle(module)
         return module
 
 

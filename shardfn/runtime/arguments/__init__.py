@@ -5,7 +5,7 @@ from .checks import (
     refuse_lost_tangent,
     refuse_without_values,
 )
-from .local_tensors import cut, join, local_of, reader, spec_of
+from .local_tensors import cut, itself, join, local_of, reader, spec_of
 from .look import look
 from .placed import Placed, aval_of
 from .prepared import is_prepared, prepared
@@ -15,6 +15,7 @@ __all__ = [
     "aval_of",
     "cut",
     "is_prepared",
+    "itself",
     "join",
     "local_of",
     "look",

@@ -33,7 +33,7 @@ def reader(is_dtensor: bool, marks: Marks, placed: Placed) -> Callable[[Any], An
             return lambda x: [x] * len(everyone)
         return lambda x: [cut(x, marks, placed.axes, c) for c in everyone]
     if all(m == "R" for m in marks):
-        return _itself
+        return itself
     coordinate = placed.coordinate
     return lambda x: cut(x, marks, placed.axes, coordinate)
 
@@ -43,7 +43,8 @@ def local_of(x: Any) -> torch.Tensor:
     return _compat.local_tensor(x)
 
 
-def _itself(x: torch.Tensor) -> torch.Tensor:
+def itself(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that is its own local tensor."""
     return x
 
 
