@@ -2,7 +2,7 @@
 2.15).
 """
 
-from .dispatch import ops_replaced, takes_context
+from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -158,6 +158,7 @@ __all__ = [
     "SETTINGS",
     "Shell",
     "all_ranks",
+    "aten_ops",
     "autocast_off",
     "backward_hooks_of",
     "backward_of",

@@ -39,6 +39,18 @@ def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         yield
 
 
+def aten_ops(*names: str) -> list[Any]:
+    """Those of these ops that this version of torch has.
+
+    Args:
+        names: of ATen, with the overload: "cholesky.default", which ends before 2.15.
+    """
+    pairs = [name.split(".") for name in names]
+    packets = [(getattr(torch.ops.aten, op, None), form) for op, form in pairs]
+    ops = [getattr(packet, form, None) for packet, form in packets]
+    return [op for op in ops if op is not None]
+
+
 @contextlib.contextmanager
 def init_replaced(
     replacement: tuple[Callable[..., Any], Callable[[], bool]],
