@@ -1,7 +1,7 @@
 """torch's own higher-order functions, which have no public name."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,11 +9,12 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 
-from .tracing import is_transformed, read_by_dynamo
+from .tracing import is_transformed, is_wrapped, read_by_dynamo, unwrapped
 
 __all__ = [
     "differentiable_flex",
     "differentiable_index",
+    "fake_inputs",
     "flex_checks",
     "torch_map",
     "torch_scan",
@@ -39,6 +40,15 @@ def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
     return (
         torch.ops.aten.index(x, indices) if is_transformed() else call(x, indices)
     )
+
+
+def fake_inputs(collect: Callable[..., list[Any]], inputs: Sequence[Any]) -> list[Any]:
+    """The fake tensors of nodes, also inside of those that torch.func follows."""
+    values = [getattr(x, "meta", {}).get("example_value") for x in inputs]
+    return [
+        unwrapped(value) if is_wrapped(value) else collect([x])[0]
+        for x, value in zip(inputs, values, strict=True)
+    ]
 
 
 def flex_checks() -> dict[Any, Callable[..., Any]]:

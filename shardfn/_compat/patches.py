@@ -55,6 +55,15 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         optional=True,
     ),
     Patch(
+        (
+            "torch.autograd.function._SingleLevelFunction.setup_context",
+            "torch.autograd.function._bind_default_args",
+        ),
+        "the same, where `apply` is C code, as from torch 2.15 on",
+        NEVER,
+        enter=dispatch.context_split_in_c,
+    ),
+    Patch(
         ("torch.autograd.function:custom_function_call",),
         "it runs one in a form that torch.func takes",
         NEVER,

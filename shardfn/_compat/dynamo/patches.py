@@ -51,6 +51,12 @@ READING = (  # a captured function, by Dynamo
         new=reading.fresh,
     ),
     Patch(
+        ("torch._dynamo.utils:run_node",),
+        "the error of a call on fake tensors becomes a text, also where it is ours",
+        "later than 2.15",
+        new=reading.own_error_raised,
+    ),
+    Patch(
         methods("torch._dynamo.side_effects:SideEffects", "is_modified"),
         "what has its own items again counts as changed, as of functional_call",
         NEVER,
@@ -214,6 +220,13 @@ READING = (  # a captured function, by Dynamo
         "flex attention under torch.func is refused; by its formula it is not",
         "later than 2.13",
         new=loops.differentiable_flex,
+    ),
+    Patch(
+        ("torch._higher_order_ops.utils:_collect_fake_inputs",),
+        "flex attention asks it for tensors, and it knows none that torch.func follows",
+        "later than 2.15",
+        new=loops.fake_inputs,
+        optional=True,
     ),
     Patch(
         ("torch._dynamo._trace_wrapped_higher_order_op:mod_index",),

@@ -253,8 +253,29 @@ def intact(
     if not inside_transform():
         return apply(function, tx, args, kwargs)
     given = proxy_args_kwargs(args, kwargs)
-    proxy = tx.output.create_proxy("call_function", function.fn_cls.apply, *given)
+    proxy = tx.output.create_proxy("call_function", _applied(function.fn_cls), *given)
     return builder.wrap_fx_proxy(tx, proxy)
+
+
+def _applied(fn_cls: Any) -> Callable[..., Any]:
+    """A function for the `apply` of an autograd.Function, which graphs cannot name from torch 2.15
+    on: it is a builtin.
+    """
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return fn_cls.apply(*args, **kwargs)
+
+    return apply
+
+
+def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
+    """One call that Dynamo runs on fake tensors. It makes a text of an error (torch 2.15)."""
+    try:
+        return run(*args)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, ShardError):
+            raise error.__cause__ from None
+        raise
 
 
 def is_substituted(
