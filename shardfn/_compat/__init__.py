@@ -53,6 +53,7 @@ from .dynamo.refused import (
     MADE_OF_FOLLOWED,
     MAKES_DTENSOR,
     NO_DERIVATIVE,
+    READS_CONTEXT,
     outside_only,
 )
 from .dynamo.restored import Memo
@@ -153,6 +154,7 @@ __all__ = [
     "Memo",
     "OpOverload",
     "PATCHES",
+    "READS_CONTEXT",
     "READS_GENERATOR",
     "Read",
     "SETTINGS",

@@ -166,7 +166,10 @@ MODULE = (  # a module that Dynamo does not trace
         optional=True,
     ),
     Patch(
-        ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
+        (
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+        ),
         "it fails under torch.func",
         "later than 2.15",
         new=lambda around, generator, *args, **kwargs: (
@@ -174,6 +177,7 @@ MODULE = (  # a module that Dynamo does not trace
         ),
         takes="checkpointed",
         is_mine=reading.is_reading,
+        optional=True,
     ),
     Patch(
         ("torch.utils.checkpoint:CheckpointFunction.apply",),

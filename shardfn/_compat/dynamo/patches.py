@@ -137,6 +137,13 @@ READING = (  # a captured function, by Dynamo
         new=tree_functions.run_as_it_is,
     ),
     Patch(
+        methods("torch._dynamo.variables.misc:ContextVarVariable", "_get_value"),
+        "the value of a context variable is that of the capture; " + REFUSED,
+        NEVER,
+        new=refused.context_refused,
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "TensorVariable", "method_as_subclass"),
         "a cast to a class of tensors; " + REFUSED,
         NEVER,
@@ -147,6 +154,12 @@ READING = (  # a captured function, by Dynamo
         "a tensor of a class of its own; " + REFUSED,
         NEVER,
         new=refused.class_refused,
+    ),
+    Patch(
+        methods(BUILDER + "VariableBuilder", "wrap_tensor"),
+        "it refuses a dual number, which the capture refuses by its name",
+        NEVER,
+        new=reading.dual_wrapped,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),

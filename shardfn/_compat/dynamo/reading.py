@@ -11,11 +11,19 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site, is_ours
-from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
+from ..tracing import (
+    has_tangent,
+    in_dual_level,
+    inside_transform,
+    is_fake,
+    read_by_dynamo,
+)
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -207,6 +215,14 @@ def faked(
         return fake
     with fake.fake_mode:
         return torch.empty_like(fake, device=device)
+
+
+def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
+    """Dynamo's handling of a new tensor, as if it had no tangent (torch 2.15 refuses one)."""
+    is_dual = isinstance(x, torch.Tensor) and in_dual_level() and has_tangent(x)
+    closed = mock.patch.object(forward_ad, "_current_level", -1)
+    with closed if is_dual else contextlib.nullcontext():
+        return wrap(builder, x)
 
 
 def fresh(

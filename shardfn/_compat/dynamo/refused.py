@@ -29,6 +29,8 @@ MADE = "makes a tensor of class"
 
 COMMUNICATES = "communicates by itself:"
 
+READS_CONTEXT = "of class `ContextVar`"  # in torch's error, before 2.15
+
 OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
 READABLE = (  # by calls of DTensor that Dynamo reads ours for
     "torch.distributed.tensor.placement_types",
@@ -111,6 +113,17 @@ def rank_method_refused(
     """A call of a method of a mesh or a group, which may ask for the rank."""
     _refuse(ASKS_RANK if name in RANK else None)
     return call(owner, tx, name, *args, **kw)
+
+
+def context_refused(
+    read: Callable[..., Any], variable: Any, tx: Any, *args: Any
+) -> Any:
+    """A read of a context variable, whose value torch 2.15 takes for a constant. Those of torch's
+    settings are in the key of a capture.
+    """
+    is_torchs = tx.f_globals.get("__name__", "").startswith("torch.")
+    _refuse(None if is_torchs else f"a read of a variable {READS_CONTEXT}")
+    return read(variable, tx, *args)
 
 
 def refuse_attribute(fake: Any, name: Any) -> None:
