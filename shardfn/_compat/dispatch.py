@@ -114,7 +114,9 @@ class _SetupContext:
     def __get__(self, _: Any, owner: Any) -> Callable[..., Any]:
         if not is_capturing() or not inside_transform():
             return self.default
-        if not issubclass(owner, torch.autograd.Function):  # of one level of torch.func
+        if not issubclass(
+            owner, torch.autograd.Function
+        ):  # of one level of torch.func
             return self.default
         self.asked_for = owner
         return _defined

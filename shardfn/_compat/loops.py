@@ -42,13 +42,15 @@ def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
     )
 
 
-def fake_inputs(collect: Callable[..., list[Any]], inputs: Sequence[Any]) -> list[Any]:
+def fake_inputs(
+    collect: Callable[..., list[Any]], inputs: Sequence[Any]
+) -> list[Any]:
     """The fake tensors of nodes, also inside of those that torch.func follows."""
-    values = [getattr(x, "meta", {}).get("example_value") for x in inputs]
-    return [
-        unwrapped(value) if is_wrapped(value) else collect([x])[0]
-        for x, value in zip(inputs, values, strict=True)
-    ]
+    found = []
+    for x in inputs:
+        value: Any = getattr(x, "meta", {}).get("example_value")
+        found += [unwrapped(value)] if is_wrapped(value) else collect([x])
+    return found
 
 
 def flex_checks() -> dict[Any, Callable[..., Any]]:

@@ -269,7 +269,9 @@ def intact(
     if not inside_transform():
         return apply(function, tx, args, kwargs)
     given = proxy_args_kwargs(args, kwargs)
-    proxy = tx.output.create_proxy("call_function", _applied(function.fn_cls), *given)
+    proxy = tx.output.create_proxy(
+        "call_function", _applied(function.fn_cls), *given
+    )
     return builder.wrap_fx_proxy(tx, proxy)
 
 
