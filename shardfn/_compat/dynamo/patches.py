@@ -107,9 +107,10 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
-        "a generator of random numbers given to a method; " + REFUSED,
+        "a generator of random numbers given to a method, a cast to a class of tensors; "
+        + REFUSED,
         NEVER,
-        new=generators.refused_generator,
+        new=refused.method_refused,
     ),
     Patch(
         (
@@ -142,12 +143,6 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=refused.context_refused,
         optional=True,
-    ),
-    Patch(
-        methods(VARIABLES + "TensorVariable", "method_as_subclass"),
-        "a cast to a class of tensors; " + REFUSED,
-        NEVER,
-        new=refused.cast_refused,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),

@@ -163,10 +163,22 @@ def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None
     _refuse(f"{COMMUNICATES} {function.fn.__name__};")
 
 
-def cast_refused(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> Any:
-    """tensor.as_subclass(cls), which makes a tensor of another class."""
-    _refuse(refusal(getattr(cls, "value", None)))
-    return method(tensor, tx, cls)
+def method_refused(
+    call: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a tensor's method, which may be given a generator, or make a tensor of another
+    class: tensor.as_subclass(cls).
+    """
+    if generators.is_given("generator", kwargs):
+        _refuse(generators.READS_GENERATOR)
+    if name == "as_subclass" and args:
+        _refuse(refusal(getattr(args[0].realize(), "value", None)))
+    return call(tensor, tx, name, args, kwargs)
 
 
 def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
