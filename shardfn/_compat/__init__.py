@@ -73,7 +73,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
-from .loops import flex_checks, torch_map, torch_scan, torch_while_loop
+from .loops import flex_checks, torch_map, torch_scan, torch_while_loop, vmap_names
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import (
     MODULE_OPS,
@@ -263,6 +263,7 @@ __all__ = [
     "values",
     "values_per_rank",
     "version_of",
+    "vmap_names",
     "wait_later",
     "without_autocast",
     "without_torch_functions",

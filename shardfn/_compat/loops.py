@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import vmap as _functorch_vmap
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
@@ -19,6 +20,7 @@ __all__ = [
     "torch_map",
     "torch_scan",
     "torch_while_loop",
+    "vmap_names",
 ]
 
 
@@ -61,6 +63,19 @@ def flex_checks() -> dict[Any, Callable[..., Any]]:
     rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
     found = [(getattr(module, name, None), ours) for name, ours in rows]
     return {torchs: ours for torchs, ours in found if torchs is not None}
+
+
+def vmap_names() -> dict[Any, Callable[..., Any]]:
+    """The substitute for a function that names what is mapped: torch 2.11 asks it at every call,
+    and Dynamo cannot read the repr of an object.
+    """
+    return {_functorch_vmap._get_name: _name_of}
+
+
+@read_by_dynamo
+def _name_of(func: Any) -> str:
+    """The name of a function."""
+    return getattr(func, "__name__", "a function")
 
 
 @read_by_dynamo
