@@ -2,7 +2,7 @@
 2.15).
 """
 
-from .dispatch import ops_replaced, takes_context
+from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -53,6 +53,7 @@ from .dynamo.refused import (
     MADE_OF_FOLLOWED,
     MAKES_DTENSOR,
     NO_DERIVATIVE,
+    READS_CONTEXT,
     outside_only,
 )
 from .dynamo.restored import Memo
@@ -72,7 +73,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
-from .loops import flex_checks, torch_map, torch_scan, torch_while_loop
+from .loops import flex_checks, torch_map, torch_scan, torch_while_loop, vmap_names
 from .memory import (
     ORDINARY,
     are_alone,
@@ -165,6 +166,7 @@ __all__ = [
     "Memo",
     "OpOverload",
     "PATCHES",
+    "READS_CONTEXT",
     "READS_GENERATOR",
     "Read",
     "SETTINGS",
@@ -172,6 +174,7 @@ __all__ = [
     "all_ranks",
     "are_alone",
     "are_plain",
+    "aten_ops",
     "autocast_off",
     "backward_hooks_of",
     "backward_of",
@@ -278,6 +281,7 @@ __all__ = [
     "values",
     "values_per_rank",
     "version_of",
+    "vmap_names",
     "wait_later",
     "without_autocast",
     "without_memory",

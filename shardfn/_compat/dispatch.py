@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.init
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .threads import is_capturing, replaced
+from .threads import is_capturing, overridden, replaced
 from .tracing import inside_transform
 
 
@@ -37,6 +38,18 @@ def ops_replaced(table: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """
     with _Replacing(table):
         yield
+
+
+def aten_ops(*names: str) -> list[Any]:
+    """Those of these ops that this version of torch has.
+
+    Args:
+        names: of ATen, with the overload: "cholesky.default", which ends before 2.15.
+    """
+    pairs = [name.split(".") for name in names]
+    packets = [(getattr(torch.ops.aten, op, None), form) for op, form in pairs]
+    ops = [getattr(packet, form, None) for packet, form in packets]
+    return [op for op in ops if op is not None]
 
 
 @contextlib.contextmanager
@@ -87,6 +100,57 @@ def context_split(known: Callable[..., bool], setup_context: Any) -> Any:
     """
     is_defined = known(setup_context)
     return is_defined if is_defined or not inside_transform() else _OnSecondLook()
+
+
+class _SetupContext:
+    """The setup_context of a class that defines none, to torch's `apply` in C: another function
+    than the default where `context_split` says that there is one.
+    """
+
+    def __init__(self, default: Callable[..., Any]) -> None:
+        self.default = default
+        self.asked_for: Any = None  # the class whose arguments `apply` binds next
+
+    def __get__(self, _: Any, owner: Any) -> Callable[..., Any]:
+        if not is_capturing() or not inside_transform():
+            return self.default
+        if not issubclass(
+            owner, torch.autograd.Function
+        ):  # of one level of torch.func
+            return self.default
+        self.asked_for = owner
+        return _defined
+
+    def bound(
+        self, bind: Callable[..., Any], forward: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """The arguments of a call, with the defaults of the forward filled in if it does not
+        take the context.
+        """
+        owner, self.asked_for = self.asked_for, None
+        is_default = owner is not None and owner.forward is forward
+        return (args, kwargs) if is_default else bind(forward, args, kwargs)
+
+
+def _defined(ctx: Any, inputs: Any, output: Any) -> None:
+    """Never called: `function_called` takes the functions that have it."""
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def context_split_in_c() -> Iterator[None]:
+    """The same as `context_split`, for the `apply` that is C code (torch 2.15)."""
+    module = torch.autograd.function
+    if not hasattr(module, "_bind_default_args"):
+        yield
+        return
+    base = module._SingleLevelFunction
+    asked = _SetupContext(base.setup_context)
+    with (
+        mock.patch.object(base, "setup_context", asked),
+        overridden(module, "_bind_default_args", asked.bound, is_capturing),
+    ):
+        yield
 
 
 def function_called(

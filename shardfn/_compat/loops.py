@@ -1,23 +1,26 @@
 """torch's own higher-order functions, which have no public name."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import vmap as _functorch_vmap
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 
-from .tracing import is_transformed, read_by_dynamo
+from .tracing import is_transformed, is_wrapped, read_by_dynamo, unwrapped
 
 __all__ = [
     "differentiable_flex",
     "differentiable_index",
+    "fake_inputs",
     "flex_checks",
     "torch_map",
     "torch_scan",
     "torch_while_loop",
+    "vmap_names",
 ]
 
 
@@ -41,6 +44,17 @@ def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
     )
 
 
+def fake_inputs(
+    collect: Callable[..., list[Any]], inputs: Sequence[Any]
+) -> list[Any]:
+    """The fake tensors of nodes, also inside of those that torch.func follows."""
+    found = []
+    for x in inputs:
+        value: Any = getattr(x, "meta", {}).get("example_value")
+        found += [unwrapped(value)] if is_wrapped(value) else collect([x])
+    return found
+
+
 def flex_checks() -> dict[Any, Callable[..., Any]]:
     """The substitutes for two functions of flex attention, once that is imported: a check, since
     its kernel has no derivative on CPU, which the formula has, and a warning of old options.
@@ -49,6 +63,19 @@ def flex_checks() -> dict[Any, Callable[..., Any]]:
     rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
     found = [(getattr(module, name, None), ours) for name, ours in rows]
     return {torchs: ours for torchs, ours in found if torchs is not None}
+
+
+def vmap_names() -> dict[Any, Callable[..., Any]]:
+    """The substitute for a function that names what is mapped: torch 2.11 asks it at every call,
+    and Dynamo cannot read the repr of an object.
+    """
+    return {_functorch_vmap._get_name: _name_of}
+
+
+@read_by_dynamo
+def _name_of(func: Any) -> str:
+    """The name of a function."""
+    return getattr(func, "__name__", "a function")
 
 
 @read_by_dynamo

@@ -55,6 +55,15 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         optional=True,
     ),
     Patch(
+        (
+            "torch.autograd.function._SingleLevelFunction.setup_context",
+            "torch.autograd.function._bind_default_args",
+        ),
+        "the same, where `apply` is C code, as from torch 2.15 on",
+        NEVER,
+        enter=dispatch.context_split_in_c,
+    ),
+    Patch(
         ("torch.autograd.function:custom_function_call",),
         "it runs one in a form that torch.func takes",
         NEVER,
@@ -157,7 +166,10 @@ MODULE = (  # a module that Dynamo does not trace
         optional=True,
     ),
     Patch(
-        ("torch.utils.checkpoint:_checkpoint_without_reentrant_generator",),
+        (
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+        ),
         "it fails under torch.func",
         "later than 2.15",
         new=lambda around, generator, *args, **kwargs: (
@@ -165,6 +177,7 @@ MODULE = (  # a module that Dynamo does not trace
         ),
         takes="checkpointed",
         is_mine=reading.is_reading,
+        optional=True,
     ),
     Patch(
         ("torch.utils.checkpoint:CheckpointFunction.apply",),

@@ -12,6 +12,14 @@ from typing import Any, NamedTuple
 from . import threads
 
 NEVER = "not known to end"
+RENAMED = {  # a place, and its name from torch 2.15 on
+    "torch._dynamo.variables:TensorVariable.var_getattr": (
+        "torch._dynamo.variables:TensorVariable.tp_getattro_impl"
+    ),
+    "torch._dynamo.variables.script_object:TorchScriptObjectVariable.call_method": (
+        "torch._dynamo.variables.script_object:CustomClassObjectVariable.call_method"
+    ),
+}
 
 
 def methods(owner: str, *names: str) -> tuple[str, ...]:
@@ -52,6 +60,8 @@ def enter(row: Patch, given: tuple[Any, ...], stack: contextlib.ExitStack) -> No
     new = functools.partial(row.new, *given)
     for place in row.what:
         owner, name = _place(place)
+        if not hasattr(owner, name) and place in RENAMED:
+            owner, name = _place(RENAMED[place])
         if row.optional and not hasattr(owner, name):
             continue
         stack.enter_context(threads.overridden(owner, name, new, row.is_mine))

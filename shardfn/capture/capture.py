@@ -218,7 +218,11 @@ def _torchs(
         _compat.paused_gc(),
         _compat.patched(
             "capture",
-            substitutes={**python_calls.TABLE, **_compat.flex_checks()},
+            substitutes={
+                **python_calls.TABLE,
+                **_compat.flex_checks(),
+                **_compat.vmap_names(),
+            },
             custom_ops=differentiated(),
             functions=functions.applied,
             device=device,

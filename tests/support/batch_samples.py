@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from sample_values import Sample, call, f, i
 
+from shardfn import _compat
+
 aten = torch.ops.aten
 
 
@@ -85,7 +87,7 @@ def _matrices(
 
 
 MATRICES: dict[str, list[Callable[[], Sample]]] = {
-    "aten.cholesky.default": _matrices(spd),
+    **dict.fromkeys(map(str, _compat.aten_ops("cholesky.default")), _matrices(spd)),
     "aten.cholesky_inverse.default": _matrices(lower),
     "aten.cholesky_solve.default": [
         lambda: call(f(5, 3, 2), lower(5)),

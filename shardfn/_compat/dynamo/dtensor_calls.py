@@ -186,6 +186,8 @@ def closed_over(
         return wrap(builder, x)
     tag, text = dtensors.closed_over(x)
     like = dtensors.stand_in(x)
+    # Dynamo holds it weakly until the graph is done (torch 2.11)
+    builder.tx.output.__dict__.setdefault("stand_ins", []).append(like)
     placed = _read(builder.tx, tag, [wrap(builder, like), text], {})
     # Dynamo writes to it where it meets x again as a parameter of a module (torch 2.13)
     _node(placed).meta.setdefault("tensor_dict", {})

@@ -5,7 +5,6 @@ of their answers for constants.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 READS_GENERATOR = "a generator of random numbers is read or seeded"
@@ -23,22 +22,8 @@ def seeds(called: Any, kwargs: Any) -> str | None:
     """The refusal of a call that reads or seeds a generator, or is given one."""
     is_torchs = getattr(called, "__module__", "") in MODULES
     is_pythons = isinstance(getattr(called, "__self__", None), random.Random)
-    is_any = is_torchs or is_pythons or _is_given("generator", kwargs)
+    is_any = is_torchs or is_pythons or is_given("generator", kwargs)
     return READS_GENERATOR if is_any else None
-
-
-def refused_generator(
-    call: Callable[..., Any],
-    tensor: Any,
-    tx: Any,
-    name: str,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """A call of a tensor's method, which may be given a generator."""
-    if _is_given("generator", kwargs):
-        _refuse()
-    return call(tensor, tx, name, args, kwargs)
 
 
 def refused_random(*_: Any) -> None:
@@ -46,7 +31,7 @@ def refused_random(*_: Any) -> None:
     _refuse()
 
 
-def _is_given(name: str, kwargs: Any) -> bool:
+def is_given(name: str, kwargs: Any) -> bool:
     """Whether an argument is passed, and is not None."""
     if name not in kwargs:
         return False

@@ -89,6 +89,8 @@ def _reads(guard: Any, scope: dict[str, Any]) -> list[Read]:
         other = create.keywords.get("source_b")  # for two names of one object
         sources += [other] if other is not None else []
         create = create.func
+    elif create.__name__ == "HASATTR":  # torch 2.11 guards the attribute
+        key, sources = sources[0].member, [sources[0].base]
     paths = [_path(source, scope) for source in sources]
     return [Read(path, create.__name__, key) for path in paths if path is not None]
 

@@ -51,6 +51,12 @@ READING = (  # a captured function, by Dynamo
         new=reading.fresh,
     ),
     Patch(
+        ("torch._dynamo.utils:run_node",),
+        "the error of a call on fake tensors becomes a text, also where it is ours",
+        "later than 2.15",
+        new=reading.own_error_raised,
+    ),
+    Patch(
         methods("torch._dynamo.side_effects:SideEffects", "is_modified"),
         "what has its own items again counts as changed, as of functional_call",
         NEVER,
@@ -101,9 +107,10 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         methods(VARIABLES + "TensorVariable", "call_method"),
-        "a generator of random numbers given to a method; " + REFUSED,
+        "a generator of random numbers given to a method, a cast to a class of tensors; "
+        + REFUSED,
         NEVER,
-        new=generators.refused_generator,
+        new=refused.method_refused,
     ),
     Patch(
         (
@@ -131,16 +138,23 @@ READING = (  # a captured function, by Dynamo
         new=tree_functions.run_as_it_is,
     ),
     Patch(
-        methods(VARIABLES + "TensorVariable", "method_as_subclass"),
-        "a cast to a class of tensors; " + REFUSED,
+        methods("torch._dynamo.variables.misc:ContextVarVariable", "_get_value"),
+        "the value of a context variable is that of the capture; " + REFUSED,
         NEVER,
-        new=refused.cast_refused,
+        new=refused.context_refused,
+        optional=True,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),
         "a tensor of a class of its own; " + REFUSED,
         NEVER,
         new=refused.class_refused,
+    ),
+    Patch(
+        methods(BUILDER + "VariableBuilder", "wrap_tensor"),
+        "it refuses a dual number, which the capture refuses by its name",
+        NEVER,
+        new=reading.dual_wrapped,
     ),
     Patch(
         methods(BUILDER + "VariableBuilder", "wrap_tensor"),
@@ -214,6 +228,13 @@ READING = (  # a captured function, by Dynamo
         "flex attention under torch.func is refused; by its formula it is not",
         "later than 2.13",
         new=loops.differentiable_flex,
+    ),
+    Patch(
+        ("torch._higher_order_ops.utils:_collect_fake_inputs",),
+        "flex attention asks it for tensors, and it knows none that torch.func follows",
+        "later than 2.15",
+        new=loops.fake_inputs,
+        optional=True,
     ),
     Patch(
         ("torch._dynamo._trace_wrapped_higher_order_op:mod_index",),

@@ -11,11 +11,19 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site, is_ours
-from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
+from ..tracing import (
+    has_tangent,
+    in_dual_level,
+    inside_transform,
+    is_fake,
+    read_by_dynamo,
+)
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -209,6 +217,14 @@ def faked(
         return torch.empty_like(fake, device=device)
 
 
+def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:
+    """Dynamo's handling of a new tensor, as if it had no tangent (torch 2.15 refuses one)."""
+    is_dual = isinstance(x, torch.Tensor) and in_dual_level() and has_tangent(x)
+    closed = mock.patch.object(forward_ad, "_current_level", -1)
+    with closed if is_dual else contextlib.nullcontext():
+        return wrap(builder, x)
+
+
 def fresh(
     read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -253,8 +269,31 @@ def intact(
     if not inside_transform():
         return apply(function, tx, args, kwargs)
     given = proxy_args_kwargs(args, kwargs)
-    proxy = tx.output.create_proxy("call_function", function.fn_cls.apply, *given)
+    proxy = tx.output.create_proxy(
+        "call_function", _applied(function.fn_cls), *given
+    )
     return builder.wrap_fx_proxy(tx, proxy)
+
+
+def _applied(fn_cls: Any) -> Callable[..., Any]:
+    """A function for the `apply` of an autograd.Function, which graphs cannot name from torch 2.15
+    on: it is a builtin.
+    """
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return fn_cls.apply(*args, **kwargs)
+
+    return apply
+
+
+def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
+    """One call that Dynamo runs on fake tensors. It makes a text of an error (torch 2.15)."""
+    try:
+        return run(*args)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, ShardError):
+            raise error.__cause__ from None
+        raise
 
 
 def is_substituted(

@@ -29,6 +29,8 @@ MADE = "makes a tensor of class"
 
 COMMUNICATES = "communicates by itself:"
 
+READS_CONTEXT = "of class `ContextVar`"  # in torch's error, before 2.15
+
 OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
 READABLE = (  # by calls of DTensor that Dynamo reads ours for
     "torch.distributed.tensor.placement_types",
@@ -113,6 +115,17 @@ def rank_method_refused(
     return call(owner, tx, name, *args, **kw)
 
 
+def context_refused(
+    read: Callable[..., Any], variable: Any, tx: Any, *args: Any
+) -> Any:
+    """A read of a context variable, whose value torch 2.15 takes for a constant. Those of torch's
+    settings are in the key of a capture.
+    """
+    is_torchs = tx.f_globals.get("__name__", "").startswith("torch.")
+    _refuse(None if is_torchs else f"a read of a variable {READS_CONTEXT}")
+    return read(variable, tx, *args)
+
+
 def refuse_attribute(fake: Any, name: Any) -> None:
     """Stop Dynamo where one of the tensors is read that a tensor holds, under a transform."""
     _refuse(_followed(fake, name))
@@ -150,10 +163,22 @@ def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None
     _refuse(f"{COMMUNICATES} {function.fn.__name__};")
 
 
-def cast_refused(method: Callable[..., Any], tensor: Any, tx: Any, cls: Any) -> Any:
-    """tensor.as_subclass(cls), which makes a tensor of another class."""
-    _refuse(refusal(getattr(cls, "value", None)))
-    return method(tensor, tx, cls)
+def method_refused(
+    call: Callable[..., Any],
+    tensor: Any,
+    tx: Any,
+    name: str,
+    args: Any,
+    kwargs: Any,
+) -> Any:
+    """A call of a tensor's method, which may be given a generator, or make a tensor of another
+    class: tensor.as_subclass(cls).
+    """
+    if generators.is_given("generator", kwargs):
+        _refuse(generators.READS_GENERATOR)
+    if name == "as_subclass" and args:
+        _refuse(refusal(getattr(args[0].realize(), "value", None)))
+    return call(tensor, tx, name, args, kwargs)
 
 
 def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:

@@ -115,7 +115,7 @@ class Values:
         return [self.of(x) for x in variable.items]
 
     def mapping(self, variable: Any) -> dict[Any, Any]:
-        if variable.user_cls is not dict:
+        if variable.python_type() is not dict:
             raise UnknownVariable
         variable.install_dict_keys_match_guard()
         return {self.of(key.vt): self.of(x) for key, x in variable.items.items()}

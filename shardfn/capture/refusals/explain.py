@@ -55,6 +55,11 @@ CAUSES = (
         "drawn outside as arguments",
     ),
     (
+        _compat.READS_CONTEXT,
+        "it reads a context variable",
+        "read it outside, and pass the value as an argument",
+    ),
+    (
         "the function `is_dependent`",
         "a distribution of torch.distributions reads the values of its parameters to check them",
         "validate_args=False, and checks outside of the function",
@@ -177,15 +182,9 @@ def _cause(
             return got.format(places=_places(said, paths, read)), fix
     if found := data_dependent.cause(error, said) or _foreign(said):
         return found
-    raised = re.search(
-        r"(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)",
-        said,
-    )
+    raised = _raised(said, "got") or _raised(said, "raised exception")
     if raised:
-        return (
-            f"it raises {raised[1]}: {raised[2]}",
-            "a call that works on plain tensors",
-        )
+        return f"it raises {raised}", "a call that works on plain tensors"
     first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -201,6 +200,13 @@ def _cause(
         f"it cannot be read as one graph: {first}. {why}".rstrip(),
         "a pure function of tensors",
     )
+
+
+def _raised(said: str, after: str) -> str | None:
+    """The class and the text of the exception that follows some words of Dynamo's."""
+    text = r"\((?:\[ConstantVariable\(str: )?['\"](.*?)['\"]\)"
+    found = re.search(rf"{after} (\w+){text}", said)
+    return f"{found[1]}: {found[2]}".replace("\\'", "'") if found else None
 
 
 def _foreign(said: str) -> tuple[str, str] | None:

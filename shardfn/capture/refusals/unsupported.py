@@ -99,11 +99,12 @@ OURS: dict[str, tuple[str, str]] = {
     "functionalize": MODULE,
 }
 MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
-# Dynamo's text, for errors without frames (torch 2.13).
+# Dynamo's text, for errors without frames (torch 2.13 to 2.15).
 SIGNS = {
     "P2P compilation disabled": POINT,
     "Opaque object type: <class 'torch.distributed.device_mesh.DeviceMesh'>": MESH,
     "opaque value type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
+    "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
 }
 

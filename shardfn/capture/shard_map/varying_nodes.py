@@ -36,6 +36,10 @@ VIEWS = {
     "detach",
     "getitem",
     "getattr",
+    "numpy_T",  # x.T, x.mT, x.H and x.mH from torch 2.15 on
+    "mT",
+    "matrix_H",
+    "mH",
     "swapaxes",
     "unfold",
     "alias",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ... import _compat
 from ...types import Mark
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
@@ -165,7 +166,7 @@ def reduced_segments(call: OpCall) -> list[Choice]:
 
 
 MATRICES: dict[object, Rule] = {
-    aten.cholesky.default: batched((2,), (2,)),
+    **dict.fromkeys(_compat.aten_ops("cholesky.default"), batched((2,), (2,))),
     aten.cholesky_inverse.default: batched((2,), (2,)),
     aten.cholesky_solve.default: batched((2, 2), (2,), linear=(0,)),
     aten.geqrf.default: batched((2,), (2, 1)),

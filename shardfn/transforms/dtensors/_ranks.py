@@ -33,7 +33,7 @@ class OnRanks:
     """
 
     name: str
-    fn: Callable[..., Any]
+    held: tuple[Callable[..., Any]]  # the function; bare, torch 2.11 cannot read it
     mesh: Any
     placed: tuple[str, ...]  # for each leaf: the text of a DTensor, or nothing
 
@@ -44,7 +44,7 @@ class OnRanks:
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
         leaves = [_entering(x, text, axes) for x, text in rows]
         args, kwargs = _tree.refill((args, kwargs), leaves)
-        out = (self.fn(*args, **kwargs),)
+        out = (self.held[0](*args, **kwargs),)
         found = _tree.quick_leaves(out)
         kinds = tuple([isinstance(x, DTensor) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
@@ -56,7 +56,7 @@ def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
     """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
     donated.
     """
-    fn = OnRanks(asks.name, asks.fn, mesh, placed).inline
+    fn = OnRanks(asks.name, (asks.fn,), mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     made = attrs.evolve(

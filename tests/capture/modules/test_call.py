@@ -425,7 +425,7 @@ def test_what_is_no_module_with_values_is_refused() -> None:
             "functionalize(Linear): weight is a DTensor\n  needed: global tensors\n"
             "  try: functionalize first, then sf.distribute(params, mesh, placements)"
         )
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         script = torch.jit.script(nn.Linear(3, 2))
     assert refusal(lambda: sf.functionalize(script), sf.TreeError) == (
         "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in Python\n"
