@@ -9,13 +9,14 @@ import contextvars
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import ShardError, call_site, is_ours
 from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
+from . import sizes
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -132,12 +133,13 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
 
 
 def capture_python(
-    fn: types.FunctionType, args: tuple[Any, ...]
-) -> tuple[torch.fx.GraphModule, tuple[Read, ...]]:
+    fn: types.FunctionType, args: tuple[Any, ...], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.fx.GraphModule, tuple[Read, ...], sizes.Sizes]:
     """Trace a Python function with Dynamo into one graph, without graph breaks or replayed side
     effects.
 
-    Also returns the function's reads outside of its arguments.
+    Also returns the function's reads outside of its arguments, and the symbols that stand for
+    sizes of these inputs.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
@@ -145,11 +147,12 @@ def capture_python(
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
     # other threads check it
-    with get_metrics_context():
+    with get_metrics_context(), sizes.noted() as made:
         fn = _with_own_globals(fn)
-        out = fullgraph_capture(fn, args, {})
+        out: Any = fullgraph_capture(fn, args, {})
         reads = outside_reads(out, fn.__globals__)
-    return create_fx_graph_from_captured_output(out, fn, args, {}), reads
+    symbols = sizes.sizes_of(out.backend_input.fake_mode.shape_env, inputs, made)
+    return create_fx_graph_from_captured_output(out, fn, args, {}), reads, symbols
 
 
 @contextlib.contextmanager
@@ -203,6 +206,7 @@ def faked(
         is_plain = is_plain and not holds_tensors(x)
     with contextlib.nullcontext() if is_plain else _disable_current_modes():
         fake = make_fake(x, *args, **kwargs)
+    sizes.note(x, fake)
     if not isinstance(fake, torch.Tensor) or not fake.is_meta or not is_fake(fake):
         return fake
     with fake.fake_mode:

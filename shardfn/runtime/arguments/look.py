@@ -22,6 +22,7 @@ from .checks import (
     check_leaves,
     refuse_classes,
 )
+from .dynamic import dims_of
 from .placed import Placed, aval_of
 from .placements import marks_of_arguments
 
@@ -65,6 +66,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
         constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
+        dynamic=dims_of(request, args, kwargs, paths),
     )
 
 

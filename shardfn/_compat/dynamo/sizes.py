@@ -1,0 +1,242 @@
+"""Sizes that Dynamo reads as symbols, and the guards that Python code puts on them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .tree_functions import of_trees
+
+# the fake tensors that Dynamo makes of the inputs of a capture, by the id of the input
+_MADE: contextvars.ContextVar[dict[int, Any] | None] = contextvars.ContextVar(
+    "made", default=None
+)
+MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
+Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
+TORCHS = ("_dynamo_dynamic_indices", MARKS)  # of mark_dynamic, of maybe_mark_dynamic
+
+
+def read_as_symbols(x: torch.Tensor, dims: Sequence[int]) -> None:
+    """Have Dynamo read the sizes of these dims of an input as symbols."""
+    if dims:
+        setattr(x, MARKS, set(dims))
+
+
+def torch_marks(x: torch.Tensor) -> dict[int, bool]:
+    """The dims that `torch._dynamo.mark_dynamic` and `maybe_mark_dynamic` marked, and whether it
+    is an error if one must be constant.
+    """
+    strict, loose = (getattr(x, name, ()) for name in TORCHS)
+    return {**dict.fromkeys(loose, False), **dict.fromkeys(strict, True)}
+
+
+def dim_hint(x: Any) -> str | None:
+    """The name of a hint of `torch.export.Dim`: AUTO, DYNAMIC or STATIC. None for other values."""
+    kind = getattr(x, "type", None)
+    return kind.name if type(x).__name__ == "_DimHint" else None
+
+
+@of_trees
+def size_name(n: Any) -> Any:
+    """A size as a constant: a number, or the text of a symbol. Equal texts are equal sizes."""
+    return str(n.node.expr) if isinstance(n, torch.SymInt) else n
+
+
+def is_symbol(n: Any) -> bool:
+    """Whether a size is a symbol."""
+    return isinstance(n, torch.SymInt)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[dict[int, Any]]:
+    """A context in which the fake tensors that Dynamo makes of inputs are noted."""
+    made: dict[int, Any] = {}
+    token = _MADE.set(made)
+    try:
+        yield made
+    finally:
+        _MADE.reset(token)
+
+
+def note(x: Any, fake: Any) -> None:
+    """Note the fake tensor that Dynamo has made of an input."""
+    made = _MADE.get()
+    if made is not None:
+        made[id(x)] = fake
+
+
+class Guard(NamedTuple):
+    """A condition on sizes, with the line of Python that needs it."""
+
+    holds: Any  # of sympy
+    line: str | None
+
+
+class Sizes(NamedTuple):
+    """The symbols of one capture, and the conditions under which its graph is right.
+
+    Args:
+        rows: of each input that has been read, the sizes and the strides: numbers, and
+            expressions of symbols.
+        ranges: the least and the greatest value of each symbol.
+        fixed: symbols that are equal to an expression of others.
+        guards: the other conditions.
+    """
+
+    rows: Mapping[int, tuple[tuple[Any, ...], tuple[Any, ...]]]
+    ranges: Mapping[Any, tuple[Any, Any]]
+    fixed: Mapping[Any, Any]
+    guards: tuple[Guard, ...]
+
+    def misfit(self, given: Mapping[int, Given], names: Mapping[int, str]) -> str | None:
+        """The first condition that sizes break, in words. None if they keep all.
+
+        Args:
+            given: the shape and the strides of each input, by its number.
+            names: of the inputs, for the words.
+        """
+        values = self._bound(given)
+        for symbol, (least, most) in self.ranges.items():
+            if symbol in values and not least <= values[symbol] <= most:
+                return f"{self._said(symbol, names)} >= {least}"
+        broken = (row for row in self._conditions() if _at(row.holds, values) is not True)
+        for guard in broken:
+            at = f", at {guard.line}" if guard.line else ""
+            return f"{self._said(guard.holds, names)}{at}"
+        for number, (shape, stride) in self.rows.items():
+            sizes, strides = given[number]
+            for dim, expr in enumerate(shape):
+                if _at(expr, values) != sizes[dim]:
+                    return f"{names[number]}.shape[{dim}] == {expr}"
+            if any(_at(e, values) != n for e, n in zip(stride, strides, strict=True)):
+                return f"another order of the strides of {names[number]}"
+        return None
+
+    def constants(self) -> dict[tuple[int, int], tuple[int, str | None]]:
+        """The dims that the function needs constant: (input, dim) -> the constant, the line."""
+        found: dict[tuple[int, int], tuple[int, str | None]] = {}
+        for symbol, place in self._places().items():
+            value = _resolved(symbol, self.fixed)
+            if value.is_Integer:
+                found[place] = int(value), self._line_of(symbol)
+        return found
+
+    def _places(self) -> dict[Any, tuple[int, int]]:
+        """The input and the dim of each symbol."""
+        return {
+            expr: (number, dim)
+            for number, (shape, _) in self.rows.items()
+            for dim, expr in enumerate(shape)
+            if is_unknown(expr)
+        }
+
+    def _conditions(self) -> Iterator[Guard]:
+        """The guards, and the equations of the symbols that are equal to others."""
+        yield from self.guards
+        for symbol, expr in self.fixed.items():
+            yield Guard(equal(symbol, expr), self._line_of(symbol))
+
+    def _line_of(self, symbol: Any) -> str | None:
+        """The line of the last guard on a symbol, which has made it a constant."""
+        lines = [g.line for g in self.guards if symbol in g.holds.free_symbols]
+        return lines[-1] if lines else None
+
+    def _bound(self, given: Mapping[int, Given]) -> dict[Any, int]:
+        """The value of each symbol."""
+        values: dict[Any, int] = {}
+        for number, (shape, stride) in self.rows.items():
+            for expr, n in zip((*shape, *stride), _flat(given[number]), strict=True):
+                if is_unknown(expr):
+                    values.setdefault(expr, n)
+        return values
+
+    def _said(self, condition: Any, names: Mapping[int, str]) -> str:
+        """A condition with the user's names."""
+        said = {s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()}
+        text = printed(condition)
+        for symbol, name in said.items():
+            text = re.sub(rf"\b{symbol.name}\b", name, text)
+        return text
+
+
+def sizes_of(
+    env: Any, inputs: Sequence[torch.Tensor], made: Mapping[int, Any]
+) -> Sizes:
+    """The symbols of a capture that Dynamo has made, and their conditions.
+
+    Args:
+        env: its ShapeEnv.
+        inputs: the tensors that it was given.
+        made: the fake tensors that Dynamo made of them, by id.
+    """
+    rows = {
+        i: (_exprs(made[id(x)].shape), _exprs(made[id(x)].stride()))
+        for i, x in enumerate(inputs)
+        if id(x) in made
+    }
+    ranges = {symbol: (r.lower, r.upper) for symbol, r in env.var_to_range.items()}
+    guards = [Guard(guard.expr, _line(guard)) for guard in env.guards]
+    return Sizes(rows, ranges, dict(env.replacements), tuple(guards))
+
+
+def equal(left: Any, right: Any) -> Any:
+    """The equation of two expressions."""
+    import sympy
+
+    return sympy.Eq(left, right)
+
+
+def printed(condition: Any) -> str:
+    """A condition as Python writes it."""
+    kind = type(condition).__name__
+    sign = {"Equality": "==", "Unequality": "!="}.get(kind)
+    if sign is None:
+        return str(condition)
+    left, right = condition.args
+    return f"{left} {sign} {right}"
+
+
+def is_unknown(expr: Any) -> bool:
+    """Whether an expression is one symbol."""
+    return getattr(expr, "is_Symbol", False)
+
+
+def _line(guard: Any) -> str | None:
+    """The user's line that asked for a guard."""
+    place = getattr(guard, "sloc", None)
+    line = getattr(place, "maybe_user_loc", None)
+    return None if line is None else str(line)
+
+
+def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes as Dynamo first wrote them, before it knew which symbols are equal."""
+    return tuple(n.node._expr if isinstance(n, torch.SymInt) else n for n in sizes)
+
+
+def _flat(given: Given) -> tuple[int, ...]:
+    shape, stride = given
+    return (*shape, *stride)
+
+
+def _resolved(expr: Any, fixed: Mapping[Any, Any]) -> Any:
+    """An expression in the symbols that are left."""
+    while expr.free_symbols & fixed.keys():
+        expr = expr.xreplace(dict(fixed))
+    return expr
+
+
+def _at(expr: Any, values: Mapping[Any, int]) -> Any:
+    """The value of an expression, as a number or a bool; the expression itself if unknown."""
+    import sympy
+
+    if not isinstance(expr, sympy.Basic):
+        return expr
+    found = expr.xreplace({s: sympy.Integer(n) for s, n in values.items()})
+    if found in (sympy.true, sympy.false):
+        return bool(found)
+    return int(found) if found.is_Integer else found
