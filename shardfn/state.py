@@ -49,6 +49,7 @@ CONTEXTS = (
         "_READING",
         "whether a module runs as part of a capture",
     ),
+    State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),

@@ -97,16 +97,13 @@ def capture(
     settings = attrs.evolve(settings or Settings(), name=name)
     if not settings.dynamic:
         return _constant(given, settings, handled)
-    try:
-        found = _dynamic(given, settings)
-    except Exception as error:
-        reason = _first_line(error)
-        found = _constant(given, attrs.evolve(settings, dynamic={}), handled)
-        refuse_strict(settings, paths, reason)
-        return attrs.evolve(found, fixed=reason)
-    assert found.template is not None
-    found.template.refuse_constants(settings)
-    return found
+    found, reason = _dynamic(given, settings)
+    if found is not None and found.template is not None:
+        found.template.refuse_constants(settings)
+        return found
+    found = _constant(given, attrs.evolve(settings, dynamic={}), handled)
+    refuse_strict(settings, paths, reason)
+    return attrs.evolve(found, fixed=reason)
 
 
 def capture_again(
@@ -189,13 +186,18 @@ def _constant(
     return _captured(reading, inputs, given.user_fn, settings.gradients)
 
 
-def _dynamic(given: Given, settings: Settings) -> Captured:
-    """The capture of a function, with the sizes of dynamic dims as symbols while it is read."""
+def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
+    """The capture of a function, with the sizes of dynamic dims as symbols while it is read. None
+    if it cannot be read so, with the reason.
+    """
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
-    reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
-    found = _captured(reading, inputs, given.user_fn, settings.gradients)
-    return attrs.evolve(found, template=reading.template)
+    try:
+        reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
+        found = _captured(reading, inputs, given.user_fn, settings.gradients)
+    except Exception as error:  # which the capture with numbers raises, if it is the user's
+        return None, _first_line(error)
+    return attrs.evolve(found, template=reading.template), ""
 
 
 def _read(
@@ -217,7 +219,7 @@ def _read(
     name = inputs.name
     with tracing(settings, mode, memo) as state:
         positional = inputs.positional
-        python, read, sizes = _compat.capture_python(
+        python, read, sizes_of = _compat.capture_python(
             call, positional, inputs.tensors
         )
         state.watched.rewind()
@@ -225,6 +227,7 @@ def _read(
         refuse_writes(python, name)
         varying.settle(python, name)
         follow_primals(python)
+        sizes = sizes_of()
         flat = flatten(python, inputs, mode)
     reads = _reads(fn, (*read, *memo.reads), state.watched)
     template = Template(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ShardError, call_site, is_ours
+from ...errors import ShardError, call_site
 from ..tracing import in_dual_level, inside_transform, is_fake, read_by_dynamo
 from . import sizes
 from .guards import Read, outside_reads
@@ -108,20 +108,10 @@ def located(fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*args, **kwargs)
         except ShardError as error:
-            error.locate(_read_line() or call_site())
+            error.locate(sizes.user_line() or call_site())
             raise
 
     return checked
-
-
-def _read_line() -> str | None:
-    """The innermost user line that Dynamo is tracing, or None."""
-    from torch._guards import TracingContext
-
-    if TracingContext.try_get() is None:
-        return None
-    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 @read_by_dynamo
@@ -134,12 +124,12 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
 
 def capture_python(
     fn: types.FunctionType, args: tuple[Any, ...], inputs: Sequence[torch.Tensor]
-) -> tuple[torch.fx.GraphModule, tuple[Read, ...], sizes.Sizes]:
+) -> tuple[torch.fx.GraphModule, tuple[Read, ...], Callable[[], sizes.Sizes]]:
     """Trace a Python function with Dynamo into one graph, without graph breaks or replayed side
     effects.
 
-    Also returns the function's reads outside of its arguments, and the symbols that stand for
-    sizes of these inputs.
+    Also returns the function's reads outside of its arguments, and a function that returns the
+    symbols for sizes of these inputs, once all that looks at the graph has done so.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
@@ -147,11 +137,12 @@ def capture_python(
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
     # other threads check it
-    with get_metrics_context(), sizes.noted() as made:
+    with get_metrics_context(), sizes.noting() as notes:
         fn = _with_own_globals(fn)
         out: Any = fullgraph_capture(fn, args, {})
         reads = outside_reads(out, fn.__globals__)
-    symbols = sizes.sizes_of(out.backend_input.fake_mode.shape_env, inputs, made)
+    env = out.backend_input.fake_mode.shape_env
+    symbols = functools.partial(sizes.sizes_of, env, inputs, notes)
     return create_fx_graph_from_captured_output(out, fn, args, {}), reads, symbols
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from ...errors import is_ours
 from .tree_functions import of_trees
 
-# the fake tensors that Dynamo makes of the inputs of a capture, by the id of the input
-_MADE: contextvars.ContextVar[dict[int, Any] | None] = contextvars.ContextVar(
-    "made", default=None
+_NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
+    "noted", default=None
 )
 MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
 Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
@@ -47,27 +47,64 @@ def size_name(n: Any) -> Any:
     return str(n.node.expr) if isinstance(n, torch.SymInt) else n
 
 
+@of_trees
 def is_symbol(n: Any) -> bool:
     """Whether a size is a symbol."""
     return isinstance(n, torch.SymInt)
 
 
+class Noted(NamedTuple):
+    """Notes of one run of Dynamo.
+
+    Args:
+        fakes: by the id of an input, the fake tensor that Dynamo makes of it.
+        lines: by the id of a guard's place in torch's words, the place and the user's line.
+    """
+
+    fakes: dict[int, Any]
+    lines: dict[int, tuple[Any, str | None]]
+
+    def line(self, guard: Any) -> str | None:
+        """The user's line that asked for a guard."""
+        place = getattr(guard, "sloc", None)
+        return self.lines.get(id(place), (None, None))[1]
+
+
 @contextlib.contextmanager
-def noted() -> Iterator[dict[int, Any]]:
-    """A context in which the fake tensors that Dynamo makes of inputs are noted."""
-    made: dict[int, Any] = {}
-    token = _MADE.set(made)
+def noting() -> Iterator[Noted]:
+    """A context in which a run of Dynamo is noted."""
+    notes = Noted({}, {})
+    token = _NOTED.set(notes)
     try:
-        yield made
+        yield notes
     finally:
-        _MADE.reset(token)
+        _NOTED.reset(token)
 
 
 def note(x: Any, fake: Any) -> None:
     """Note the fake tensor that Dynamo has made of an input."""
-    made = _MADE.get()
-    if made is not None:
-        made[id(x)] = fake
+    notes = _NOTED.get()
+    if notes is not None:
+        notes.fakes[id(x)] = fake
+
+
+def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """torch's place of a new guard, with a note of the user's line."""
+    place = place_of(*args, **kwargs)
+    notes = _NOTED.get()
+    if notes is not None:
+        notes.lines[id(place)] = place, user_line()
+    return place
+
+
+def user_line() -> str | None:
+    """The innermost user line that Dynamo is tracing, or None."""
+    from torch._guards import TracingContext
+
+    if TracingContext.try_get() is None:
+        return None
+    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 class Guard(NamedTuple):
@@ -165,22 +202,23 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(
-    env: Any, inputs: Sequence[torch.Tensor], made: Mapping[int, Any]
+    env: Any, inputs: Sequence[torch.Tensor], notes: Noted
 ) -> Sizes:
     """The symbols of a capture that Dynamo has made, and their conditions.
 
     Args:
         env: its ShapeEnv.
         inputs: the tensors that it was given.
-        made: the fake tensors that Dynamo made of them, by id.
+        notes: of the run of Dynamo.
     """
+    made = notes.fakes
     rows = {
         i: (_exprs(made[id(x)].shape), _exprs(made[id(x)].stride()))
         for i, x in enumerate(inputs)
         if id(x) in made
     }
     ranges = {symbol: (r.lower, r.upper) for symbol, r in env.var_to_range.items()}
-    guards = [Guard(guard.expr, _line(guard)) for guard in env.guards]
+    guards = [Guard(guard.expr, notes.line(guard)) for guard in env.guards]
     return Sizes(rows, ranges, dict(env.replacements), tuple(guards))
 
 
@@ -204,13 +242,6 @@ def printed(condition: Any) -> str:
 def is_unknown(expr: Any) -> bool:
     """Whether an expression is one symbol."""
     return getattr(expr, "is_Symbol", False)
-
-
-def _line(guard: Any) -> str | None:
-    """The user's line that asked for a guard."""
-    place = getattr(guard, "sloc", None)
-    line = getattr(place, "maybe_user_loc", None)
-    return None if line is None else str(line)
 
 
 def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:

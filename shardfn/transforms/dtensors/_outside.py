@@ -14,6 +14,7 @@ from ...errors import TreeError
 from ...mesh import axes_of
 from ...runtime import Request
 from ...runtime.arguments import refuse_lost_gradient, refuse_lost_tangent
+from ...runtime.arguments.dynamic import ATTRIBUTE, marked
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
@@ -44,11 +45,19 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             _refuse_held_dtensors(request.name, x)
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             refuse_lost_tangent(f"{request.name}, argument {path}", x)
-            x = _global(x, mesh)
+            x = _with_marks(_global(x, mesh), x)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
+
+
+def _with_marks(made: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The global tensor of a rank's own, whose dims come after the first."""
+    if dims := marked(x):
+        shifted = {dim + 1: is_strict for dim, is_strict in dims.items()}
+        setattr(made, ATTRIBUTE, shifted)
+    return made
 
 
 def _refuse_held_dtensors(name: str, x: torch.Tensor) -> None:

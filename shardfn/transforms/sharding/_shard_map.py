@@ -7,6 +7,7 @@ Dynamo reads this.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from ...ops import shard_map as manual
 from ...placements import P
 from ...runtime import Request
 from .._options import check_function
+from .._paired import is_divided, multiples, numbers
 from .._transformed import Transformed, innermost, name_of, parameter_names
 
 
@@ -38,6 +40,7 @@ class ShardMap(Transformed):
     ins: Any
     outs: Any
     backend: str
+    dynamic: Any
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
@@ -71,6 +74,7 @@ class ShardMap(Transformed):
             mesh=self.mesh,
             needs_mesh=True,
             backend=self.backend,
+            dynamic=self.dynamic,
             **placements,
         )
 
@@ -81,6 +85,7 @@ class ShardMap(Transformed):
             self.ins,
             self.outs,
             self.backend,
+            self.dynamic,
         )
 
 
@@ -184,13 +189,20 @@ def _texts(
                 _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
             ]
             wrong += more
-    shapes = tuple(
-        [
-            tuple(x.shape) if isinstance(x, torch.Tensor) else None
-            for x in _tree.quick_leaves(tree)
-        ]
-    )
-    return cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
+    leaves = _tree.quick_leaves(tree)
+    count = math.prod([n for _, n in axes])
+    rest = (tuple(found), tuple(wrong))
+    shapes = [multiples(x, count) if _is_tensor(x) else None for x in leaves]
+    texts = cuts(where, what, axes, paths, tuple(shapes), *rest)
+    pairs = zip(leaves, texts, strict=True)
+    if all([is_divided(x, text[0]) for x, text in pairs if _is_tensor(x)]):
+        return texts
+    shapes = [numbers(x) if _is_tensor(x) else None for x in leaves]
+    return cuts(where, what, axes, paths, tuple(shapes), *rest)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _said(tree: Any) -> str:
@@ -238,6 +250,7 @@ def shard_map(
     *,
     axis_names: Any = None,
     backend: str = "inductor",
+    dynamic: Any = None,
 ) -> Any:
     """Run a function on the local tensors of each rank, with explicit collectives.
 
@@ -257,6 +270,8 @@ def shard_map(
             manual yet. On the other axes its values are global tensors, and propagation chooses
             their placements.
         backend: "inductor" or "aten". Used if this is the outermost transform.
+        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`. Used
+            likewise.
 
     Returns:
         A function of global tensors. As the outermost transform it returns DTensors, and has
@@ -282,7 +297,7 @@ def shard_map(
         ...     sf.full(mean(torch.arange(8.0)))
         tensor(3.5000)
     """
-    arguments = (mesh, in_placements, out_placements, axis_names, backend)
+    arguments = (mesh, in_placements, out_placements, axis_names, backend, dynamic)
     return (
         functools.partial(_mapped, arguments=arguments)
         if fn is None
@@ -291,7 +306,7 @@ def shard_map(
 
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
-    mesh, ins, outs, axis_names, backend = arguments
+    mesh, ins, outs, axis_names, backend, dynamic = arguments
     check_function("shard_map", fn, ", mesh, ...")
     wanted = (
         axis_names
@@ -301,7 +316,7 @@ def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     )
     wanted = None if wanted is None else tuple(wanted)
     check_axis_names(f"shard_map({name_of(fn)})", wanted)
-    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend)
+    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend, dynamic)
     if not _compat.is_tracing():
         check_mesh("shard_map", mesh, or_none=True)
         transformed.request  # noqa: B018
