@@ -180,9 +180,7 @@ def _constant(
         if own := _own(error, handled):
             raise own from None
         fn = settings.signature_of or given.user_fn
-        raise explained(
-            error, fn, settings.name, given.paths, given.fn
-        ) from error
+        raise explained(error, fn, settings.name, given.paths, given.fn) from error
     return _captured(reading, inputs, given.user_fn, settings.gradients)
 
 
@@ -195,7 +193,9 @@ def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     try:
         reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
-    except Exception as error:  # which the capture with numbers raises, if it is the user's
+    except (
+        Exception
+    ) as error:  # which the capture with numbers raises, if it is the user's
         return None, _first_line(error)
     return attrs.evolve(found, template=reading.template), ""
 

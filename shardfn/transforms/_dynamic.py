@@ -22,10 +22,10 @@ def mark_dynamic(
     """Mark a dim whose size may change from call to call: a function of x is captured once for
     all sizes.
 
-    The function that is called with x, or closes over it, is read with a symbol for the size, and
-    partitioned for each size that it is called with. The program of one call serves later calls
-    with other sizes, whether their tensors are marked or not. A size that breaks a condition of
-    the Python code, such as `if x.shape[0] > 4`, is captured again, and so are 0 and 1.
+    The function that is called with x is read with a symbol for the size, and partitioned for
+    each size that it is called with. Later calls with other sizes read no Python, whether their
+    tensors are marked or not. A size that breaks a condition of the Python code, such as
+    `if x.shape[0] > 4`, is captured again, and so are 0 and 1.
 
     Args:
         x: a tensor or a DTensor, of any shape. The mark stays with this object; results do not
@@ -77,7 +77,11 @@ def _check(x: Any, dims: tuple[Any, ...]) -> None:
     wrong = [d for d in dims if not (is_number(d) and -x.dim() <= d < x.dim())]
     if wrong:
         got = f"there is no dim {', '.join(map(repr, wrong))} in shape {tuple(x.shape)}"
-        needed = f"ints from {-x.dim()} to {x.dim() - 1}" if x.dim() else "a tensor with dims"
+        needed = (
+            f"ints from {-x.dim()} to {x.dim() - 1}"
+            if x.dim()
+            else "a tensor with dims"
+        )
         raise ShardError.of(
             "mark_dynamic, dim", got, needed=needed, fix=fix, source=source
         )
@@ -90,6 +94,8 @@ def refuse_inside() -> None:
     Raises:
         CaptureError: always.
     """
-    got = "it is called inside of a captured function, whose sizes are known by then"
+    got = (
+        "it is called inside of a captured function, whose sizes are known by then"
+    )
     fix = "mark the argument before the call, or dynamic= of jit and shard"
     raise CaptureError.of("mark_dynamic", got, fix=fix)

@@ -29,9 +29,9 @@ def kind(x: Any) -> Any:
 
 
 @_compat.of_trees
-def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> None:
-    """Compare the sizes of these dims, where some are symbols. Symbols that are equal here are
-    one text from here on, and the captured program is for equal sizes.
+def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> bool:
+    """Whether the sizes of these dims are equal. If they are, symbols among them are one text
+    from here on, and the captured program is for equal sizes.
     """
     pairs = zip(leaves, dims, strict=True)
     sizes = [
@@ -39,8 +39,7 @@ def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> None:
         for x, d in pairs
         if isinstance(x, torch.Tensor) and d is not None and -x.dim() <= d < x.dim()
     ]
-    if any(map(_compat.is_symbol, sizes)):
-        all([n == sizes[0] for n in sizes])  # a guard for each
+    return all(n == sizes[0] for n in sizes)
 
 
 @_compat.of_trees

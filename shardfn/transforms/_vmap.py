@@ -56,7 +56,8 @@ class Vmap(Transformed):
             if isinstance(x, torch.Tensor)
         ]
         if isinstance(size, str):  # of a symbol
-            size = [x.shape[d] for x, d in pairs if d is not None][0]
+            sizes = [x.shape[d] for x, d in pairs if d is not None]
+            size = sizes[0]
         tensors = self.sharded(where, pairs)
         dims = tuple([d for _, d in pairs])
         stacked, shared = self.batched(mapped, tensors, dims, size)
@@ -245,7 +246,8 @@ def batch_size(
     axes: tuple[int | None, ...],
     size: int | None,
 ) -> Any:
-    """The number of samples, or the text of a symbol. Checks that all mapped dims exist and have one size.
+    """The number of samples, or the text of a symbol. Checks that all mapped dims exist and have
+    one size.
 
     Raises:
         TreeError: mapped dims of different sizes, a dim that a leaf does not have, or no mapped

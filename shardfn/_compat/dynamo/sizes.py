@@ -18,7 +18,10 @@ _NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
 )
 MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
 Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
-TORCHS = ("_dynamo_dynamic_indices", MARKS)  # of mark_dynamic, of maybe_mark_dynamic
+TORCHS = (
+    "_dynamo_dynamic_indices",
+    MARKS,
+)  # of mark_dynamic, of maybe_mark_dynamic
 
 
 def read_as_symbols(x: torch.Tensor, dims: Sequence[int]) -> None:
@@ -37,8 +40,7 @@ def torch_marks(x: torch.Tensor) -> dict[int, bool]:
 
 def dim_hint(x: Any) -> str | None:
     """The name of a hint of `torch.export.Dim`: AUTO, DYNAMIC or STATIC. None for other values."""
-    kind = getattr(x, "type", None)
-    return kind.name if type(x).__name__ == "_DimHint" else None
+    return x.type.name if type(x).__name__ == "_DimHint" else None
 
 
 @of_trees
@@ -130,7 +132,9 @@ class Sizes(NamedTuple):
     fixed: Mapping[Any, Any]
     guards: tuple[Guard, ...]
 
-    def misfit(self, given: Mapping[int, Given], names: Mapping[int, str]) -> str | None:
+    def misfit(
+        self, given: Mapping[int, Given], names: Mapping[int, str]
+    ) -> str | None:
         """The first condition that sizes break, in words. None if they keep all.
 
         Args:
@@ -138,19 +142,24 @@ class Sizes(NamedTuple):
             names: of the inputs, for the words.
         """
         values = self._bound(given)
+        for guard in self.guards:
+            if _at(guard.holds, values) is not True:
+                at = f", at {guard.line}" if guard.line else ""
+                return f"{self._said(guard.holds, names)}{at}"
+        for symbol, expr in self.fixed.items():
+            if symbol in values and values[symbol] != _at(expr, values):
+                return f"{self._said(symbol, names)} == {self._said(expr, names)}"
         for symbol, (least, most) in self.ranges.items():
             if symbol in values and not least <= values[symbol] <= most:
                 return f"{self._said(symbol, names)} >= {least}"
-        broken = (row for row in self._conditions() if _at(row.holds, values) is not True)
-        for guard in broken:
-            at = f", at {guard.line}" if guard.line else ""
-            return f"{self._said(guard.holds, names)}{at}"
         for number, (shape, stride) in self.rows.items():
             sizes, strides = given[number]
             for dim, expr in enumerate(shape):
                 if _at(expr, values) != sizes[dim]:
                     return f"{names[number]}.shape[{dim}] == {expr}"
-            if any(_at(e, values) != n for e, n in zip(stride, strides, strict=True)):
+            if any(
+                _at(e, values) != n for e, n in zip(stride, strides, strict=True)
+            ):
                 return f"another order of the strides of {names[number]}"
         return None
 
@@ -172,12 +181,6 @@ class Sizes(NamedTuple):
             if is_unknown(expr)
         }
 
-    def _conditions(self) -> Iterator[Guard]:
-        """The guards, and the equations of the symbols that are equal to others."""
-        yield from self.guards
-        for symbol, expr in self.fixed.items():
-            yield Guard(equal(symbol, expr), self._line_of(symbol))
-
     def _line_of(self, symbol: Any) -> str | None:
         """The line of the last guard on a symbol, which has made it a constant."""
         lines = [g.line for g in self.guards if symbol in g.holds.free_symbols]
@@ -187,23 +190,25 @@ class Sizes(NamedTuple):
         """The value of each symbol."""
         values: dict[Any, int] = {}
         for number, (shape, stride) in self.rows.items():
-            for expr, n in zip((*shape, *stride), _flat(given[number]), strict=True):
+            for expr, n in zip(
+                (*shape, *stride), _flat(given[number]), strict=True
+            ):
                 if is_unknown(expr):
                     values.setdefault(expr, n)
         return values
 
     def _said(self, condition: Any, names: Mapping[int, str]) -> str:
         """A condition with the user's names."""
-        said = {s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()}
+        said = {
+            s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()
+        }
         text = printed(condition)
         for symbol, name in said.items():
             text = re.sub(rf"\b{symbol.name}\b", name, text)
         return text
 
 
-def sizes_of(
-    env: Any, inputs: Sequence[torch.Tensor], notes: Noted
-) -> Sizes:
+def sizes_of(env: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
     """The symbols of a capture that Dynamo has made, and their conditions.
 
     Args:
@@ -220,13 +225,6 @@ def sizes_of(
     ranges = {symbol: (r.lower, r.upper) for symbol, r in env.var_to_range.items()}
     guards = [Guard(guard.expr, notes.line(guard)) for guard in env.guards]
     return Sizes(rows, ranges, dict(env.replacements), tuple(guards))
-
-
-def equal(left: Any, right: Any) -> Any:
-    """The equation of two expressions."""
-    import sympy
-
-    return sympy.Eq(left, right)
 
 
 def printed(condition: Any) -> str:
@@ -263,11 +261,9 @@ def _resolved(expr: Any, fixed: Mapping[Any, Any]) -> Any:
 
 def _at(expr: Any, values: Mapping[Any, int]) -> Any:
     """The value of an expression, as a number or a bool; the expression itself if unknown."""
-    import sympy
-
-    if not isinstance(expr, sympy.Basic):
+    if not hasattr(expr, "free_symbols"):
         return expr
-    found = expr.xreplace({s: sympy.Integer(n) for s, n in values.items()})
-    if found in (sympy.true, sympy.false):
-        return bool(found)
-    return int(found) if found.is_Integer else found
+    found = expr.subs(dict(values))
+    if found.free_symbols:
+        return found
+    return bool(found) if getattr(found, "is_Boolean", False) else int(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Settings:
     mesh: Any = None
     may_be_of_ranks: bool = False
     gradients: tuple[str, ...] | None = None
-    dynamic: Mapping[int, Mapping[int, bool]] = attrs.field(factory=dict)
+    dynamic: Mapping[int, Mapping[int, bool]] = types.MappingProxyType({})
 
 
 class Tracing(NamedTuple):

@@ -50,6 +50,11 @@ class Template:
         names = {k: self.names[i] for k, i in enumerate(numbers)}
         return self.sizes.misfit(given, names)
 
+    def takes(self, leaves: Sequence[Any]) -> bool:
+        """Whether arguments have tensors in the places of those that it was read with."""
+        tensors = {i for i, leaf in enumerate(leaves) if isinstance(leaf, Aval)}
+        return tensors == self.names.keys()
+
     def is_alike(self, leaves: Sequence[Any], others: Sequence[Any]) -> bool:
         """Whether the arguments of two calls differ in sizes of dynamic dims at most. Strides
         count as sizes.
@@ -66,7 +71,7 @@ class Template:
         Raises:
             CaptureError: it does. Names the line and the constant.
         """
-        numbers = {k: i for k, i in enumerate(self.names)}
+        numbers = [*self.names]
         for (k, dim), (value, line) in self.sizes.constants().items():
             if self.dynamic.get(numbers[k], {}).get(dim, False):
                 got = f"it needs the size of dim {dim} constant: {value}"

@@ -44,7 +44,9 @@ def dims_of(
     leaves = _tree.leaves((args, kwargs))
     specs = _specs(request, args, kwargs, leaves)
     rows = list(zip(specs, leaves, paths, strict=True))
-    wrong = [f"{path}: {got}" for spec, x, path in rows for got in _misfits(spec, x)]
+    wrong = [
+        f"{path}: {got}" for spec, x, path in rows for got in _misfits(spec, x)
+    ]
     if wrong:
         needed = "dims of tensors"
         path = wrong[0].split(":")[0]
@@ -65,7 +67,10 @@ def _misfit(
 
 
 def _specs(
-    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    request: Request,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: list[Any],
 ) -> list[Any]:
     """The leaf of `dynamic` for each leaf of the arguments."""
     if request.dynamic is None:
@@ -86,7 +91,7 @@ def _by_argument(
     if _is_dims(prefix):
         return (prefix,) * len(args), dict.fromkeys(kwargs, prefix)
     if isinstance(prefix, dict):
-        names = _names(request, args)
+        names = _names(request, args, kwargs)
         _refuse_unknown(request, prefix, [*names, *kwargs])
         named = {name: prefix.get(name) for name in kwargs}
         return tuple(prefix.get(name) for name in names), named
@@ -100,9 +105,13 @@ def _by_argument(
     return (*prefix, *rest), dict.fromkeys(kwargs)
 
 
-def _names(request: Request, args: tuple[Any, ...]) -> list[str]:
+def _names(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
     """The names of the positional arguments."""
-    return _tree.argument_paths(request.signature_of, (0,) * len(args), {})
+    leaves = (0,) * len(args), dict.fromkeys(kwargs, 0)
+    paths = _tree.argument_paths(request.signature_of, *leaves)
+    return paths[: len(args)]
 
 
 def _refuse_unknown(
@@ -154,7 +163,11 @@ def _given(spec: Any) -> list[Any]:
 
 def _dims(spec: Any, x: Any) -> Dims:
     """A leaf of `dynamic` for one argument."""
-    if spec is None or spec is False or not isinstance(x, (torch.Tensor, ShapeDtype)):
+    if (
+        spec is None
+        or spec is False
+        or not isinstance(x, (torch.Tensor, ShapeDtype))
+    ):
         return {}
     rank = len(x.shape)
     if spec is True:

@@ -45,9 +45,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     check_holders(request, args, kwargs)
     static_leaves = _leaves_of(static, treedef)
     check_leaves(request, leaves, paths, static_leaves)
-    tensors = [
-        i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))
-    ]
+    tensors = _tensors(leaves)
     marks = marks_of_arguments(request, args, kwargs, tensors, paths, mesh)
     values = [leaves[i] for i in tensors]
     return Placed(
@@ -68,6 +66,12 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         state=_compat.settings(),
         dynamic=dims_of(request, args, kwargs, paths),
     )
+
+
+def _tensors(leaves: list[Any]) -> list[int]:
+    """Which leaves are tensors, or stand for them."""
+    kinds = (torch.Tensor, ShapeDtype)
+    return [i for i, x in enumerate(leaves) if isinstance(x, kinds)]
 
 
 def _followed(leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:

@@ -8,7 +8,14 @@ import attrs
 import torch
 
 from ... import _tree
-from ...capture import Captured, Settings, Template, capture, capture_again, constant_key
+from ...capture import (
+    Captured,
+    Settings,
+    Template,
+    capture,
+    capture_again,
+    constant_key,
+)
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_over
 from ...partition.rule_api import registry

@@ -189,16 +189,27 @@ def _texts(
                 _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
             ]
             wrong += more
-    leaves = _tree.quick_leaves(tree)
-    count = math.prod([n for _, n in axes])
     rest = (tuple(found), tuple(wrong))
+    return _cuts((where, what, axes, paths), _tree.quick_leaves(tree), rest)
+
+
+def _cuts(
+    place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]
+) -> Any:
+    """How the manual axes shard leaves, as `cuts` returns it. The sizes that Dynamo has read as
+    symbols stay such if the axes divide them.
+    """
+    count = math.prod([n for _, n in place[2]])
     shapes = [multiples(x, count) if _is_tensor(x) else None for x in leaves]
-    texts = cuts(where, what, axes, paths, tuple(shapes), *rest)
-    pairs = zip(leaves, texts, strict=True)
-    if all([is_divided(x, text[0]) for x, text in pairs if _is_tensor(x)]):
+    texts = cuts(*place, tuple(shapes), *placements)
+    if place[1] == "out_placements":
+        return texts  # any local size makes shards of equal sizes
+    rows = [(x, text[0]) for x, text in zip(leaves, texts, strict=True)]
+    uneven = [x for x, text in rows if _is_tensor(x) and not is_divided(x, text)]
+    if not uneven:
         return texts
     shapes = [numbers(x) if _is_tensor(x) else None for x in leaves]
-    return cuts(where, what, axes, paths, tuple(shapes), *rest)
+    return cuts(*place, tuple(shapes), *placements)
 
 
 def _is_tensor(x: Any) -> bool:
