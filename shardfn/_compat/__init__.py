@@ -62,7 +62,9 @@ from .dynamo.sizes import (
     dim_hint,
     is_symbol,
     read_as_symbols,
+    signs,
     size_name,
+    sizes_named,
     torch_marks,
 )
 from .dynamo.tensor_classes import (
@@ -95,6 +97,7 @@ from .modules import (
 )
 from .patches import PATCHES, patched
 from .settings import SETTINGS, autocast_off, settings, without_autocast
+from .symbols import Sized, Symbols
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -165,7 +168,9 @@ __all__ = [
     "Read",
     "SETTINGS",
     "Shell",
+    "Sized",
     "Sizes",
+    "Symbols",
     "all_ranks",
     "autocast_off",
     "backward_hooks_of",
@@ -257,7 +262,9 @@ __all__ = [
     "sequence_number",
     "settings",
     "setup_context_of",
+    "signs",
     "size_name",
+    "sizes_named",
     "spec_of",
     "staging",
     "storage_of",

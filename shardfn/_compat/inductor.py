@@ -167,17 +167,17 @@ def _register_lowerings() -> None:
 
 
 def inductor(
-    graph: torch.fx.GraphModule,
+    run: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
     collectives: Sequence[Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
+    """Compile what runs an ATen graph with Inductor; the result takes a list of inputs, empties it, and
     returns a list.
 
     Args:
-        graph: functional ATen, the inputs as placeholders.
-        inputs: fake tensors like the inputs.
+        run: runs a graph of functional ATen.
+        inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
         collectives: the ops of ours that start one.
     """
@@ -202,10 +202,7 @@ def inductor(
         patched("compilation"),
         torch.no_grad(),
     ):
-        lowered = make_fx(
-            torch.fx.Interpreter(graph).run,
-            decomposition_table=select_decomp_table(),
-        )(*inputs)
+        lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
         output = next(iter(reversed(lowered.graph.nodes)))

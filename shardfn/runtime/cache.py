@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from .. import state
-from ..capture import constant_key
+from ..capture import Template, constant_key
+from ..compile import Families
 from ..mesh import is_over
 from .options import Request
 from .store import CallStore, FunctionStore
@@ -39,6 +40,9 @@ _taken: set[int] = set()  # donated arguments of the calls at work, by id
 _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_families: weakref.WeakKeyDictionary[Template, Families] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def request(
@@ -84,6 +88,14 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
     found = _prepared.get(program)
     if found is None:
         found = _prepared[program] = prepare(program)
+    return found
+
+
+def families(template: Template) -> Families:
+    """The compiled programs of a function that was captured for many sizes."""
+    found = _families.get(template)
+    if found is None:
+        found = _families[template] = Families()
     return found
 
 

@@ -22,7 +22,7 @@ def kind(x: Any) -> Any:
     is read as a symbol is a text.
     """
     return (
-        (tuple([_compat.size_name(n) for n in x.shape]), x.dtype)
+        (_compat.sizes_named(x.shape), x.dtype)
         if isinstance(x, torch.Tensor)
         else type(x).__name__
     )

@@ -50,6 +50,18 @@ def size_name(n: Any) -> Any:
 
 
 @of_trees
+def sizes_named(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """A shape as constants: numbers, and texts of symbols."""
+    return tuple([size_name(n) for n in shape])
+
+
+@of_trees
+def signs(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """A shape with 1 for symbols that are 0 or more here, and -1 for others."""
+    return tuple([(1 if n >= 0 else -1) if is_symbol(n) else n for n in shape])
+
+
+@of_trees
 def is_symbol(n: Any) -> bool:
     """Whether a size is a symbol."""
     return isinstance(n, torch.SymInt)
