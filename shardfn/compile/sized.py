@@ -16,7 +16,8 @@ from .separate import separate
 from .skeletons import Formulas, Row, Skeleton, arguments_at, formulas, skeleton_of
 
 log = logging.getLogger("shardfn")
-ROWS = 8  # sizes whose ints a family remembers
+ROWS = 8  # graphs whose ints a family remembers
+PROGRAMS = 4  # programs with symbols in one family
 
 
 @attrs.frozen(eq=False)
@@ -37,10 +38,28 @@ class Shared:
 
 @attrs.define(eq=False)
 class Family:
-    """Graphs of one skeleton: the ints of those that were met, and a program for them all."""
+    """Graphs of one skeleton: the ints of those that were met, and programs for many of them."""
 
     rows: list[Row] = attrs.field(factory=list)
-    shared: Shared | None = None
+    programs: list[Shared] = attrs.field(factory=list)
+    takes_symbols: bool = True  # until the compiler has refused them
+
+    def serving(self, skeleton: Skeleton) -> Shared | None:
+        """The program that computes a graph, if there is one."""
+        return next((p for p in self.programs if p.serves(skeleton)), None)
+
+    def formulas(self, skeleton: Skeleton) -> Formulas | None:
+        """Formulas for the ints of a graph and of those that were met before: of all, or of the
+        last one. None if there are none, or enough programs.
+        """
+        if not self.takes_symbols or len(self.programs) == PROGRAMS:
+            return None
+        met = [row for row in self.rows if row != skeleton.ints]
+        for others in (met, met[-1:]):
+            found = formulas([*others, skeleton.ints], skeleton.places)
+            if found is not None:
+                return found
+        return None
 
 
 @attrs.define(eq=False)
@@ -72,31 +91,31 @@ class Families:
         if skeleton is None:
             return compile_own()
         family = self.known.setdefault((skeleton.key, tuple(donated)), Family())
-        if family.shared is not None and family.shared.serves(skeleton):
-            return family.shared.runner
-        family.rows = [*family.rows[-ROWS:], skeleton.ints]
-        shared = _shared(graph, skeleton, family.rows, donated)
-        if shared is None:
+        program = family.serving(skeleton)
+        if program is not None:
+            return program.runner
+        found = family.formulas(skeleton)
+        family.rows = [*family.rows[1 - ROWS :], skeleton.ints]
+        if found is None:
             return compile_own()
         note()
-        if not shared.serves(skeleton):
+        program = _shared(graph, skeleton, found, donated)
+        if program is None or not program.serves(skeleton):
+            family.takes_symbols = False
             return compile_own()
-        family.shared = shared
-        return shared.runner
+        family.programs.append(program)
+        return program.runner
 
 
 def _shared(
     graph: torch.fx.GraphModule,
     skeleton: Skeleton,
-    rows: Sequence[Row],
+    found: Formulas,
     donated: Sequence[int],
 ) -> Shared | None:
-    """A program for all graphs of a skeleton, compiled from one of them. None if their ints have
-    no simple formulas, or the compiler takes no symbols there.
+    """A program for all graphs of a skeleton whose ints are formulas, compiled from one of them.
+    None if the compiler takes no symbols there.
     """
-    found = formulas(rows, skeleton.places) if len(set(rows)) > 1 else None
-    if found is None:
-        return None
     symbols = _compat.Symbols([skeleton.ints[i] for i in found.bases])
     ints = found.at(symbols.sizes)
     inputs = _inputs(graph.graph, symbols, ints)

@@ -121,19 +121,22 @@ class Formulas(NamedTuple):
 
 
 def formulas(rows: Sequence[Row], places: Sequence[int]) -> Formulas | None:
-    """Formulas that give all ints of some graphs. None if there are none of a simple form.
+    """Formulas that give all ints of some graphs. None if there are none of a simple form, or
+    the graphs do not differ in sizes of inputs, each 2 or more.
 
     Args:
-        rows: the ints of two graphs or more.
+        rows: the ints of each graph.
         places: for each input the number of its dims.
     """
     columns = list(zip(*rows, strict=True))
     bases: dict[Row, int] = {}
     for i in _sizes(places):
         column = columns[i]
-        if len(set(column)) > 1 and min(column) > 1:
+        if len(set(column)) > 1:
             bases.setdefault(column, i)
     symbols = list(bases)
+    if any(min(column) < 2 for column in symbols):
+        return None
     found = [_formula(column, symbols) for column in columns]
     if None in found or not symbols:
         return None
