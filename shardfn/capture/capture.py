@@ -219,9 +219,10 @@ def _read(
     name = inputs.name
     with tracing(settings, mode, memo) as state:
         positional = inputs.positional
-        python, read, sizes_of = _compat.capture_python(
-            call, positional, inputs.tensors
-        )
+        with _compat.patched("symbols" if settings.dynamic else "numbers"):
+            python, read, sizes_of = _compat.capture_python(
+                call, positional, inputs.tensors
+            )
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
