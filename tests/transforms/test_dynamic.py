@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.export import Dim
 
 import shardfn as sf
@@ -82,7 +83,14 @@ def attended(w: Tensor, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, q, q, is_causal=True).mean()
 
 
+def of_module(w: Tensor, x: Tensor) -> Tensor:
+    y, _ = MODULE({"weight": w.t()}, {}, x[None])  # (1, n, 2)
+    return y.pow(2).mean()
+
+
+MODULE, *_ = sf.functionalize(torch.nn.Linear(3, 2, bias=False))
 LOSSES = [
+    of_module,
     mean_loss,
     masked,
     scanned,
@@ -164,6 +172,23 @@ def test_a_mark_on_a_tensor_and_on_a_dtensor() -> None:
         assert captures(lambda: mean(sf.mark_dynamic(place(4), 0))) <= 1
         assert not captures(lambda: mean(place(7)))
         check_equal(sf.full(mean(place(7))), batch(7).mean(0))
+
+
+def test_code_of_one_rank_with_dtensors_inside() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        everywhere = [Replicate(), Replicate()]
+
+        def mean(x: Tensor, scale: int) -> Tensor:
+            y = DTensor.from_local(x, mesh, [Shard(0), Replicate()])
+            y = y.redistribute(mesh, everywhere)
+            return y.to_local().sum(0) / y.shape[0] * scale
+
+        fn = sf.jit(mean, backend="aten", dynamic={"x": 0})
+        fn(batch(4), 2)
+        for n in (6, 5):
+            assert not captures(lambda n=n: fn(batch(n), 2))
+            check_equal(sf.full(fn(batch(n), 2)), batch(n).mean(0) * 2)
 
 
 def test_torchs_own_marks_count() -> None:

@@ -43,6 +43,11 @@ def dims_of(
     """
     leaves = _tree.leaves((args, kwargs))
     specs = _specs(request, args, kwargs, leaves)
+    if request.around is not None:  # a rank's own tensors have their marks by now
+        specs = [
+            None if hasattr(x, ATTRIBUTE) else spec
+            for x, spec in zip(leaves, specs, strict=True)
+        ]
     rows = list(zip(specs, leaves, paths, strict=True))
     wrong = [
         f"{path}: {got}" for spec, x, path in rows for got in _misfits(spec, x)
@@ -51,10 +56,13 @@ def dims_of(
         needed = "dims of tensors"
         path = wrong[0].split(":")[0]
         raise _misfit(request, wrong, needed, arg_path=path)
-    found = {
-        i: {**marked(x), **_dims(spec, x)} for i, (spec, x, _) in enumerate(rows)
-    }
+    found = {i: _with_marks(spec, x) for i, (spec, x, _) in enumerate(rows)}
     return {i: dims for i, dims in found.items() if dims}
+
+
+def _with_marks(spec: Any, x: Any) -> Dims:
+    """The dims of one leaf: those of `dynamic`, and its marked ones."""
+    return {**marked(x), **_dims(spec, x)}
 
 
 def _misfit(
@@ -88,8 +96,8 @@ def _by_argument(
 ) -> tuple[Any, dict[str, Any]]:
     """`dynamic` as a prefix of (args, kwargs)."""
     prefix = request.dynamic
-    if _is_dims(prefix):
-        return (prefix,) * len(args), dict.fromkeys(kwargs, prefix)
+    if _is_dims(prefix):  # of every tensor
+        return _tree.tree_map(lambda x: _for_tensor(prefix, x), (args, kwargs))
     if isinstance(prefix, dict):
         names = _names(request, args, kwargs)
         _refuse_unknown(request, prefix, [*names, *kwargs])
@@ -103,6 +111,11 @@ def _by_argument(
         raise _misfit(request, [got], "one entry for each argument")
     rest = (None,) * (len(args) - len(prefix))
     return (*prefix, *rest), dict.fromkeys(kwargs)
+
+
+def _for_tensor(spec: Any, x: Any) -> Any:
+    """A leaf of `dynamic` that stands for all arguments, for one of their leaves."""
+    return spec if isinstance(x, (torch.Tensor, ShapeDtype)) else None
 
 
 def _names(
