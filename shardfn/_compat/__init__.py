@@ -67,6 +67,7 @@ from .dynamo.sizes import (
     sizes_named,
     torch_marks,
 )
+from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import (
     class_name,
     holds_tensors,
@@ -97,7 +98,6 @@ from .modules import (
 )
 from .patches import PATCHES, patched
 from .settings import SETTINGS, autocast_off, settings, without_autocast
-from .symbols import Sized, Symbols
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .dynamo.sizes import Noted, Sizes, sizes_of
-from .tracing import FakeTensorMode
+from ..tracing import FakeTensorMode
+from .sizes import Noted, Sizes, sizes_of
 
 
 class Symbols:
