@@ -228,18 +228,16 @@ def _read(
         refuse_writes(python, name)
         varying.settle(python, name)
         follow_primals(python)
-        sizes = sizes_of()
+        # the conditions on sizes, now that all that looks at the graph has done so
+        sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)
     reads = _reads(fn, (*read, *memo.reads), state.watched)
-    template = Template(
-        python,
-        sizes,
-        settings.dynamic,
-        inputs.tensor_names,
-        reads,
-        state.names,
-        (fn, given.user_fn),
-    )
+    template = None
+    if sizes is not None:
+        fns = fn, given.user_fn
+        names = inputs.tensor_names
+        dynamic = settings.dynamic
+        template = Template(python, sizes, dynamic, names, reads, state.names, fns)
     derivative = state.recorded.derivative
     return Reading(*flat, state.names, reads, derivative, template)
 

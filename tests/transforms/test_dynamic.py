@@ -364,6 +364,23 @@ def test_a_strict_dim_that_must_be_constant_is_named_with_its_line() -> None:
         hinted(batch(5))
 
 
+def summed(x: Tensor) -> Tensor:
+    return sf.vmap(lambda row: sf.psum(row, "i"), axis_name="i")(x)
+
+
+def test_what_cannot_be_read_with_symbols_is_captured_for_each_size() -> None:
+    fn = sf.jit(summed, backend="aten", dynamic=0)
+    counts = []
+    for n in (4, 5, 4):
+        counts.append(captures(lambda n=n: fn(batch(n))))
+        check_equal(fn(batch(n)), batch(n).sum(0).expand(n, 3))
+    assert counts == [1, 1, 0]
+    line = "its sizes are constants, since it cannot be read with symbols: "
+    assert line in fn.explain_retrace(batch(7))
+    with pytest.raises(sf.CaptureError, match="dim 0 cannot be read as a symbol"):
+        sf.jit(summed)(sf.mark_dynamic(batch(6), 0, strict=True))
+
+
 BAD_MARKS = {
     "a number": (lambda: sf.mark_dynamic(3, 0), "mark_dynamic: a int"),
     "a list": (lambda: sf.mark_dynamic([batch(2)], 0), "mark_dynamic: a list"),

@@ -141,8 +141,7 @@ def capture_python(
         fn = _with_own_globals(fn)
         out: Any = fullgraph_capture(fn, args, {})
         reads = outside_reads(out, fn.__globals__)
-    env = out.backend_input.fake_mode.shape_env
-    symbols = functools.partial(sizes.sizes_of, env, inputs, notes)
+    symbols = functools.partial(sizes.sizes_of, out, inputs, notes)
     return create_fx_graph_from_captured_output(out, fn, args, {}), reads, symbols
 
 

@@ -241,13 +241,24 @@ class Sizes(NamedTuple):
         return text
 
 
-def sizes_of(env: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
+def sizes_of(out: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
     """The symbols of a capture that Dynamo has made, and their conditions.
 
     Args:
-        env: its ShapeEnv.
+        out: of `fullgraph_capture`.
         inputs: the tensors that it was given.
         notes: of the run of Dynamo.
+    """
+    return conditions_of(out.backend_input.fake_mode.shape_env, inputs, notes)
+
+
+def conditions_of(env: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
+    """The symbols of a ShapeEnv, and their conditions.
+
+    Args:
+        env: the ShapeEnv.
+        inputs: tensors.
+        notes: with the fake tensors of them.
     """
     made = notes.fakes
     rows = {
@@ -299,4 +310,7 @@ def _at(expr: Any, values: Mapping[Any, int]) -> Any:
     found = expr.subs(dict(values))
     if found.free_symbols:
         return found
-    return bool(found) if getattr(found, "is_Boolean", False) else int(found)
+    try:
+        return bool(found) if getattr(found, "is_Boolean", False) else int(found)
+    except TypeError:  # sympy cannot tell
+        return found

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..tracing import FakeTensorMode
-from .sizes import Noted, Sizes, sizes_of
+from .sizes import Noted, Sizes, conditions_of
 
 
 class Symbols:
@@ -43,7 +43,7 @@ class Symbols:
     def conditions(self, inputs: Sequence[torch.Tensor]) -> Sizes:
         """The conditions on sizes under which code is right that was compiled for inputs."""
         made: dict[int, Any] = {id(x): x for x in inputs}
-        return sizes_of(self.env, inputs, Noted(made, {}))
+        return conditions_of(self.env, inputs, Noted(made, {}))
 
 
 class Sized(torch.fx.Interpreter):

@@ -56,7 +56,10 @@ def captured_for(
         captured = capture_again(template, args, kwargs, paths, settings)
     else:
         cache.counts["captures"] += 1
+        if reason := _fixed(known, signature, placed):
+            settings = attrs.evolve(settings, dynamic={})
         captured = capture(request.fn, request.name, args, kwargs, paths, settings)
+        captured = attrs.evolve(captured, fixed=captured.fixed or reason)
     if request.around is not None:
         captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
@@ -66,14 +69,31 @@ def captured_for(
 def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
     """The function as it has been read for sizes like a call's."""
     rest, leaves = signature
+    misfits: dict[int, str | None] = {}  # by template, which many captures share
     for made in known:
         template = made.captured.template
         if template is None or made.signature[0] != rest:
             continue
-        is_alike = template.is_alike(leaves, made.signature[1])
-        if is_alike and template.misfit(leaves) is None and _is_for(made, placed):
+        if not template.is_alike(leaves, made.signature[1]):
+            continue
+        if id(template) not in misfits:
+            misfits[id(template)] = template.misfit(leaves)
+        if misfits[id(template)] is None and _is_for(made, placed):
             return template
     return None
+
+
+def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
+    """Why the function cannot be read with symbols, if an earlier capture has found that, and no
+    dim is strict.
+    """
+    if any(
+        is_strict for dims in placed.dynamic.values() for is_strict in dims.values()
+    ):
+        return ""
+    same = (made for made in known if made.signature[0] == signature[0])
+    reasons = (made.captured.fixed for made in same if _is_for(made, placed))
+    return next(filter(None, reasons), "") if placed.dynamic else ""
 
 
 def _with_paths(captured: Captured) -> Captured:
