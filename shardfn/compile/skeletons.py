@@ -14,6 +14,7 @@ import torch
 
 from .. import _compat
 
+DIVISORS = (2, 3, 4, 8)  # of sizes, as in x[: n // 2]
 Row = tuple[int, ...]  # the ints of one graph, in order
 CALLS = (_compat.OpOverload, type(operator.getitem))
 
@@ -86,18 +87,20 @@ def refilled(x: Any, feed: Iterator[Any]) -> Any:
 
 @attrs.frozen
 class Formula:
-    """A product of symbols times a factor, plus a term."""
+    """A product of symbols times a factor, plus a term, divided and rounded down."""
 
     symbols: tuple[int, ...]
     factor: int
     term: int = 0
+    divisor: int = 1
 
     def at(self, sizes: Sequence[Any]) -> Any:
         """The value for sizes, which may be symbols themselves."""
         value: Any = self.factor
         for k in self.symbols:
             value = value * sizes[k]
-        return value + self.term if self.term else value
+        value = value + self.term if self.term else value
+        return value // self.divisor if self.divisor > 1 else value
 
 
 class Formulas(NamedTuple):
@@ -155,7 +158,7 @@ def _formula(column: Row, symbols: Sequence[Row]) -> Formula | None:
     """The simplest formula for the values of one int."""
     if len(set(column)) == 1:
         return Formula((), column[0])
-    for find in (_multiple, _shifted):
+    for find in (_multiple, _shifted, _divided):
         for k in _products(symbols):
             values = [_product(symbols, k, i) for i in range(len(column))]
             if (found := find(column, values)) is not None:
@@ -175,6 +178,16 @@ def _product(symbols: Sequence[Row], numbers: Sequence[int], i: int) -> int:
     for k in numbers:
         value *= symbols[k][i]
     return value
+
+
+def _divided(column: Row, values: Sequence[int]) -> tuple[int, int, int] | None:
+    """The term and the divisor that give a column, and a factor of 1."""
+    for divisor in DIVISORS:
+        for term in range(divisor):
+            pairs = zip(column, values, strict=True)
+            if all(x == (y + term) // divisor for x, y in pairs):
+                return 1, term, divisor
+    return None
 
 
 def _multiple(column: Row, values: Sequence[int]) -> tuple[int, int] | None:

@@ -57,7 +57,7 @@ def test_ints_are_formulas_of_sizes_and_give_back_the_graph() -> None:
 
 
 def test_the_simplest_formula_is_found() -> None:
-    rows = [(4, 1, 8, 16, 5, 12, 0), (6, 1, 12, 36, 7, 12, 0)]
+    rows = [(4, 1, 8, 16, 5, 12, 0, 2), (6, 1, 12, 36, 7, 12, 0, 3)]
     found = formulas(rows, (1,))
     assert found is not None
     assert found.bases == (0,)
@@ -69,8 +69,10 @@ def test_the_simplest_formula_is_found() -> None:
         Formula((0,), 1, 1),
         Formula((), 12),
         Formula((), 0),
+        Formula((0,), 1, 0, 2),
     )
-    assert not found.fits((8, 1, 16, 64, 9, 11, 0))
+    assert found.fits((9, 1, 18, 81, 10, 12, 0, 4))
+    assert not found.fits((8, 1, 16, 64, 9, 11, 0, 4))
 
 
 @pytest.mark.parametrize(
