@@ -112,7 +112,7 @@ def capture_again(
     kwargs: dict[str, Any],
     paths: list[str],
     settings: Settings,
-) -> Captured:
+) -> Captured | None:
     """Capture a function for other sizes of its arguments. Reads no Python.
 
     Args:
@@ -121,17 +121,23 @@ def capture_again(
         kwargs: the keyword arguments.
         paths: the path of each leaf of (args, kwargs).
         settings: those of the capture.
+
+    Returns:
+        The capture. None for sizes that fail, whose error a capture of their own says.
     """
     fn, user_fn = template.fns
     _, args, kwargs = holding(fn, args, kwargs)
     given = Given(fn, user_fn, args, kwargs, paths)
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
-    with tracing(settings, mode, _compat.Memo()) as state:
-        names = template.scope.over(settings.mesh)
-        flat = flatten(template.python, inputs, mode)
-    reading = Reading(*flat, names, template.reads, state.recorded.derivative)
-    found = _captured(reading, inputs, user_fn, settings.gradients)
+    try:
+        with tracing(settings, mode, _compat.Memo()) as state:
+            names = template.scope.over(settings.mesh)
+            flat = flatten(template.python, inputs, mode)
+        reading = Reading(*flat, names, template.reads, state.recorded.derivative)
+        found = _captured(reading, inputs, user_fn, settings.gradients)
+    except Exception:
+        return None
     return attrs.evolve(found, template=template)
 
 
@@ -186,16 +192,15 @@ def _constant(
 
 def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     """The capture of a function, with the sizes of dynamic dims as symbols while it is read. None
-    if it cannot be read so, with the reason.
+    if it cannot be read so, with the reason. An error of the user's comes back from the capture
+    with numbers.
     """
     mode = _compat.fake_mode()
     inputs = given.inputs(mode, settings)
     try:
         reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
-    except (
-        Exception
-    ) as error:  # which the capture with numbers raises, if it is the user's
+    except Exception as error:
         return None, _first_line(error)
     return attrs.evolve(found, template=reading.template), ""
 

@@ -25,7 +25,7 @@ from .store import CallStore, FunctionStore
 
 counts: collections.Counter[str] = (
     collections.Counter()
-)  # captures, partitions, compilations
+)  # captures, replays, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its store
 PROGRAMS = 64  # programs kept for one function; the oldest are dropped first
 # how many callables that cannot carry a store are kept alive with theirs; the oldest are

@@ -191,6 +191,21 @@ def test_code_of_one_rank_with_dtensors_inside() -> None:
             check_equal(sf.full(fn(batch(n), 2)), batch(n).mean(0) * 2)
 
 
+def test_other_transforms_and_worlds_without_values() -> None:
+    fn = sf.grad(lambda w, x: mean_loss(w, x))
+    fn(W, sf.mark_dynamic(batch(4), 0))
+    assert not captures(lambda: fn(W, batch(5)))
+    check_equal(fn(W, batch(5)), sf.grad(mean_loss)(W, batch(5)))
+    with sf.fake_world(1024, numerics=False):
+        mesh = sf.make_mesh((1024,), ("dp",))
+        step = sf.shard(
+            fn, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0)
+        )
+        step.lower(W, sf.ShapeDtype((2048, 3), D))
+        lower = lambda: step.lower(W, sf.ShapeDtype((4099, 3), D))
+        assert not captures(lower) and "4099" in lower().traced.text()
+
+
 def test_torchs_own_marks_count() -> None:
     x = batch(4)
     torch._dynamo.maybe_mark_dynamic(x, 0)
@@ -449,3 +464,19 @@ def test_two_real_ranks() -> None:
     for outs, count in run_ranks(2, on_two_ranks):
         check_equal(outs, wanted)
         assert count == 1
+
+
+def halves(x: Tensor) -> Tensor:
+    return x.reshape(2, -1)
+
+
+def test_a_size_that_the_function_refuses_has_the_users_error() -> None:
+    fn = sf.jit(halves, backend="aten", dynamic=0)
+    fn(batch(4))
+    assert not captures(lambda: fn(batch(6)))
+    for n in (3, 5):
+        with pytest.raises(sf.CaptureError) as caught:
+            sf.jit(lambda x: x.reshape(4, -1, 3), backend="aten", dynamic=0)(batch(n))
+        assert "jit(<lambda>)" in str(caught.value)
+    with pytest.raises(sf.CaptureError):
+        sf.jit(lambda x: x.reshape(2, 6), backend="aten", dynamic=0)(batch(5))

@@ -47,22 +47,36 @@ def captured_for(
         may_be_of_ranks=request.may_be_of_ranks,
         gradients=request.followed and request.followed.paths,
         dynamic=placed.dynamic,
+        name=request.name,
     )
-    paths = list(placed.paths)
-    template = _template(known, signature, placed)
-    if template is not None:
-        cache.counts["replays"] += 1
-        settings = attrs.evolve(settings, name=request.name)
-        captured = capture_again(template, args, kwargs, paths, settings)
-    else:
+    given = args, kwargs, list(placed.paths)
+    captured = _replayed(known, signature, placed, given, settings)
+    if captured is None:
         cache.counts["captures"] += 1
         if reason := _fixed(known, signature, placed):
             settings = attrs.evolve(settings, dynamic={})
-        captured = capture(request.fn, request.name, args, kwargs, paths, settings)
+        captured = capture(request.fn, request.name, *given, settings)
         captured = attrs.evolve(captured, fixed=captured.fixed or reason)
     if request.around is not None:
         captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
+    return captured
+
+
+def _replayed(
+    known: list[Made],
+    signature: Any,
+    placed: Placed,
+    given: tuple[tuple[Any, ...], dict[str, Any], list[str]],
+    settings: Settings,
+) -> Captured | None:
+    """The capture of a function that has been read for sizes like a call's, if it has been."""
+    template = _template(known, signature, placed)
+    if template is None:
+        return None
+    captured = capture_again(template, *given, settings)
+    if captured is not None:
+        cache.counts["replays"] += 1
     return captured
 
 
