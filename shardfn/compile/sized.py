@@ -116,20 +116,30 @@ def _shared(
     """A program for all graphs of a skeleton whose ints are formulas, compiled from one of them.
     None if the compiler takes no symbols there.
     """
+    try:
+        return _compiled(graph, skeleton, found, donated)
+    except Exception as error:  # the graph is compiled for its own sizes instead
+        log.info("not compiled with symbols for sizes: %s", error)
+        return None
+
+
+def _compiled(
+    graph: torch.fx.GraphModule,
+    skeleton: Skeleton,
+    found: Formulas,
+    donated: Sequence[int],
+) -> Shared:
+    """A graph, compiled with symbols in place of the sizes that formulas start from."""
     symbols = _compat.Symbols([skeleton.ints[i] for i in found.bases])
     ints = found.at(symbols.sizes)
     inputs = _inputs(graph.graph, symbols, ints)
     given = arguments_at(graph.graph, skeleton, ints)
-    try:
-        runner = _compat.inductor(
-            _compat.Sized(graph, given).run,
-            inputs,
-            lambda lowered: separate(lowered, donated),
-            our_ops(),
-        )
-    except Exception as error:  # the graph is compiled for its own sizes instead
-        log.info("not compiled with symbols for sizes: %s", error)
-        return None
+    runner = _compat.inductor(
+        _compat.Sized(graph, given).run,
+        inputs,
+        lambda lowered: separate(lowered, donated),
+        our_ops(),
+    )
     return Shared(found, symbols.conditions(inputs), runner)
 
 

@@ -476,7 +476,9 @@ def test_a_size_that_the_function_refuses_has_the_users_error() -> None:
     assert not captures(lambda: fn(batch(6)))
     for n in (3, 5):
         with pytest.raises(sf.CaptureError) as caught:
-            sf.jit(lambda x: x.reshape(4, -1, 3), backend="aten", dynamic=0)(batch(n))
+            sf.jit(lambda x: x.reshape(4, -1, 3), backend="aten", dynamic=0)(
+                batch(n)
+            )
         assert "jit(<lambda>)" in str(caught.value)
     with pytest.raises(sf.CaptureError):
         sf.jit(lambda x: x.reshape(2, 6), backend="aten", dynamic=0)(batch(5))
