@@ -39,16 +39,7 @@ def captured_for(
     for made in known:
         if made.signature == signature and _is_for(made, placed):
             return made.captured
-    settings = Settings(
-        signature_of=request.signature_of,
-        device=placed.mesh.device_type if placed.mesh is not None else "cpu",
-        undecomposed=undecomposed,
-        mesh=placed.mesh,
-        may_be_of_ranks=request.may_be_of_ranks,
-        gradients=request.followed and request.followed.paths,
-        dynamic=placed.dynamic,
-        name=request.name,
-    )
+    settings = _settings(request, placed, undecomposed)
     given = args, kwargs, list(placed.paths)
     captured = _replayed(known, signature, placed, given, settings)
     if captured is None:
@@ -61,6 +52,22 @@ def captured_for(
         captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
     return captured
+
+
+def _settings(
+    request: Request, placed: Placed, undecomposed: frozenset[Any]
+) -> Settings:
+    """The settings of a capture."""
+    return Settings(
+        signature_of=request.signature_of,
+        device=placed.mesh.device_type if placed.mesh is not None else "cpu",
+        undecomposed=undecomposed,
+        mesh=placed.mesh,
+        may_be_of_ranks=request.may_be_of_ranks,
+        gradients=request.followed and request.followed.paths,
+        dynamic=placed.dynamic,
+        name=request.name,
+    )
 
 
 def _replayed(
