@@ -21,6 +21,7 @@ from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
+from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
 from .reading.flatten import flatten
@@ -200,6 +201,8 @@ def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     try:
         reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
+    except NeedsRanks:
+        raise
     except Exception as error:
         return None, _first_line(error)
     return attrs.evolve(found, template=reading.template), ""
