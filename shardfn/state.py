@@ -49,6 +49,7 @@ CONTEXTS = (
         "_READING",
         "whether a module runs as part of a capture",
     ),
+    State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
@@ -90,6 +91,7 @@ CACHES = (
     State("runtime.cache", "_stores", "captures and ready calls", CLEAR_EACH),
     State("runtime.cache", "_alive", "stores of functions that carry none", CLEAR),
     State("runtime.cache", "_prepared", "what the simulator runs", CLEAR),
+    State("runtime.cache", "_families", "programs compiled for many sizes", CLEAR),
     State("runtime.cache", "counts", "captures, partitions, compilations", CLEAR),
     State("partition.propagation.units", "extended", "placements", CLEAR_CACHE),
     State("partition.redistribute", "_route", "the cheapest routes", CLEAR_CACHE),

@@ -93,7 +93,17 @@ class Loader:
     """A tensor that a formula reads: its shape, and its element at a place."""
 
     def __init__(self, x: Any) -> None:
-        self.sizes, self.at = [int(n) for n in x.get_size()], x.make_loader()
+        self.sizes, self.at = [_number(n) for n in x.get_size()], x.make_loader()
+
+
+def _number(n: Any) -> Any:
+    """A size as an int, if it is one."""
+    return n if getattr(n, "free_symbols", None) else int(n)
+
+
+def _expression(n: Any) -> Any:
+    """A size in the form that Inductor computes with."""
+    return n.node.expr if isinstance(n, torch.SymInt) else n
 
 
 def _operator(name: str) -> Callable[[Integer, Integer | int], Integer]:
@@ -150,7 +160,7 @@ def _lower_formula(op: OpOverload, *args: Any) -> Any:
         device=like.device,
         dtype=like.dtype,
         inner_fn=lambda place: _formulas[op](ops, place, *given),
-        ranges=list(like.shape),
+        ranges=[_expression(n) for n in like.shape],
     )
 
 
@@ -167,17 +177,17 @@ def _register_lowerings() -> None:
 
 
 def inductor(
-    graph: torch.fx.GraphModule,
+    run: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
     collectives: Sequence[Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Compile an ATen graph with Inductor; the result takes a list of inputs, empties it, and
-    returns a list.
+    """Compile what runs an ATen graph with Inductor. The result takes a list of inputs, empties
+    it, and returns a list.
 
     Args:
-        graph: functional ATen, the inputs as placeholders.
-        inputs: fake tensors like the inputs.
+        run: runs a graph of functional ATen.
+        inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
         collectives: the ops of ours that start one.
     """
@@ -202,10 +212,7 @@ def inductor(
         patched("compilation"),
         torch.no_grad(),
     ):
-        lowered = make_fx(
-            torch.fx.Interpreter(graph).run,
-            decomposition_table=select_decomp_table(),
-        )(*inputs)
+        lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)
         joint_graph_passes(lowered)
         finish(lowered)
         output = next(iter(reversed(lowered.graph.nodes)))

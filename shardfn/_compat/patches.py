@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .distributed import checkpoints, every_rank, groups
-from .dynamo import reading, refused
+from .dynamo import reading, refused, sizes
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
 
@@ -203,6 +203,15 @@ MODULE = (  # a module that Dynamo does not trace
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES),
     "fakes": (SIZES,),
+    "numbers": (),
+    "symbols": (  # Dynamo, where sizes are symbols
+        Patch(
+            ("the kernel of aten::linear for torch.func, in Python",),
+            "torch's own makes numbers of sizes that are symbols",
+            "later than 2.13",
+            enter=sizes.linear_written_out,
+        ),
+    ),
     "module": MODULE,
     "backward hooks": (
         Patch(

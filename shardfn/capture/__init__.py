@@ -1,17 +1,22 @@
 """Stage 1, capture: Python in, a Program of global shapes out."""
 
-from .capture import Captured, capture
+from .capture import Captured, capture, capture_again
 from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
 from .modules.call import PureModule
 from .printing import tensor_type
+from .reading.settings import Settings
+from .reading.template import Template
 
 __all__ = [
     "Captured",
     "PureModule",
     "Reads",
+    "Settings",
+    "Template",
     "capture",
+    "capture_again",
     "constant_key",
     "is_constant",
     "name_of",

@@ -4,19 +4,16 @@ Program.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import attrs
 import torch
-from torch.distributed.tensor import DTensor
 
-from .. import _compat, _tree
-from ..errors import CaptureError, ShardError
-from ..ops import higher_order, placement
-from ..random import ambient
+from .. import _compat
+from ..errors import ShardError
+from ..ops import placement
 from ..types import Program
 from . import annotations as sources
 from .closure import closed_over
@@ -24,18 +21,19 @@ from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
-from .dtensors.values import DTensors, stand_in
+from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
+from .reading.flatten import flatten
+from .reading.settings import Settings, tracing
+from .reading.template import Template, refuse_strict
 from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
-from .replay import Replay
 from .results import Result, program_of
-from .rewrites import decompositions, functions, python_calls, strides
-from .rewrites.custom_op_gradients import differentiated
+from .rewrites import strides
 from .shard_map import axis_names as named
 from .shard_map import varying
-from .trace import functional, lifted_constants, recording, simplified
+from .trace import simplified
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -56,6 +54,10 @@ class Captured:
         int, bool
     ]  # inputs whose memory as_strided reads: `strided.settle`
     derivative: Derivative | None = None  # of a function with its gradients
+    # what captures it for other sizes; None if it is for these alone
+    template: Template | None = None
+    # why the sizes of dynamic dims are constants of it
+    fixed: str = ""
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
@@ -69,12 +71,7 @@ def capture(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     paths: list[str],
-    signature_of: Callable[..., Any] | None = None,
-    device: str = "cpu",
-    undecomposed: frozenset[Any] = frozenset(),
-    mesh: Any = None,
-    may_be_of_ranks: bool = False,
-    gradients: tuple[str, ...] | None = None,
+    settings: Settings | None = None,
 ) -> Captured:
     """Capture a function on arguments like these.
 
@@ -85,13 +82,7 @@ def capture(
             device.
         kwargs: its keyword arguments.
         paths: the path of each leaf of (args, kwargs).
-        signature_of: the user's function, for the line of errors without one.
-        device: where `ShapeDtype`s live.
-        undecomposed: ops that are not decomposed.
-        mesh: the mesh of the call, which a shard_map inside may use.
-        may_be_of_ranks: whether to raise NeedsRanks for the code of one rank.
-        gradients: the paths of the tensors whose gradients fn returns beside its value. None if
-            it returns the value alone.
+        settings: the others of the capture.
 
     Returns:
         The Program and the closed-over tensors.
@@ -101,29 +92,73 @@ def capture(
     """
     for part in (placement, endings):
         part.install()
-    mode = _compat.fake_mode()
     handled = sys.exception()  # the user may be calling from an `except`
     user_fn, (fn, args, kwargs) = fn, holding(fn, args, kwargs)
-    inputs = Inputs.like(args, kwargs, paths, device, mode, name)
+    given = Given(fn, user_fn, args, kwargs, paths)
+    settings = attrs.evolve(settings or Settings(), name=name)
+    if not settings.dynamic:
+        return _constant(given, settings, handled)
+    found, reason = _dynamic(given, settings)
+    if found is not None and found.template is not None:
+        found.template.refuse_constants(settings)
+        return found
+    found = _constant(given, attrs.evolve(settings, dynamic={}), handled)
+    refuse_strict(settings, paths, reason)
+    return attrs.evolve(found, fixed=reason)
+
+
+def capture_again(
+    template: Template,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    paths: list[str],
+    settings: Settings,
+) -> Captured | None:
+    """Capture a function for other sizes of its arguments. Reads no Python.
+
+    Args:
+        template: the function as Dynamo has read it, for sizes like these.
+        args: the arguments.
+        kwargs: the keyword arguments.
+        paths: the path of each leaf of (args, kwargs).
+        settings: those of the capture.
+
+    Returns:
+        The capture. None for sizes that fail, whose error a capture of their own says.
+    """
+    fn, user_fn = template.fns
+    _, args, kwargs = holding(fn, args, kwargs)
+    given = Given(fn, user_fn, args, kwargs, paths)
+    mode = _compat.fake_mode()
+    inputs = given.inputs(mode, settings)
     try:
-        reading = memoized(
-            lambda memo: _read(
-                fn,
-                inputs,
-                mode,
-                decompositions.table(undecomposed),
-                named.scope(mesh, device, may_be_of_ranks),
-                device,
-                memo,
-            )
-        )
-    except ShardError:
-        raise
-    except Exception as error:
-        if own := _own(error, handled):
-            raise own from None
-        raise explained(error, signature_of or user_fn, name, paths, fn) from error
-    return _captured(reading, inputs, user_fn, gradients)
+        with tracing(settings, mode, _compat.Memo()) as state:
+            names = template.scope.over(settings.mesh)
+            flat = flatten(template.python, inputs, mode)
+        reading = Reading(*flat, names, template.reads, state.recorded.derivative)
+        found = _captured(reading, inputs, user_fn, settings.gradients)
+    except Exception:
+        return None
+    return attrs.evolve(found, template=template)
+
+
+class Given(NamedTuple):
+    """A function and its arguments, as Dynamo takes them."""
+
+    fn: Callable[..., Any]
+    user_fn: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    paths: list[str]
+
+    def inputs(self, mode: _compat.FakeTensorMode, settings: Settings) -> Inputs:
+        """The fake inputs."""
+        args, kwargs, paths = self.args, self.kwargs, self.paths
+        name, device = settings.name, settings.device
+        found = Inputs.like(args, kwargs, paths, device, mode, name)
+        for i, dims in settings.dynamic.items():
+            _compat.read_as_symbols(found.fakes[i], [*dims])
+        return found
 
 
 class Reading(NamedTuple):
@@ -135,18 +170,53 @@ class Reading(NamedTuple):
     names: named.Scope  # with the meshes that it names
     reads: Reads  # its other reads
     derivative: Derivative | None  # the facts of its outermost derivative
+    template: Template | None = None  # reads it for other sizes
+
+
+def _constant(
+    given: Given, settings: Settings, handled: BaseException | None
+) -> Captured:
+    """The capture of a function, with sizes as numbers."""
+    mode = _compat.fake_mode()
+    inputs = given.inputs(mode, settings)
+    try:
+        reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
+    except ShardError:
+        raise
+    except Exception as error:
+        if own := _own(error, handled):
+            raise own from None
+        fn = settings.signature_of or given.user_fn
+        raise explained(error, fn, settings.name, given.paths, given.fn) from error
+    return _captured(reading, inputs, given.user_fn, settings.gradients)
+
+
+def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
+    """The capture of a function, with the sizes of dynamic dims as symbols while it is read. None
+    if it cannot be read so, with the reason. An error of the user's comes back from the capture
+    with numbers.
+    """
+    mode = _compat.fake_mode()
+    inputs = given.inputs(mode, settings)
+    try:
+        reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
+        found = _captured(reading, inputs, given.user_fn, settings.gradients)
+    except NeedsRanks:
+        raise
+    except Exception as error:
+        return None, _first_line(error)
+    return attrs.evolve(found, template=reading.template), ""
 
 
 def _read(
-    fn: Callable[..., Any],
+    given: Given,
     inputs: Inputs,
     mode: _compat.FakeTensorMode,
-    table: Any,
-    scope: Any,
-    device: str,
+    settings: Settings,
     memo: _compat.Memo,
 ) -> Reading:
     """Trace a function with Dynamo, and replay its graph under make_fx."""
+    fn = given.fn
 
     @_compat.read_by_dynamo
     def call(args: Any, kwargs: Any) -> Any:
@@ -155,23 +225,29 @@ def _read(
         return fn(*args, **kwargs), torch.zeros(())
 
     name = inputs.name
-    tracing, watching = recording(name, table, mode), leaks.swept()
-    with (
-        _torchs(mode, device, memo),
-        watching as watched,
-        _compat.unwound(),
-        tracing as recorded,
-        scope as names,
-    ):
-        python, read = _compat.capture_python(call, inputs.positional)
-        watched.rewind()
+    with tracing(settings, mode, memo) as state:
+        positional = inputs.positional
+        with _compat.patched("symbols" if settings.dynamic else "numbers"):
+            python, read, sizes_of = _compat.capture_python(
+                call, positional, inputs.tensors
+            )
+        state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
         varying.settle(python, name)
         follow_primals(python)
-        graph, outside, out = _flatten(python, inputs, mode)
-    reads = _reads(fn, (*read, *memo.reads), watched)
-    return Reading(graph, outside, out, names, reads, recorded.derivative)
+        # the conditions on sizes, now that all that looks at the graph has done so
+        sizes = sizes_of() if settings.dynamic else None
+        flat = flatten(python, inputs, mode)
+    reads = _reads(fn, (*read, *memo.reads), state.watched)
+    template = None
+    if sizes is not None:
+        fns = fn, given.user_fn
+        names = inputs.tensor_names
+        dynamic = settings.dynamic
+        template = Template(python, sizes, dynamic, names, reads, state.names, fns)
+    derivative = state.recorded.derivative
+    return Reading(*flat, state.names, reads, derivative, template)
 
 
 def _captured(
@@ -181,7 +257,7 @@ def _captured(
     gradients: tuple[str, ...] | None,
 ) -> Captured:
     """The record of a captured function."""
-    graph, outside, out, names, reads, derivative = reading
+    graph, outside, out, names, reads, derivative, _ = reading
     arguments = zip(inputs.paths, inputs.leaves, strict=True)
     outside = outside.named({"": fn, **dict(arguments)})
     sources.attach(graph)
@@ -207,32 +283,6 @@ def _reads(
     return Reads(fn, (*read, *held, *watched.modes.values()))
 
 
-@contextlib.contextmanager
-def _torchs(
-    mode: _compat.FakeTensorMode, device: str, memo: _compat.Memo
-) -> Iterator[None]:
-    """The context of a capture, with torch patched."""
-    with (
-        _compat.staging(),  # first, since the rest is global to the process
-        mode,
-        _compat.paused_gc(),
-        _compat.patched(
-            "capture",
-            substitutes={
-                **python_calls.TABLE,
-                **_compat.flex_checks(),
-                **_compat.vmap_names(),
-            },
-            custom_ops=differentiated(),
-            functions=functions.applied,
-            device=device,
-            dtensors=DTensors(mode),
-            memo=memo,
-        ),
-    ):
-        yield
-
-
 def _own(
     error: BaseException | None, handled: BaseException | None
 ) -> ShardError | None:
@@ -244,161 +294,5 @@ def _own(
     return None
 
 
-def _refuse_closed_over(tensors: Sequence[torch.Tensor], name: str) -> None:
-    if any(isinstance(x, leaks.LeakedTensor) for x in tensors):
-        raise leaks.leaked(f"{name}, a tensor that it closes over")
-    wrong = [
-        x
-        for x in tensors
-        if (
-            type(x) not in (torch.Tensor, torch.nn.Parameter)
-            and not isinstance(x, DTensor)
-        )
-        or _is_around_others(x)
-    ]
-    if wrong:
-        fix = "pass it as an argument, which carries its placement"
-        raise CaptureError.of(
-            name,
-            f"it closes over a {_compat.class_name(wrong[0])}",
-            needed="plain tensors",
-            fix=fix,
-        )
-
-
-def _is_around_others(x: torch.Tensor) -> bool:
-    """Whether a DTensor has local tensors that hold others."""
-    if not isinstance(x, DTensor):
-        return False
-    local: Any = _compat.local_tensor(x)
-    return any(map(_compat.holds_tensors, getattr(local, "shards", [local])))
-
-
-class _Flat:
-    """A function that Dynamo has read as one of flat tensors, the random state last; what a run
-    finds stays here.
-
-    Args:
-        python: Dynamo's graph.
-        inputs: of the capture.
-        outside: the tensors that the function closes over.
-    """
-
-    def __init__(
-        self,
-        python: torch.fx.GraphModule,
-        inputs: Inputs,
-        outside: closed_over.ClosedOver,
-    ) -> None:
-        self.python, self.inputs = python, inputs
-        self.positional = inputs.positional
-        self.entering = (*inputs.tensors, *outside.tensors)
-        self.result: Result | None = None
-        self.ends: set[int] = (
-            set()
-        )  # the leaves that a gradient of a result reaches
-        self.calls = 0  # random calls
-
-    def __call__(self, *values: torch.Tensor) -> list[torch.Tensor]:
-        pairs = zip(self.entering, values[:-1], strict=True)
-        source = ambient.Traced(values[-1])
-        with ambient.drawing_from(source):
-            known = {id(x): v for x, v in pairs}
-            out = _replayed(self.python, self.positional, known)
-        _tree.learn(out)
-        tensor_classes.refuse_results(out, self.inputs.name)
-        tensor_classes.refuse_told(out, self.inputs.name)
-        self.result, self.calls = Result.of(out), source.calls
-        leaves = list(filter(_tree.is_tensor, _tree.leaves(out)))
-        self.ends = closed_over.reached_from(leaves)
-        return leaves
-
-
-def _flatten(
-    python: torch.fx.GraphModule, inputs: Inputs, mode: _compat.FakeTensorMode
-) -> tuple[torch.fx.GraphModule, closed_over.ClosedOver, Result]:
-    """make_fx over Dynamo's graph: the ATen graph, the closed-over tensors, the results."""
-    name = inputs.name
-    outside = _entering(python, inputs.tensors, inputs.positional)
-    _refuse_closed_over(outside.tensors, name)
-    stand_ins = [_stand_in(x, mode) for x in outside.tensors]
-    state = mode.from_tensor(ambient.PLACE.to(named.device()))
-    flat = _Flat(python, inputs, outside)
-    entering = [*inputs.tensors, *stand_ins, state]
-    graph = functional(flat, entering, name, inputs.tensor_paths)
-    higher_order.fold(graph)
-    outside = outside.drawing(flat.calls)
-    if not flat.calls:
-        _drop_last_input(graph)
-    constants = lifted_constants(graph, mode, name)
-    tensor_classes.refuse_fakes([*outside.tensors, *constants], name)
-    assert flat.result is not None
-    return graph, outside.traced(stand_ins, flat.ends, constants), flat.result
-
-
-def _drop_last_input(module: torch.fx.GraphModule) -> None:
-    """Take away an input that nothing reads."""
-    module.graph.erase_node(module.graph.find_nodes(op="placeholder")[-1])
-    module.recompile()
-
-
-def _replayed(
-    python: torch.fx.GraphModule, positional: Any, values: dict[int, torch.Tensor]
-) -> Any:
-    """Replay Dynamo's graph, with values for the tensors of these ids."""
-
-    def valued(tree: Any) -> Any:
-        return _tree.map_held(lambda x: values.get(id(x), x), tree)
-
-    entering = _compat.codegen_of(python.graph).process_inputs(*valued(positional))
-    outputs = Replay(python).run(*map(valued, entering), enable_io_processing=False)
-    out, _ = _compat.python_results(python, outputs)
-    return out
-
-
-def _stand_in(x: torch.Tensor, mode: _compat.FakeTensorMode) -> torch.Tensor:
-    """A fake tensor for a closed-over tensor."""
-    if isinstance(x, DTensor):
-        return stand_in(x, mode)
-    fake = mode.from_tensor(x.detach())
-    if x.is_meta:
-        with mode:
-            fake = torch.empty_like(fake, device=named.device())
-    return fake.requires_grad_(x.requires_grad)
-
-
-def _entering(
-    python: torch.fx.GraphModule, tensors: list[torch.Tensor], positional: Any
-) -> closed_over.ClosedOver:
-    """The input tensors of Dynamo's graph that are not arguments."""
-    known = {id(x) for x in tensors}
-    inputs = _compat.codegen_of(python.graph).process_inputs(*positional)
-    # a value that Dynamo makes from an argument, such as x.T, is an input of its graph too, and a
-    # fake tensor
-    rows = zip(inputs, python.graph.find_nodes(op="placeholder"), strict=True)
-    _tree.learn(list(inputs))
-    held = [
-        (x, _compat.opened(x)[1])
-        for x in inputs
-        if _compat.holds_tensors(x) and not _compat.is_fake(x)
-    ]
-    mine = [
-        (x, node)
-        for given, node in rows
-        for x in _tree.leaves(given)
-        if isinstance(x, torch.Tensor)
-        and id(x) not in known
-        and not _compat.is_fake(x)
-        and not known.add(id(x))
-    ]
-    lines = tuple(
-        next(
-            filter(
-                None, (sources.line_of(u.meta.get("stack_trace")) for u in n.users)
-            ),
-            None,
-        )
-        for _, n in mine
-    )
-    found = tuple(x for x, _ in mine)
-    return closed_over.ClosedOver(found, lines=lines, holders=tuple(held))
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -50,6 +50,12 @@ class Inputs(NamedTuple):
         return [x for x in self.fakes if isinstance(x, torch.Tensor)]
 
     @property
+    def tensor_names(self) -> dict[int, str]:
+        """The paths of the tensors, by leaf."""
+        pairs = enumerate(zip(self.paths, self.fakes, strict=True))
+        return {i: path for i, (path, x) in pairs if isinstance(x, torch.Tensor)}
+
+    @property
     def positional(self) -> Any:
         """(args, kwargs), of fake tensors."""
         return _tree.unflatten(self.treedef, self.fakes)

@@ -45,7 +45,7 @@ def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     numbers = outlined(graph, _inner)
     runner = _compat.inductor(
-        higher_order.unfold(graph),
+        torch.fx.Interpreter(higher_order.unfold(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import torch
 
+from .. import _compat
 from ..capture.views import memory_of, viewed
 
 aten = torch.ops.aten
@@ -98,6 +99,8 @@ def _is_made(origin: Any) -> bool:
 
 
 def _reach(x: torch.Tensor) -> Reach:
+    if any(map(_compat.is_symbol, (*x.shape, *x.stride(), x.storage_offset()))):
+        return EVERYTHING  # a comparison would make a number of it
     if not x.numel():
         return (0, 0)
     first = int(x.storage_offset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import _compat
 from .checks import check_device, check_number, check_shape, dims_of, floating
 from .continuous import gumbel
 from .discrete import bits, randint
@@ -80,7 +81,7 @@ def choice(
         tensor([3, 3])
     """
     dims = dims_of(shape)
-    check_shape("random.choice", dims)
+    check_shape("random.choice", _compat.signs(dims))
     n = a if isinstance(a, int) else a.shape[axis]
     index = _chosen(key, n, dims, replace, p)
     if isinstance(a, int):

@@ -215,6 +215,6 @@ def checked_draw(
     """
     check_key(where, key)
     dims = dims_of(shape)
-    check_shape(where, dims)
+    check_shape(where, _compat.signs(dims))
     check_dtype(where, dtype, allowed)
     return dims

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from .. import _compat
 from . import from_uniform
 from .checks import FLOATING, check_ends, checked_draw, dims_of, floating
 from .from_uniform import positive, wide
@@ -230,7 +231,7 @@ def gamma(
     parameter = torch.as_tensor(a, dtype=computed, device=key.device)
     own = tuple(parameter.shape)
     shape = own if shape is None else dims_of(shape)
-    check_ends("random.gamma", shape, own)
+    check_ends("random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own))
     dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
     parameter = parameter.expand(dims)
     fixed = parameter.detach()

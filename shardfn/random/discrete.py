@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import _compat
 from ..ops.random_bits import WIDTH
 from .checks import (
     check_ends,
@@ -158,7 +159,9 @@ def categorical(
     own = tuple(logits.shape)
     batch = own[:dim] + own[dim + 1 :]
     dims = batch if shape is None else dims_of(shape)
-    check_ends("random.categorical", dims, batch)
+    check_ends(
+        "random.categorical", _compat.sizes_named(dims), _compat.sizes_named(batch)
+    )
     prefix = dims[: len(dims) - len(batch)]
     noise = gumbel(key, (*prefix, *own), logits.dtype)
     return torch.argmax(logits + noise, dim=len(prefix) + dim)

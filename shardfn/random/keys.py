@@ -73,7 +73,7 @@ def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
     if not _compat.is_tracing():
         note_use("random.split", key)
     shape = dims_of(num)
-    check_shape("random.split", shape)
+    check_shape("random.split", _compat.signs(shape))
     return _keys(
         random_bits(
             key, None, list(shape), strides_of(shape), SPLIT, 0, torch.int64

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 
 from .. import state
-from ..capture import constant_key
+from ..capture import Template, constant_key
+from ..compile import Families
 from ..mesh import is_over
 from .options import Request
 from .store import CallStore, FunctionStore
 
 counts: collections.Counter[str] = (
     collections.Counter()
-)  # captures, partitions, compilations
+)  # captures, replays, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its store
 PROGRAMS = 64  # programs kept for one function; the oldest are dropped first
 # how many callables that cannot carry a store are kept alive with theirs; the oldest are
@@ -39,6 +40,9 @@ _taken: list[set[int]] = []  # donated arguments of each call at work, by id
 _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_families: weakref.WeakKeyDictionary[Template, Families] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def request(
@@ -84,6 +88,14 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
     found = _prepared.get(program)
     if found is None:
         found = _prepared[program] = prepare(program)
+    return found
+
+
+def families(template: Template) -> Families:
+    """The compiled programs of a function that was captured for many sizes."""
+    found = _families.get(template)
+    if found is None:
+        found = _families[template] = Families()
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..capture import Reads, constant_key
+from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaks import leaked
 from ..capture.rewrites.strides import refuse_unstrided
 from ..mesh import current_mesh
@@ -184,6 +184,8 @@ def _stage(
         outside=traced.captured.outside
         if traced.captured.outside.holders
         else None,
+        template=traced.captured.template,
+        fixed=traced.captured.fixed,
         tensors=some,
         suspects=suspects,
         followed=_followed([leaves[i] for i in placed.tensors] + suspects),
@@ -235,6 +237,9 @@ class Entry:
     state: tuple[Any, ...]  # of torch's settings
     reads: Reads | None  # of its closed-over values; None if it has none
     outside: Any  # its closed-over tensors, if some hold others; else None
+    # the function as it was read for other sizes too, and why it could not be
+    template: Template | None
+    fixed: str
     tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
     suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
     followed: tuple[bool, ...] | None  # which of both it follows; None for none

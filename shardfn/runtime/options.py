@@ -61,6 +61,8 @@ class Request:
     backend: str = attrs.field(
         default="aten", validator=_known("backend", tuple(BACKENDS))
     )
+    # the dims of arguments that may change between calls: `arguments.dynamic`
+    dynamic: Any = None
     seed: str = attrs.field(default="state", validator=_known("seed", SEEDS))
     # the function under the transforms of fn, and their key, if equal ones share captures
     structure: Callable[[], tuple[Callable[..., Any], Any]] | None = None

@@ -34,7 +34,8 @@ def retrace(
     """
     if not entries:
         return f"{name}: {FIRST}"
-    found = [list(_differences(entry, key, placed, mesh)) for entry in entries]
+    ordered = sorted(entries, key=_is_for_one_size)
+    found = [list(_differences(entry, key, placed, mesh)) for entry in ordered]
     closest = min(found, key=len)
     count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
     more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
@@ -53,6 +54,7 @@ def _differences(
         for path, now, before in rows:
             if now != before:
                 yield f"{path}: {_text(now)}, was {_text(before)}"
+        yield from _sizes(entry, placed)
     yield from _followed(entry, placed)
     states = zip(_compat.SETTINGS, placed.state, entry.state, strict=True)
     yield from (
@@ -62,6 +64,29 @@ def _differences(
         for path, before, now in entry.reads.changed():
             yield f"{name_of(path)}, which it closes over: {_said(now)}, was {_said(before)}"
     yield from _surroundings(entry, placed.world, mesh)
+
+
+def _is_for_one_size(entry: Any) -> bool:
+    """Whether a function was captured for the sizes of one call alone."""
+    return entry.template is None or not entry.template.sizes.ranges
+
+
+def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
+    """A line for a call of a function that was captured for other sizes too."""
+    if entry.fixed and placed.dynamic:
+        yield f"its sizes are constants, since it cannot be read with symbols: {entry.fixed}"
+    if _is_for_one_size(entry):
+        return
+    leaves: list[Any] = [None] * len(placed.paths)
+    for i, aval in zip(placed.tensors, placed.avals, strict=True):
+        leaves[i] = aval
+    if not entry.template.takes(leaves):
+        return
+    needs = entry.template.misfit(leaves)
+    if needs is None:
+        yield "sizes only: partitioned again, and not captured again"
+    else:
+        yield f"captured again, since the captured function needs {needs}"
 
 
 def _followed(entry: Any, placed: Placed) -> Iterator[str]:

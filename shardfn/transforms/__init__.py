@@ -1,6 +1,7 @@
 """The transforms: one family per file."""
 
 from ._compose import compose
+from ._dynamic import mark_dynamic
 from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
@@ -74,6 +75,7 @@ __all__ = [
     "jvp",
     "linearize",
     "map",
+    "mark_dynamic",
     "optim",
     "pmax",
     "pmean",

@@ -43,6 +43,7 @@ def jit(
     static_argnums: int | tuple[int, ...] = (),
     donate_argnums: int | tuple[int, ...] = (),
     seed: str = "state",
+    dynamic: Any = None,
 ) -> Any:
     """Compile a function of tensors into one program, for one device.
 
@@ -67,6 +68,10 @@ def jit(
             afterwards is an error.
         seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
             an error, and every random number comes from a key.
+        dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
+            for all of them. A prefix tree over the positional arguments, as `in_axes` of vmap, or
+            a dict of arguments by name. A leaf is a dim, a set of dims, True for all dims, or
+            a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
 
     Returns:
         A function of the same arguments, with `.trace`, `.lower` and `.compile`.
@@ -89,6 +94,7 @@ def jit(
         "static_argnums": static_argnums,
         "donate_argnums": donate_argnums,
         "seed": seed,
+        "dynamic": dynamic,
     }
     if fn is None:
         return functools.partial(jit, **options)

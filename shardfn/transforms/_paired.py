@@ -11,18 +11,66 @@ import torch
 
 from .. import _compat, _tree, tree_pairs
 from ..errors import TreeError
+from ..ops.text_formats import parse_shards
 
 NUMBERS = (bool, int, float, complex)
 
 
 @_compat.of_trees
 def kind(x: Any) -> Any:
-    """A leaf as a constant: (shape, dtype) of a tensor, else the name of its type."""
+    """A leaf as a constant: (shape, dtype) of a tensor, else the name of its type. A size that
+    is read as a symbol is a text.
+    """
     return (
-        (tuple(x.shape), x.dtype)
+        (_compat.sizes_named(x.shape), x.dtype)
         if isinstance(x, torch.Tensor)
         else type(x).__name__
     )
+
+
+@_compat.of_trees
+def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> bool:
+    """Whether the sizes of these dims are equal. If they are, symbols among them are one text
+    from here on, and the captured program is for equal sizes.
+    """
+    pairs = zip(leaves, dims, strict=True)
+    sizes = [
+        x.shape[d]
+        for x, d in pairs
+        if isinstance(x, torch.Tensor) and d is not None and -x.dim() <= d < x.dim()
+    ]
+    return all(n == sizes[0] for n in sizes)
+
+
+@_compat.of_trees
+def multiples(x: torch.Tensor, n: int) -> tuple[int, ...]:
+    """The shape of a tensor, with n for each size that is read as a symbol: for a check whether
+    numbers divide it that divide n.
+    """
+    return tuple([n if _compat.is_symbol(size) else size for size in x.shape])
+
+
+@_compat.of_trees
+def numbers(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor, with numbers for symbols: the captured program is for them alone."""
+    return tuple(map(int, x.shape))
+
+
+@_compat.of_trees
+def is_divided(x: torch.Tensor, text: str) -> bool:
+    """Whether the ranks divide the sizes that are read as symbols.
+
+    Args:
+        x: a tensor.
+        text: how mesh axes shard it, as text for the prims.
+    """
+    shape = list(x.shape)
+    is_even = True
+    for _, n, dim in parse_shards(text) if text else ():
+        if dim is not None and _compat.is_symbol(shape[dim]):
+            is_even = is_even and bool(shape[dim] % n == 0)
+            shape[dim] = shape[dim] // n
+    return is_even
 
 
 @_compat.of_trees

@@ -19,7 +19,7 @@ from ..ops import placement
 from ..ops.text_formats import KEEP, print_spec
 from ._flattened import Flattened
 from ._options import check_function
-from ._paired import check_leaves, kinds
+from ._paired import check_leaves, compare_sizes, kinds
 from ._transformed import Transformed, name_of
 
 RANDOMNESS = ("error", "different", "same")  # as torch.func.vmap's
@@ -48,12 +48,16 @@ class Vmap(Transformed):
         axes = spread(where, "in_axes", self.in_axes, args, "args")
         leaves = _tree.quick_leaves(args)
         paths = tuple(_tree.quick_paths(args, "args"))
+        compare_sizes(leaves, axes)
         size = batch_size(where, paths, kinds(leaves), tuple(axes), self.axis_size)
         pairs = [
             (x, d)
             for x, d in zip(leaves, axes, strict=True)
             if isinstance(x, torch.Tensor)
         ]
+        if isinstance(size, str):  # of a symbol
+            sizes = [x.shape[d] for x, d in pairs if d is not None]
+            size = sizes[0]
         tensors = self.sharded(where, pairs)
         dims = tuple([d for _, d in pairs])
         stacked, shared = self.batched(mapped, tensors, dims, size)
@@ -241,8 +245,9 @@ def batch_size(
     leaves: tuple[Any, ...],
     axes: tuple[int | None, ...],
     size: int | None,
-) -> int:
-    """The number of samples. Checks that all mapped dims exist and have one size.
+) -> Any:
+    """The number of samples, or the text of a symbol. Checks that all mapped dims exist and have
+    one size.
 
     Raises:
         TreeError: mapped dims of different sizes, a dim that a leaf does not have, or no mapped

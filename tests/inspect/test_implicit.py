@@ -314,7 +314,9 @@ def test_what_the_walk_weighs_is_noted_on_demand_only(
 ) -> None:
     walks = []
     monkeypatch.setattr(
-        sf.runtime.stages.traced, "considered", lambda *a, **k: walks.append(a) or {}
+        sf.runtime.stages.traced,
+        "considered",
+        lambda *a, **k: walks.append(a) or {},
     )
     low = sharded(sort, P("dp")).lower(X)
     assert not walks

@@ -71,6 +71,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     )(x[0], x),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
+    "_dynamic.refuse_inside": lambda x: sf.mark_dynamic(x, 0),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
     "_checks.rows_of": lambda x: sf.scan(
         lambda c, r: (c, r), x, {"a": x, "b": x[:2]}
@@ -159,6 +160,7 @@ ELSEWHERE = {
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
     "_retrace.explain_retrace": "called outside of a trace",
+    "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._refuse_held_dtensors": "called where a call is staged",
 }
 # rules are registered outside of functions

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from .. import loops
 from ..patching import NEVER, Patch, methods
-from . import dtensor_calls, generators, reading, refused, restored, tree_functions
+from . import (
+    dtensor_calls,
+    generators,
+    reading,
+    refused,
+    restored,
+    sizes,
+    tree_functions,
+)
 
 VARIABLES = "torch._dynamo.variables:"
 BUILDER = "torch._dynamo.variables.builder:"
@@ -38,6 +46,13 @@ READING = (  # a captured function, by Dynamo
         NEVER,
         new=reading.faked,
         takes="device",
+    ),
+    Patch(
+        methods("torch.fx.experimental.symbolic_shapes:ShapeEnv", "_get_sloc"),
+        "a condition on sizes is said to come from a line of ours",
+        NEVER,
+        new=sizes.place_noted,
+        optional=True,
     ),
     Patch(
         methods(

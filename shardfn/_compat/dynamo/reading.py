@@ -9,14 +9,14 @@ import contextvars
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.autograd import forward_ad
 
-from ...errors import ShardError, call_site, is_ours
+from ...errors import ShardError, call_site
 from ..tracing import (
     has_tangent,
     in_dual_level,
@@ -24,6 +24,7 @@ from ..tracing import (
     is_fake,
     read_by_dynamo,
 )
+from . import sizes
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -115,20 +116,10 @@ def located(fn: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return fn(*args, **kwargs)
         except ShardError as error:
-            error.locate(_read_line() or call_site())
+            error.locate(sizes.user_line() or call_site())
             raise
 
     return checked
-
-
-def _read_line() -> str | None:
-    """The innermost user line that Dynamo is tracing, or None."""
-    from torch._guards import TracingContext
-
-    if TracingContext.try_get() is None:
-        return None
-    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 @read_by_dynamo
@@ -140,12 +131,13 @@ def wrapped(fn: Callable[..., Any], *xs: torch.Tensor) -> Any:
 
 
 def capture_python(
-    fn: types.FunctionType, args: tuple[Any, ...]
-) -> tuple[torch.fx.GraphModule, tuple[Read, ...]]:
+    fn: types.FunctionType, args: tuple[Any, ...], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.fx.GraphModule, tuple[Read, ...], Callable[[], sizes.Sizes]]:
     """Trace a Python function with Dynamo into one graph, without graph breaks or replayed side
     effects.
 
-    Also returns the function's reads outside of its arguments.
+    Also returns the function's reads outside of its arguments, and a function that returns the
+    symbols for sizes of these inputs, once all that looks at the graph has done so.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
@@ -153,11 +145,12 @@ def capture_python(
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
     # other threads check it
-    with get_metrics_context():
+    with get_metrics_context(), sizes.noting() as notes:
         fn = _with_own_globals(fn)
-        out = fullgraph_capture(fn, args, {})
+        out: Any = fullgraph_capture(fn, args, {})
         reads = outside_reads(out, fn.__globals__)
-    return create_fx_graph_from_captured_output(out, fn, args, {}), reads
+    symbols = functools.partial(sizes.sizes_of, out, inputs, notes)
+    return create_fx_graph_from_captured_output(out, fn, args, {}), reads, symbols
 
 
 @contextlib.contextmanager
@@ -211,6 +204,7 @@ def faked(
         is_plain = is_plain and not holds_tensors(x)
     with contextlib.nullcontext() if is_plain else _disable_current_modes():
         fake = make_fake(x, *args, **kwargs)
+    sizes.note(x, fake)
     if not isinstance(fake, torch.Tensor) or not fake.is_meta or not is_fake(fake):
         return fake
     with fake.fake_mode:

@@ -81,7 +81,8 @@ class Values:
     """Python's values for Dynamo's variables, with a fake tensor for each tensor."""
 
     def __init__(self) -> None:
-        self.tensors: dict[int, Any] = {}  # the id of a fake tensor: its variable
+        # by the id of a fake tensor, or of a symbol: its variable
+        self.tensors: dict[int, Any] = {}
 
     def of(self, variable: Any) -> Any:
         """The value of a variable.
@@ -100,6 +101,11 @@ class Values:
         if self.tensors.setdefault(id(fake), variable) is not variable:
             raise UnknownVariable
         return fake
+
+    def size(self, variable: Any) -> Any:
+        """A size that is a symbol."""
+        self.tensors[id(variable.sym_num)] = variable
+        return variable.sym_num
 
     def constant(self, variable: Any) -> Any:
         if type(variable.value) not in CONSTANTS:
@@ -135,8 +141,10 @@ class Values:
         kind = type(value)
         if kind in CONSTANTS:
             return variables.ConstantVariable.create(value)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) or id(value) in self.tensors:
             return self.tensors[id(value)]
+        if isinstance(value, torch.SymInt):
+            raise UnknownVariable
         if isinstance(value, variables.VariableTracker):
             return value
         if isinstance(value, (_pytree.TreeSpec, Shell)):
@@ -154,6 +162,7 @@ class Values:
 READ: dict[str, Callable[[Values, Any], Any]] = {  # by the name of Dynamo's class
     "TensorVariable": Values.tensor,
     "ConstantVariable": Values.constant,
+    "SymNodeVariable": Values.size,
     "UserFunctionVariable": Values.function,
     "ListVariable": Values.row,
     "TupleVariable": lambda values, x: tuple(values.row(x)),

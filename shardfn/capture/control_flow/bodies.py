@@ -22,7 +22,7 @@ class Region:
 
     Args:
         graph: Dynamo's.
-        given: for each of its inputs, `Entered` or the closed-over tensor.
+        given: for each of its inputs, `Entered`, the closed-over tensor, or a size.
         replay: runs such a graph.
     """
 
@@ -36,7 +36,9 @@ class Region:
         self.entered = {
             i: x.number for i, x in enumerate(given) if isinstance(x, Entered)
         }
-        self.free = [x for x in given if not isinstance(x, Entered)]
+        # the sizes that Dynamo has read as symbols
+        self.sizes = {i: x for i, x in enumerate(given) if isinstance(x, int)}
+        self.free = [x for x in given if not isinstance(x, (Entered, int))]
         (output,) = graph.graph.find_nodes(op="output")
         self.order = [
             node.args[1] for node in output.args[0]
@@ -47,10 +49,9 @@ class Region:
     ) -> list[torch.Tensor]:
         feed = iter(free)
         count = len(self.graph.graph.find_nodes(op="placeholder"))
-        inputs = [
-            entered[self.entered[i]] if i in self.entered else next(feed)
-            for i in range(count)
-        ]
+        known = {i: entered[number] for i, number in self.entered.items()}
+        known |= self.sizes
+        inputs = [known[i] if i in known else next(feed) for i in range(count)]
         # an autograd.Function turns grad mode off while it runs, but a graph with grad inside
         # needs it
         with torch.enable_grad():

@@ -158,15 +158,15 @@ class DTensors:
         rows = parse_placed(text)
         mesh = _mesh_of(tuple(axis for axis, _ in rows))
         placements = [placement_of(said) for _, said in rows]
-        shape = tuple(x.shape)
-        stride = tuple(x.stride())
+        shape = tuple(map(int, x.shape))  # torch places no symbols
+        stride = tuple(map(int, x.stride()))
         return _compat.empty_dtensor(mesh, placements, shape, stride, x.dtype)
 
     def _plain(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        shape = tuple(x.shape)
-        stride = tuple(x.stride())
+        shape = tuple(map(int, x.shape))
+        stride = tuple(map(int, x.stride()))
         return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
 
 

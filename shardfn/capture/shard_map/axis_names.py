@@ -79,6 +79,15 @@ class Scope:
         """
         return self.mesh if self.uses_mesh else None, self.own, self.brought
 
+    def over(self, mesh: Any) -> Scope:
+        """The active scope, with the meshes that this one has named, for a call over a mesh."""
+        here = current_scope()
+        here.mesh = mesh or self.mesh
+        here.own = self.own
+        here.brought = self.brought
+        here.uses_mesh = self.uses_mesh
+        return here
+
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
     "shardfn_names", default=None

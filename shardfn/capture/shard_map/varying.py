@@ -30,6 +30,7 @@ from .varying_nodes import (
     children_of,
     graphs_of,
     is_checkpoint,
+    is_size,
     name_of,
     nodes_in,
     root_of,
@@ -163,6 +164,8 @@ class Kinds:
         """The varying axes of a node's result."""
         target = node.target
         args = args_of(node)
+        if is_size(node):
+            return NONE
         if (found := varying_control_flow.kind(self, node)) is not None:
             return found
         if target in CALLS:
@@ -247,7 +250,8 @@ class Kinds:
     def vary(self, x: torch.fx.Node, axes: Axes) -> torch.fx.Node:
         """The value, made to vary over these axes too. Made once, right after the value."""
         missing = axes - _union(self.of.get(x, NONE))
-        if not missing or isinstance(self.of.get(x), list) or x.op == "get_attr":
+        is_other = x.op == "get_attr" or is_size(x)
+        if not missing or isinstance(self.of.get(x), list) or is_other:
             return x
         if (x, missing) not in self.varied:
             if self.is_view_of_asked(x):

@@ -58,6 +58,7 @@ PLUMBING = {
     "_add_batch_dim",
     "_remove_batch_dim",
 }  # ops of torch.func's levels
+SYMBOLS = (torch.SymInt, torch.SymBool, torch.SymFloat)
 IN_PLACE = {
     operator.iadd,
     operator.isub,
@@ -100,6 +101,11 @@ def nodes_in(x: Any) -> list[torch.fx.Node]:
     found: list[torch.fx.Node] = []
     torch.fx.node.map_arg(x, found.append)
     return found
+
+
+def is_size(node: torch.fx.Node) -> bool:
+    """Whether a node is a size that Dynamo has read as a symbol. All ranks have the same."""
+    return isinstance(node.meta.get("example_value"), SYMBOLS)
 
 
 def is_checkpoint(node: torch.fx.Node) -> bool:

@@ -22,6 +22,7 @@ from .checks import (
     check_leaves,
     refuse_classes,
 )
+from .dynamic import dims_of
 from .placed import Placed, aval_of
 from .placements import marks_of_arguments
 
@@ -44,9 +45,7 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
     check_holders(request, args, kwargs)
     static_leaves = _leaves_of(static, treedef)
     check_leaves(request, leaves, paths, static_leaves)
-    tensors = [
-        i for i, x in enumerate(leaves) if isinstance(x, (torch.Tensor, ShapeDtype))
-    ]
+    tensors = _tensors(leaves)
     marks = marks_of_arguments(request, args, kwargs, tensors, paths, mesh)
     values = [leaves[i] for i in tensors]
     return Placed(
@@ -65,7 +64,14 @@ def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pla
         donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
         constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
+        dynamic=dims_of(request, args, kwargs, paths),
     )
+
+
+def _tensors(leaves: list[Any]) -> list[int]:
+    """Which leaves are tensors, or stand for them."""
+    kinds = (torch.Tensor, ShapeDtype)
+    return [i for i, x in enumerate(leaves) if isinstance(x, kinds)]
 
 
 def _followed(leaves: list[Any], tensors: list[int]) -> tuple[int, ...]:

@@ -35,6 +35,8 @@ class Placed:
         tuple[int, Any, Any], ...
     ]  # for the other leaves: position, key, value
     state: tuple[Any, ...]  # torch's settings at the call
+    # by leaf, the dims that may change between calls: `dynamic.dims_of`
+    dynamic: dict[int, dict[int, bool]]
 
     @property
     def is_simulated(self) -> bool:

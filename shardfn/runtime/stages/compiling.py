@@ -11,7 +11,7 @@ import torch
 from ... import _compat
 from ... import schedule as passes
 from ...capture.views import memory_of
-from ...compile import BACKENDS
+from ...compile import BACKENDS, Families
 from ...compile.backends import Runner, donate
 from ...compile.collective_order import refuse_other_order
 from ...mesh import group_names
@@ -29,6 +29,7 @@ def runner(
     agenda: passes.Agenda,
     program: LocalProgram,
     backend: str,
+    families: Families | None = None,
 ) -> Runner:
     """The compiled local program of this rank.
 
@@ -39,21 +40,42 @@ def runner(
         agenda: the schedule, which must be equal on all ranks.
         program: the program of this rank.
         backend: the backend that compiles it.
+        families: the compiled programs of the function for other sizes, if it was captured for
+            them too.
     """
     if has_others(placed):
         agree(name, plan, agenda)
     if placed.mesh is not None:
         _bind_groups(placed)
-    cache.counts["compilations"] += backend != "aten"
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))
     donated = _donated(placed)
     if backend == "aten":
         return BACKENDS[backend](graph, donated)
     taking = donate(graph, _donations(program, donated))
-    compiled = BACKENDS[backend](taking, donated)
+    compiled = _compiled(taking, donated, backend, families)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
     return compiled
+
+
+def _compiled(
+    graph: torch.fx.GraphModule,
+    donated: list[int],
+    backend: str,
+    families: Families | None,
+) -> Runner:
+    """The compiled graph: its own, or one for many sizes."""
+
+    def note() -> None:
+        cache.counts["compilations"] += 1
+
+    def own() -> Runner:
+        note()
+        return BACKENDS[backend](graph, donated)
+
+    if families is None:
+        return own()
+    return families.runner(graph, donated, own, note)
 
 
 def _bind_groups(placed: Placed) -> None:

@@ -8,7 +8,14 @@ import attrs
 import torch
 
 from ... import _tree
-from ...capture import Captured, capture, constant_key
+from ...capture import (
+    Captured,
+    Settings,
+    Template,
+    capture,
+    capture_again,
+    constant_key,
+)
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_over
 from ...partition.rule_api import registry
@@ -26,29 +33,88 @@ def captured_for(
     # composite ops that are not decomposed, because they have a rule
     undecomposed = frozenset(decompositions.table().keys() & registry.ops())
     known, transforms = cache.programs(request)
-    kind = transforms, request.may_be_of_ranks
-    signature = *kind, *_signature(args, kwargs, placed, undecomposed)
+    leaves = _avals(args, kwargs, placed)
+    rest = (transforms, request.may_be_of_ranks, undecomposed, placed.treedef)
+    signature = (*rest, placed.state), leaves
     for made in known:
-        if _is_for(made, signature, placed):
+        if made.signature == signature and _is_for(made, placed):
             return made.captured
-    cache.counts["captures"] += 1
-    captured = capture(
-        request.fn,
-        request.name,
-        args,
-        kwargs,
-        list(placed.paths),
-        request.signature_of,
-        placed.mesh.device_type if placed.mesh is not None else "cpu",
-        undecomposed,
-        placed.mesh,
-        request.may_be_of_ranks,
-        request.followed and request.followed.paths,
-    )
+    settings = _settings(request, placed, undecomposed)
+    given = args, kwargs, list(placed.paths)
+    captured = _replayed(known, signature, placed, given, settings)
+    if captured is None:
+        cache.counts["captures"] += 1
+        if reason := _fixed(known, signature, placed):
+            settings = attrs.evolve(settings, dynamic={})
+        captured = capture(request.fn, request.name, *given, settings)
+        captured = attrs.evolve(captured, fixed=captured.fixed or reason)
     if request.around is not None:
         captured = _with_paths(captured)
     _remember(known, Made(signature, placed.world, placed.mesh, captured))
     return captured
+
+
+def _settings(
+    request: Request, placed: Placed, undecomposed: frozenset[Any]
+) -> Settings:
+    """The settings of a capture."""
+    return Settings(
+        signature_of=request.signature_of,
+        device=placed.mesh.device_type if placed.mesh is not None else "cpu",
+        undecomposed=undecomposed,
+        mesh=placed.mesh,
+        may_be_of_ranks=request.may_be_of_ranks,
+        gradients=request.followed and request.followed.paths,
+        dynamic=placed.dynamic,
+        name=request.name,
+    )
+
+
+def _replayed(
+    known: list[Made],
+    signature: Any,
+    placed: Placed,
+    given: tuple[tuple[Any, ...], dict[str, Any], list[str]],
+    settings: Settings,
+) -> Captured | None:
+    """The capture of a function that has been read for sizes like a call's, if it has been."""
+    template = _template(known, signature, placed)
+    if template is None:
+        return None
+    captured = capture_again(template, *given, settings)
+    if captured is not None:
+        cache.counts["replays"] += 1
+    return captured
+
+
+def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
+    """The function as it has been read for sizes like a call's."""
+    rest, leaves = signature
+    misfits: dict[int, str | None] = {}  # by template, which many captures share
+    for made in known:
+        template = made.captured.template
+        if template is None or made.signature[0] != rest:
+            continue
+        if not template.is_alike(leaves, made.signature[1]):
+            continue
+        if id(template) not in misfits:
+            misfits[id(template)] = template.misfit(leaves)
+        if misfits[id(template)] is None and _is_for(made, placed):
+            return template
+    return None
+
+
+def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
+    """Why the function cannot be read with symbols, if an earlier capture has found that, and no
+    dim is strict.
+    """
+    if any(
+        is_strict for dims in placed.dynamic.values() for is_strict in dims.values()
+    ):
+        return ""
+    same = (made for made in known if made.signature[0] == signature[0])
+    reasons = (made.captured.fixed for made in same if _is_for(made, placed))
+    return next(filter(None, reasons), "") if placed.dynamic else ""
 
 
 def _with_paths(captured: Captured) -> Captured:
@@ -59,21 +125,16 @@ def _with_paths(captured: Captured) -> Captured:
     return attrs.evolve(captured, program=named)
 
 
-def _signature(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    placed: Placed,
-    undecomposed: frozenset[Any],
-) -> tuple[Any, ...]:
-    """The key of a capture, without the function's reads outside of its arguments."""
-    leaves, treedef = _tree.flatten((args, kwargs))
-    avals = [
+def _avals(
+    args: tuple[Any, ...], kwargs: dict[str, Any], placed: Placed
+) -> list[Any]:
+    """The leaves of a call in the key of its capture: metadata of tensors, keys of constants."""
+    return [
         aval_of(x, placed.mesh)
         if isinstance(x, (torch.Tensor, ShapeDtype))
         else constant_key(x)
-        for x in leaves
+        for x in _tree.leaves((args, kwargs))
     ]
-    return treedef, avals, undecomposed, placed.state
 
 
 def _remember(known: list[Made], made: Made) -> None:
@@ -89,22 +150,21 @@ def _remember(known: list[Made], made: Made) -> None:
 class Made:
     """A capture with the call that it was made for."""
 
-    signature: tuple[Any, ...]
+    signature: tuple[Any, list[Any]]  # its leaves last
     world: World
     mesh: Any
     captured: Captured
 
 
-def _is_for(made: Made, signature: Any, placed: Placed) -> bool:
-    """Whether the capture of one call is valid for another.
+def _is_for(made: Made, placed: Placed) -> bool:
+    """Whether the capture of one call is valid for another with the same signature.
 
     A capture with a shard_map inside depends on the names and sizes of the mesh. A function
     that reads the world or the mesh depends on those.
     """
     captured = made.captured
     if (
-        made.signature != signature
-        or not captured.reads.same()
+        not captured.reads.same()
         or not captured.outside.is_known()
         or not captured.outside.is_unchanged()
     ):

@@ -319,6 +319,7 @@ class Lowered:
         placed = self.traced.placed
         if placed.is_simulated:
             return None
+        template = self.traced.captured.template
         with _compat.staging():
             return runner(
                 self.traced.request.name,
@@ -327,6 +328,7 @@ class Lowered:
                 self.agenda,
                 self.program,
                 backend,
+                None if template is None else cache.families(template),
             )
 
     def _backward(self, backend: str) -> Backward | None:

@@ -17,8 +17,8 @@ from .._paired import CONSTANTS, described
 @_compat.constant_in_graph
 def rows_of(
     name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: int | None
-) -> int:
-    """The number of slices that a scan runs over.
+) -> Any:
+    """The number of slices that a scan runs over, or the text of a symbol.
 
     Raises:
         TreeError: leaves without dims, or with first dims of different sizes.

@@ -14,7 +14,7 @@ from ... import _compat, _tree
 from ...capture.control_flow import bodies, endings
 from ...capture.shard_map import axis_names
 from .._options import check_flag
-from .._paired import NUMBERS, scalar
+from .._paired import NUMBERS, compare_sizes, scalar
 from .._transformed import name_of
 from ._checks import check_carry, check_step, rows_of
 from ._controlled import Controlled, carried, leaf_kinds
@@ -74,7 +74,10 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     check_flag(name, "reverse", reverse)
     carries = _tree.tensors(init)
     columns = _columns(xs)
+    compare_sizes(columns, [0] * len(columns))
     count = rows_of(name, *leaf_kinds(xs, "xs"), length)
+    if isinstance(count, str):  # of a symbol
+        count = columns[0].shape[0]
     check_carry(name, *leaf_kinds(init, "init"))
     row = [x[0] for x in columns] if count else _zero_row(columns)
     after, y = _step_region(name, f, init, xs, [*carries, *row])

@@ -71,7 +71,7 @@ def _microbatches(
     """
     where = f"accumulate({name_of(fn)})"
     numbers = _batch_numbers(where, fn, batch_argnums, len(args))
-    rows = [_rows(x) for n in numbers for x in _tree.quick_leaves((args[n],))]
+    rows = [_rows(x, k) for n in numbers for x in _tree.quick_leaves((args[n],))]
     paths = [p for n in numbers for p in _tree.quick_paths(args[n], f"args[{n}]")]
     check_rows(where, k, paths, rows)
     batches = []
@@ -112,8 +112,13 @@ def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     return [[x for x in row if isinstance(x, torch.Tensor)] for row in rows]
 
 
-def _rows(x: Any) -> int | None:
-    return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else None
+@_compat.of_trees
+def _rows(x: Any, k: int) -> int | None:
+    """The number of rows of a leaf. The rest of the division by k, if it is a symbol."""
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        return None
+    n = x.shape[0]
+    return int(bool(n % k)) if _compat.is_symbol(n) else n
 
 
 def _gradients(

@@ -8,6 +8,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ...mesh import use_mesh
 from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
+from .._paired import is_divided, kind, multiples, numbers
 from ._collectives import of_rank
 
 FROM_LOCAL = "DTensor.from_local"
@@ -45,7 +47,8 @@ def from_local(
     grad_placements: Any = None,
 ) -> torch.Tensor:
     """DTensor.from_local. A replicated placement says that all ranks have the same tensor."""
-    local = tuple(local_tensor.shape)
+    # any local size makes shards of equal sizes
+    local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
     rows = checks.placed_on(FROM_LOCAL, device_mesh, None, _said(placements), local)
     shards = checks.check_shape(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
@@ -78,7 +81,7 @@ def redistribute(
     if not is_constraint:
         checks.refuse_plain(what, placed)
     rows = checks.placed_on(
-        what, device_mesh, placed, _said(placements), tuple(x.shape)
+        what, device_mesh, placed, _said(placements), kind(x)[0]
     )
     checks.refuse_partial(what, rows)
     if backward_dtype is not None:
@@ -109,7 +112,11 @@ def to_local(
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
     checks.refuse_term(what, rows)
-    x = prims.to_local(x, checks.shards_of(what, rows, tuple(x.shape)))
+    shape = multiples(x, math.prod([n for _, n, _ in rows]))
+    shards = checks.shards_of(what, rows, shape)
+    if not is_divided(x, shards):
+        shards = checks.shards_of(what, rows, numbers(x))
+    x = prims.to_local(x, shards)
     return placement.shared(x, "a DTensor")
 
 
@@ -137,7 +144,7 @@ def distributed(
     """
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
-    shape = tuple(tensor.shape)
+    shape = kind(tensor)[0]
     rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(placements), shape)
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from ...errors import TreeError
 from ...mesh import axes_of
 from ...runtime import Request
 from ...runtime.arguments import refuse_lost_gradient, refuse_lost_tangent
+from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
@@ -37,6 +39,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     """
     paths = _tree.argument_paths(request.signature_of, args, kwargs)
     where = dict(zip(map(id, _tree.leaves((args, kwargs))), paths, strict=True))
+    marks = _marks(request, args, kwargs, paths)
     leaves = []
     for x in _tree.quick_leaves((args, kwargs)):
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
@@ -44,11 +47,30 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             _refuse_held_dtensors(request.name, x)
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             refuse_lost_tangent(f"{request.name}, argument {path}", x)
-            x = _global(x, mesh)
+            x = _with_marks(_global(x, mesh), marks.get(id(x)))
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
     return _tree.refill((args, kwargs), leaves)
+
+
+def _marks(
+    request: Request, args: Any, kwargs: Any, paths: Sequence[str]
+) -> dict[int, Dims]:
+    """The dims of tensors, by id, whose sizes may change between calls: of all, if of one."""
+    leaves = _tree.leaves((args, kwargs))
+    if request.dynamic is None and not any(map(marked, leaves)):
+        return {}
+    dims = dims_of(request, args, kwargs, paths)
+    return {id(x): dims.get(i, {}) for i, x in enumerate(leaves)}
+
+
+def _with_marks(x: torch.Tensor, dims: Dims | None) -> torch.Tensor:
+    """The global tensor of a rank's own, whose dims come after the first, with its marks."""
+    if dims is not None:
+        shifted = {dim + 1: is_strict for dim, is_strict in dims.items()}
+        setattr(x, ATTRIBUTE, shifted)
+    return x
 
 
 def _refuse_held_dtensors(name: str, x: torch.Tensor) -> None:

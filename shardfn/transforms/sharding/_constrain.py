@@ -15,6 +15,7 @@ from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
 from ...placements import P
+from .._paired import kind
 
 
 def constrain(x: Any, placements: Any) -> Any:
@@ -60,7 +61,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
         if spec is not None:
             axis_names.check_placed(what, path, spec.parts)
             if isinstance(leaf, torch.Tensor):
-                axis_names.check_dims(what, path, spec.parts, tuple(leaf.shape))
+                axis_names.check_dims(what, path, spec.parts, kind(leaf)[0])
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]

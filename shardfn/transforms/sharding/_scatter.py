@@ -16,6 +16,7 @@ from ...capture.shard_map import axis_names
 from ...errors import PlacementError
 from ...ops import shard_map
 from ...ops.text_formats import print_pairs
+from .._paired import multiples, numbers
 from ._axis_names import (
     AxisName,
     Names,
@@ -91,10 +92,12 @@ def _parts(
     (.., n, ..) -> (n, .., ..).
     """
     n = count(names)
+    has_dim = -x.dim() <= dim < x.dim()
+    is_even = tiled and has_dim and bool(x.shape[dim] % n == 0)
     check_size(
         what,
         argument,
-        tuple(x.shape),
+        multiples(x, n) if is_even else numbers(x),
         dim,
         n,
         ", ".join([b[0] for b in names]),

@@ -96,6 +96,7 @@ def shard(
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
     seed: str = "state",
+    dynamic: Any = None,
 ) -> Any:
     """Compile a function of global tensors into one SPMD program for a device mesh.
 
@@ -125,6 +126,10 @@ def shard(
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
         seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
             an error, and every random number comes from a key.
+        dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
+            for all of them. A prefix tree over the positional arguments, as `in_axes` of vmap, or
+            a dict of arguments by name. A leaf is a dim, a set of dims, True for all dims, or
+            a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
 
     Returns:
         A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and
@@ -155,6 +160,7 @@ def shard(
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "seed": seed,
+        "dynamic": dynamic,
     }
     return (
         functools.partial(shard, **options) if fn is None else _sharded(fn, options)

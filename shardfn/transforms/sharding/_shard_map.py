@@ -7,6 +7,7 @@ Dynamo reads this.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from ...ops import shard_map as manual
 from ...placements import P
 from ...runtime import Request
 from .._options import check_function
+from .._paired import is_divided, multiples, numbers
 from .._transformed import Transformed, innermost, name_of, parameter_names
 
 
@@ -38,6 +40,7 @@ class ShardMap(Transformed):
     ins: Any
     outs: Any
     backend: str
+    dynamic: Any
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         where = f"shard_map({name_of(self.fn)})"
@@ -71,6 +74,7 @@ class ShardMap(Transformed):
             mesh=self.mesh,
             needs_mesh=True,
             backend=self.backend,
+            dynamic=self.dynamic,
             **placements,
         )
 
@@ -81,6 +85,7 @@ class ShardMap(Transformed):
             self.ins,
             self.outs,
             self.backend,
+            self.dynamic,
         )
 
 
@@ -184,13 +189,31 @@ def _texts(
                 _constant(leaf) if _is_leaf(leaf) else None for leaf in leaves
             ]
             wrong += more
-    shapes = tuple(
-        [
-            tuple(x.shape) if isinstance(x, torch.Tensor) else None
-            for x in _tree.quick_leaves(tree)
-        ]
-    )
-    return cuts(where, what, axes, paths, shapes, tuple(found), tuple(wrong))
+    rest = (tuple(found), tuple(wrong))
+    return _cuts((where, what, axes, paths), _tree.quick_leaves(tree), rest)
+
+
+def _cuts(
+    place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]
+) -> Any:
+    """How the manual axes shard leaves, as `cuts` returns it. The sizes that Dynamo has read as
+    symbols stay such if the axes divide them.
+    """
+    count = math.prod([n for _, n in place[2]])
+    shapes = [multiples(x, count) if _is_tensor(x) else None for x in leaves]
+    texts = cuts(*place, tuple(shapes), *placements)
+    if place[1] == "out_placements":
+        return texts  # any local size makes shards of equal sizes
+    rows = [(x, text[0]) for x, text in zip(leaves, texts, strict=True)]
+    uneven = [x for x, text in rows if _is_tensor(x) and not is_divided(x, text)]
+    if not uneven:
+        return texts
+    shapes = [numbers(x) if _is_tensor(x) else None for x in leaves]
+    return cuts(*place, tuple(shapes), *placements)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _said(tree: Any) -> str:
@@ -238,6 +261,7 @@ def shard_map(
     *,
     axis_names: Any = None,
     backend: str = "inductor",
+    dynamic: Any = None,
 ) -> Any:
     """Run a function on the local tensors of each rank, with explicit collectives.
 
@@ -257,6 +281,8 @@ def shard_map(
             manual yet. On the other axes its values are global tensors, and propagation chooses
             their placements.
         backend: "inductor" or "aten". Used if this is the outermost transform.
+        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`. Used
+            likewise.
 
     Returns:
         A function of global tensors. As the outermost transform it returns DTensors, and has
@@ -282,7 +308,7 @@ def shard_map(
         ...     sf.full(mean(torch.arange(8.0)))
         tensor(3.5000)
     """
-    arguments = (mesh, in_placements, out_placements, axis_names, backend)
+    arguments = (mesh, in_placements, out_placements, axis_names, backend, dynamic)
     return (
         functools.partial(_mapped, arguments=arguments)
         if fn is None
@@ -291,7 +317,7 @@ def shard_map(
 
 
 def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
-    mesh, ins, outs, axis_names, backend = arguments
+    mesh, ins, outs, axis_names, backend, dynamic = arguments
     check_function("shard_map", fn, ", mesh, ...")
     wanted = (
         axis_names
@@ -301,7 +327,7 @@ def _mapped(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> ShardMap:
     )
     wanted = None if wanted is None else tuple(wanted)
     check_axis_names(f"shard_map({name_of(fn)})", wanted)
-    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend)
+    transformed = ShardMap((fn,), mesh, wanted, ins, outs, backend, dynamic)
     if not _compat.is_tracing():
         check_mesh("shard_map", mesh, or_none=True)
         transformed.request  # noqa: B018

@@ -1,0 +1,316 @@
+"""Sizes that Dynamo reads as symbols, and the guards that Python code puts on them."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import is_ours
+from .tree_functions import of_trees
+
+_NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
+    "noted", default=None
+)
+MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
+Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
+TORCHS = (
+    "_dynamo_dynamic_indices",
+    MARKS,
+)  # of mark_dynamic, of maybe_mark_dynamic
+
+
+def read_as_symbols(x: torch.Tensor, dims: Sequence[int]) -> None:
+    """Have Dynamo read the sizes of these dims of an input as symbols."""
+    if dims:
+        setattr(x, MARKS, set(dims))
+
+
+def torch_marks(x: torch.Tensor) -> dict[int, bool]:
+    """The dims that `torch._dynamo.mark_dynamic` and `maybe_mark_dynamic` marked, and whether it
+    is an error if one must be constant.
+    """
+    strict, loose = (getattr(x, name, ()) for name in TORCHS)
+    return {**dict.fromkeys(loose, False), **dict.fromkeys(strict, True)}
+
+
+def dim_hint(x: Any) -> str | None:
+    """The name of a hint of `torch.export.Dim`: AUTO, DYNAMIC or STATIC. None for other values."""
+    return x.type.name if type(x).__name__ == "_DimHint" else None
+
+
+@of_trees
+def size_name(n: Any) -> Any:
+    """A size as a constant: a number, or the text of a symbol. Equal texts are equal sizes."""
+    return str(n.node.expr) if isinstance(n, torch.SymInt) else n
+
+
+@of_trees
+def sizes_named(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """A shape as constants: numbers, and texts of symbols."""
+    return tuple([size_name(n) for n in shape])
+
+
+@of_trees
+def signs(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """A shape with 1 for symbols that are 0 or more here, and -1 for others."""
+    return tuple([(1 if n >= 0 else -1) if is_symbol(n) else n for n in shape])
+
+
+@of_trees
+def is_symbol(n: Any) -> bool:
+    """Whether a size is a symbol."""
+    return isinstance(n, torch.SymInt)
+
+
+class Noted(NamedTuple):
+    """Notes of one run of Dynamo.
+
+    Args:
+        fakes: by the id of an input, the fake tensor that Dynamo makes of it.
+        lines: by the id of a guard's place in torch's words, the place and the user's line.
+    """
+
+    fakes: dict[int, Any]
+    lines: dict[int, tuple[Any, str | None]]
+
+    def line(self, guard: Any) -> str | None:
+        """The user's line that asked for a guard."""
+        place = getattr(guard, "sloc", None)
+        return self.lines.get(id(place), (None, None))[1]
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Noted]:
+    """A context in which a run of Dynamo is noted."""
+    notes = Noted({}, {})
+    token = _NOTED.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTED.reset(token)
+
+
+def note(x: Any, fake: Any) -> None:
+    """Note the fake tensor that Dynamo has made of an input."""
+    notes = _NOTED.get()
+    if notes is not None:
+        notes.fakes[id(x)] = fake
+
+
+def place_noted(place_of: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """torch's place of a new guard, with a note of the user's line."""
+    place = place_of(*args, **kwargs)
+    notes = _NOTED.get()
+    if notes is not None:
+        notes.lines[id(place)] = place, user_line()
+    return place
+
+
+def user_line() -> str | None:
+    """The innermost user line that Dynamo is tracing, or None."""
+    from torch._guards import TracingContext
+
+    if TracingContext.try_get() is None:
+        return None
+    frames = [f for f in TracingContext.extract_stack() if not is_ours(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+@contextlib.contextmanager
+def linear_written_out() -> Iterator[None]:
+    """A context in which `linear` under torch.func is a product and a sum."""
+    op = torch.ops.aten.linear.default
+    key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+    op.py_kernels[key] = _linear
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        del op.py_kernels[key]
+        op._dispatch_cache.clear()
+
+
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    product = x @ weight.t()
+    return product if bias is None else product + bias
+
+
+class Guard(NamedTuple):
+    """A condition on sizes, with the line of Python that needs it."""
+
+    holds: Any  # of sympy
+    line: str | None
+
+
+class Sizes(NamedTuple):
+    """The symbols of one capture, and the conditions under which its graph is right.
+
+    Args:
+        rows: of each input that has been read, the sizes and the strides: numbers, and
+            expressions of symbols.
+        ranges: the least and the greatest value of each symbol.
+        fixed: symbols that are equal to an expression of others.
+        guards: the other conditions.
+    """
+
+    rows: Mapping[int, tuple[tuple[Any, ...], tuple[Any, ...]]]
+    ranges: Mapping[Any, tuple[Any, Any]]
+    fixed: Mapping[Any, Any]
+    guards: tuple[Guard, ...]
+
+    def misfit(
+        self, given: Mapping[int, Given], names: Mapping[int, str]
+    ) -> str | None:
+        """The first condition that sizes break, in words. None if they keep all.
+
+        Args:
+            given: the shape and the strides of each input, by its number.
+            names: of the inputs, for the words.
+        """
+        values = self._bound(given)
+        for guard in self.guards:
+            if _at(guard.holds, values) is not True:
+                at = f", at {guard.line}" if guard.line else ""
+                return f"{self._said(guard.holds, names)}{at}"
+        for symbol, expr in self.fixed.items():
+            if symbol in values and values[symbol] != _at(expr, values):
+                return f"{self._said(symbol, names)} == {self._said(expr, names)}"
+        for symbol, (least, most) in self.ranges.items():
+            if symbol in values and not least <= values[symbol] <= most:
+                return f"{self._said(symbol, names)} >= {least}"
+        for number, (shape, stride) in self.rows.items():
+            sizes, strides = given[number]
+            for dim, expr in enumerate(shape):
+                if _at(expr, values) != sizes[dim]:
+                    return f"{names[number]}.shape[{dim}] == {expr}"
+            if any(
+                _at(e, values) != n for e, n in zip(stride, strides, strict=True)
+            ):
+                return f"another order of the strides of {names[number]}"
+        return None
+
+    def constants(self) -> dict[tuple[int, int], tuple[int, str | None]]:
+        """The dims that the function needs constant: (input, dim) -> the constant, the line."""
+        found: dict[tuple[int, int], tuple[int, str | None]] = {}
+        for symbol, place in self._places().items():
+            value = _resolved(symbol, self.fixed)
+            if value.is_Integer:
+                found[place] = int(value), self._line_of(symbol)
+        return found
+
+    def _places(self) -> dict[Any, tuple[int, int]]:
+        """The input and the dim of each symbol."""
+        return {
+            expr: (number, dim)
+            for number, (shape, _) in self.rows.items()
+            for dim, expr in enumerate(shape)
+            if is_unknown(expr)
+        }
+
+    def _line_of(self, symbol: Any) -> str | None:
+        """The line of the last guard on a symbol, which has made it a constant."""
+        lines = [g.line for g in self.guards if symbol in g.holds.free_symbols]
+        return lines[-1] if lines else None
+
+    def _bound(self, given: Mapping[int, Given]) -> dict[Any, int]:
+        """The value of each symbol."""
+        values: dict[Any, int] = {}
+        for number, (shape, stride) in self.rows.items():
+            for expr, n in zip(
+                (*shape, *stride), _flat(given[number]), strict=True
+            ):
+                if is_unknown(expr):
+                    values.setdefault(expr, n)
+        return values
+
+    def _said(self, condition: Any, names: Mapping[int, str]) -> str:
+        """A condition with the user's names."""
+        said = {
+            s: f"{names[i]}.shape[{dim}]" for s, (i, dim) in self._places().items()
+        }
+        text = printed(condition)
+        for symbol, name in said.items():
+            text = re.sub(rf"\b{symbol.name}\b", name, text)
+        return text
+
+
+def sizes_of(out: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
+    """The symbols of a capture that Dynamo has made, and their conditions.
+
+    Args:
+        out: of `fullgraph_capture`.
+        inputs: the tensors that it was given.
+        notes: of the run of Dynamo.
+    """
+    return conditions_of(out.backend_input.fake_mode.shape_env, inputs, notes)
+
+
+def conditions_of(env: Any, inputs: Sequence[torch.Tensor], notes: Noted) -> Sizes:
+    """The symbols of a ShapeEnv, and their conditions.
+
+    Args:
+        env: the ShapeEnv.
+        inputs: tensors.
+        notes: with the fake tensors of them.
+    """
+    made = notes.fakes
+    rows = {
+        i: (_exprs(made[id(x)].shape), _exprs(made[id(x)].stride()))
+        for i, x in enumerate(inputs)
+        if id(x) in made
+    }
+    ranges = {symbol: (r.lower, r.upper) for symbol, r in env.var_to_range.items()}
+    guards = [Guard(guard.expr, notes.line(guard)) for guard in env.guards]
+    return Sizes(rows, ranges, dict(env.replacements), tuple(guards))
+
+
+def printed(condition: Any) -> str:
+    """A condition as Python writes it."""
+    kind = type(condition).__name__
+    sign = {"Equality": "==", "Unequality": "!="}.get(kind)
+    if sign is None:
+        return str(condition)
+    left, right = condition.args
+    return f"{left} {sign} {right}"
+
+
+def is_unknown(expr: Any) -> bool:
+    """Whether an expression is one symbol."""
+    return getattr(expr, "is_Symbol", False)
+
+
+def _exprs(sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes as Dynamo first wrote them, before it knew which symbols are equal."""
+    return tuple(n.node._expr if isinstance(n, torch.SymInt) else n for n in sizes)
+
+
+def _flat(given: Given) -> tuple[int, ...]:
+    shape, stride = given
+    return (*shape, *stride)
+
+
+def _resolved(expr: Any, fixed: Mapping[Any, Any]) -> Any:
+    """An expression in the symbols that are left."""
+    while expr.free_symbols & fixed.keys():
+        expr = expr.xreplace(dict(fixed))
+    return expr
+
+
+def _at(expr: Any, values: Mapping[Any, int]) -> Any:
+    """The value of an expression, as a number or a bool; the expression itself if unknown."""
+    if not hasattr(expr, "free_symbols"):
+        return expr
+    found = expr.subs(dict(values))
+    if found.free_symbols:
+        return found
+    try:
+        return bool(found) if getattr(found, "is_Boolean", False) else int(found)
+    except TypeError:  # sympy cannot tell
+        return found

@@ -1,0 +1,97 @@
+"""The settings of a capture, and torch patched for it."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import attrs
+
+from ... import _compat
+from ..dtensors.values import DTensors
+from ..refusals import leaks
+from ..rewrites import decompositions, functions, python_calls
+from ..rewrites.custom_op_gradients import differentiated
+from ..shard_map import axis_names as named
+from ..trace import Recording, recording
+
+
+@attrs.frozen(eq=False)
+class Settings:
+    """The settings of a capture, beside the function and its arguments.
+
+    Args:
+        name: of the function in errors and printed programs.
+        signature_of: the user's function, for the line of errors without one.
+        device: where `ShapeDtype`s live.
+        undecomposed: ops that are not decomposed.
+        mesh: the mesh of the call, which a shard_map inside may use.
+        may_be_of_ranks: whether to raise NeedsRanks for the code of one rank.
+        gradients: the paths of the tensors whose gradients fn returns beside its value. None if
+            it returns the value alone.
+        dynamic: by leaf of the arguments, the dims whose sizes are read as symbols, and whether
+            it is an error if one must be constant.
+    """
+
+    name: str = ""
+    signature_of: Callable[..., Any] | None = None
+    device: str = "cpu"
+    undecomposed: frozenset[Any] = frozenset()
+    mesh: Any = None
+    may_be_of_ranks: bool = False
+    gradients: tuple[str, ...] | None = None
+    dynamic: Mapping[int, Mapping[int, bool]] = types.MappingProxyType({})
+
+
+class Tracing(NamedTuple):
+    """The state of a capture at work."""
+
+    recorded: Recording
+    watched: leaks.Watched
+    names: named.Scope
+
+
+@contextlib.contextmanager
+def tracing(
+    settings: Settings, mode: _compat.FakeTensorMode, memo: _compat.Memo
+) -> Iterator[Tracing]:
+    """The context of a capture."""
+    table = decompositions.table(settings.undecomposed)
+    scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks)
+    recorder = recording(settings.name, table, mode)
+    with (
+        _torchs(mode, settings.device, memo),
+        leaks.swept() as watched,
+        _compat.unwound(),
+        recorder as recorded,
+        scope as names,
+    ):
+        yield Tracing(recorded, watched, names)
+
+
+@contextlib.contextmanager
+def _torchs(
+    mode: _compat.FakeTensorMode, device: str, memo: _compat.Memo
+) -> Iterator[None]:
+    """The context of a capture, with torch patched."""
+    with (
+        _compat.staging(),  # first, since the rest is global to the process
+        mode,
+        _compat.paused_gc(),
+        _compat.patched(
+            "capture",
+            substitutes={
+                **python_calls.TABLE,
+                **_compat.flex_checks(),
+                **_compat.vmap_names(),
+            },
+            custom_ops=differentiated(),
+            functions=functions.applied,
+            device=device,
+            dtensors=DTensors(mode),
+            memo=memo,
+        ),
+    ):
+        yield

@@ -1,0 +1,101 @@
+"""mark_dynamic: the dims of a tensor whose sizes may change between calls.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..argnums import is_number
+from ..errors import CaptureError, ShardError, call_site
+from ..runtime.arguments.dynamic import ATTRIBUTE
+from ._options import check_flag
+
+
+def mark_dynamic(
+    x: torch.Tensor, dim: int | tuple[int, ...], *, strict: bool = False
+) -> torch.Tensor:
+    """Mark a dim whose size may change from call to call: a function of x is captured once for
+    all sizes.
+
+    The function that is called with x is read with a symbol for the size, and partitioned for
+    each size that it is called with. Later calls with other sizes read no Python, whether their
+    tensors are marked or not. A size that breaks a condition of the Python code, such as
+    `if x.shape[0] > 4`, is captured again, and so are 0 and 1.
+
+    Args:
+        x: a tensor or a DTensor, of any shape. The mark stays with this object; results do not
+            inherit it.
+        dim: the dim, or several.
+        strict: whether it is an error if the function needs the size constant, as where it makes
+            a Python number of it. Otherwise each such size is captured by itself.
+
+    Returns:
+        x.
+
+    Raises:
+        ShardError: x is not a tensor, or has no such dim.
+        CaptureError: inside of a captured function. When called: a strict dim whose size must be
+            constant, with the line and the constant.
+
+    Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> mean = sf.jit(lambda x: x.sum() / x.shape[0], backend="aten")
+        >>> mean(sf.mark_dynamic(torch.tensor([1.0, 2.0]), 0))
+        tensor(1.5000)
+        >>> mean(torch.tensor([1.0, 2.0, 6.0]))  # nothing is captured
+        tensor(3.)
+    """
+    if _compat.is_tracing():
+        refuse_inside()
+    check_flag("mark_dynamic", "strict", strict)
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    _check(x, dims)
+    found = {d % x.dim(): strict for d in dims}
+    setattr(x, ATTRIBUTE, {**getattr(x, ATTRIBUTE, {}), **found})
+    return x
+
+
+def _check(x: Any, dims: tuple[Any, ...]) -> None:
+    """Check a tensor and its dims.
+
+    Raises:
+        ShardError: it is not a tensor, or has no such dims.
+    """
+    fix, source = "mark_dynamic(x, 0), for the first dim of a tensor", call_site()
+    if not isinstance(x, torch.Tensor):
+        got = f"a {type(x).__name__}"
+        raise ShardError.of(
+            "mark_dynamic", got, needed="a tensor", fix=fix, source=source
+        )
+    wrong = [d for d in dims if not (is_number(d) and -x.dim() <= d < x.dim())]
+    if wrong:
+        got = f"there is no dim {', '.join(map(repr, wrong))} in shape {tuple(x.shape)}"
+        needed = (
+            f"ints from {-x.dim()} to {x.dim() - 1}"
+            if x.dim()
+            else "a tensor with dims"
+        )
+        raise ShardError.of(
+            "mark_dynamic, dim", got, needed=needed, fix=fix, source=source
+        )
+
+
+@_compat.constant_in_graph
+def refuse_inside() -> None:
+    """Refuse a mark inside of a captured function, where it would come too late.
+
+    Raises:
+        CaptureError: always.
+    """
+    got = (
+        "it is called inside of a captured function, whose sizes are known by then"
+    )
+    fix = "mark the argument before the call, or dynamic= of jit and shard"
+    raise CaptureError.of("mark_dynamic", got, fix=fix)
