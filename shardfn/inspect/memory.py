@@ -71,46 +71,51 @@ class Memory:
         return sum(tensor.nbytes for tensor in self.alive if tensor.kind == kind)
 
     def __str__(self) -> str:
-        where = f", at {self.at}" if self.at else ""
-        kinds = [f"  {kind:<12} {human_bytes(self.of(kind)):>10}" for kind in KINDS]
-        largest = [f"  {tensor}" for tensor in self.alive[:SHOWN]]
-        rest = len(self.alive) - len(largest)
-        return "\n".join(
-            [
-                f"{self.name}: {human_bytes(self.peak)} on one rank{where}",
-                *kinds,
-                "alive at the peak, the largest first",
-                *largest,
-                *([f"  and {rest} more"] if rest else []),
-            ]
-        )
+        lines = [f"{self.name}: {human_bytes(self.peak)} on one rank"]
+        if self.at:
+            lines[0] += f", at {self.at}"
+        for kind in KINDS:
+            size = human_bytes(self.of(kind))
+            lines.append(f"  {kind:<12} {size:>10}")
+        lines.append("alive at the peak, the largest first")
+        shown = self.alive[:SHOWN]
+        lines += [f"  {tensor}" for tensor in shown]
+        if len(self.alive) > len(shown):
+            lines.append(f"  and {len(self.alive) - len(shown)} more")
+        return "\n".join(lines)
 
 
 def memory(program: LocalProgram) -> Memory:
     """The memory of one rank's program, run op by op in its order."""
-    nodes = list(program.graph.nodes)
-    owner = owners(program.graph)
-    best: tuple[int, int, list[torch.fx.Node]] = (-1, 0, [])
-    for at, nbytes, alive in _moments(program.graph):
-        if nbytes > best[0]:
-            best = nbytes, at, alive
-    peak, at, alive = best
-    kinds = _kinds(program.graph, owner)
+    graph = program.graph
+    peak, at, alive = 0, None, []
+    for node, nbytes, held in _moments(graph):
+        if nbytes > peak:
+            peak, at, alive = nbytes, node, held
+    kinds = _kinds(graph, owners(graph))
     paths = _paths(program)
-    tensors = [
-        Allocation(
-            kinds.get(node, TEMPORARY),
-            paths.get(node, _op(node)),
-            tuple(x.shape),
-            x.dtype,
-            work.nbytes(x),
-            node.meta.get("source"),
-        )
-        for node in alive
-        for x in _tensors(node)
-    ]
+    tensors = []
+    for node in alive:
+        kind = kinds.get(node, TEMPORARY)
+        name = paths.get(node, _op(node))
+        tensors += _allocations(node, kind, name)
     largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)
-    return Memory(program.name, peak, nodes[at].meta.get("source"), tuple(largest))
+    source = at.meta.get("source") if at else None
+    return Memory(program.name, peak, source, tuple(largest))
+
+
+def _allocations(node: torch.fx.Node, kind: str, name: str) -> list[Allocation]:
+    """The tensors that a node makes."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    source = node.meta.get("source")
+    found = []
+    for x in values:
+        if isinstance(x, torch.Tensor):
+            shape = tuple(x.shape)
+            nbytes = work.nbytes(x)
+            found.append(Allocation(kind, name, shape, x.dtype, nbytes, source))
+    return found
 
 
 def peak_bytes(graph: torch.fx.Graph) -> int:
@@ -130,46 +135,56 @@ def owners(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
 
 def _moments(
     graph: torch.fx.Graph,
-) -> Iterator[tuple[int, int, list[torch.fx.Node]]]:
-    """For each node that holds more than the ones before it: its number, the bytes that are alive
-    while it runs, and the nodes that own them.
+) -> Iterator[tuple[torch.fx.Node, int, list[torch.fx.Node]]]:
+    """For each node that holds more than the ones before it: the bytes that are alive while it
+    runs, and the nodes that own them.
     """
     owner = owners(graph)
+    ends = _ends(graph, owner)
+    alive: dict[torch.fx.Node, int] = {}
+    held = 0
+    most = 0
+    nodes: list[torch.fx.Node] = list(graph.nodes)
+    for node in nodes:
+        if owner[node] is node:
+            nbytes = work.nbytes(node.meta.get("val"))
+            alive[node] = nbytes
+            held += nbytes
+        now = held + _inside(node)
+        if now > most:
+            most = now
+            yield node, now, list(alive)
+        for dead in ends[node]:
+            if dead.op != "placeholder":
+                held -= alive.pop(dead, 0)
+
+
+def _ends(
+    graph: torch.fx.Graph, owner: dict[torch.fx.Node, torch.fx.Node]
+) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """For each node those whose memory it is the last to use."""
     last: dict[torch.fx.Node, torch.fx.Node] = {}
     nodes: list[torch.fx.Node] = list(graph.nodes)
     for node in nodes:
         last[owner[node]] = node
-        last.update((owner.get(x, x), node) for x in node.all_input_nodes)
+        for read in node.all_input_nodes:
+            last[owner.get(read, read)] = node
     ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
     for node, end in last.items():
         ends[end].append(node)
-    alive: dict[torch.fx.Node, int] = {}
-    held = most = 0
-    for number, node in enumerate(nodes):
-        if owner[node] is node:
-            alive[node] = work.nbytes(node.meta.get("val"))
-            held += alive[node]
-        now = held + _inside(node)
-        if now > most:
-            most = now
-            yield number, now, list(alive)
-        for dead in ends[node]:
-            if dead.op != "placeholder":
-                held -= alive.pop(dead, 0)
+    return ends
 
 
 def _inside(node: torch.fx.Node) -> int:
     """The most bytes that the graphs of a loop hold beside their inputs."""
     if not isinstance(node.target, Loop):
         return 0
-    return max(
-        peak_bytes(graph)
-        - sum(
-            work.nbytes(x.meta.get("val"))
-            for x in graph.find_nodes(op="placeholder")
-        )
-        for graph in loop_of(node).graphs
-    )
+    most = 0
+    for graph in loop_of(node).graphs:
+        holders = graph.find_nodes(op="placeholder")
+        given = sum(work.nbytes(holder.meta.get("val")) for holder in holders)
+        most = max(most, peak_bytes(graph) - given)
+    return most
 
 
 def _kinds(
@@ -202,9 +217,3 @@ def _op(node: torch.fx.Node) -> str:
 
 def _phase(node: torch.fx.Node) -> str:
     return node.meta.get("phase", "")
-
-
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [x for x in values if isinstance(x, torch.Tensor)]

@@ -4,13 +4,15 @@ one strategy, so that a deep program is as fast to plan as a few of its layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 
 from ..propagation.walk import ALIGN, op_name
-from .observed import Observed
+from .observed import Key, Observed
 
+Descriptions = dict[torch.fx.Node, Hashable]
 HOPS = 4  # how far the surroundings of an op reach
 
 
@@ -28,29 +30,39 @@ def alike(
     nodes = observed.nodes
     if not observed.is_large:
         return {node: number for number, node in enumerate(nodes)}
-    colours = _numbered({node: (_own(node), before(node)) for node in nodes})
     inputs = {node: observed.read_by(node) for node in nodes}
-    users: dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]] = {}
-    for node, read in inputs.items():
-        for position, (source, _) in enumerate(read):
-            users.setdefault(source, []).append((node, position))
+    users = _users(inputs)
+    first: Descriptions = {node: (_own(node), before(node)) for node in nodes}
+    colours = _numbered(first)
     for _ in range(HOPS):
-        seen: dict[torch.fx.Node, Hashable] = {}
+        seen: Descriptions = {}
         for node in nodes:
             read = tuple((colours[source], i) for source, i in inputs[node])
-            by = sorted((colours[user], i) for user, i in users.get(node, ()))
+            by = sorted((colours[user], i) for user, i in users[node])
             seen[node] = (colours[node], read, tuple(by))
         colours = _numbered(seen)
     return colours
 
 
-def _numbered(seen: dict[torch.fx.Node, Hashable]) -> dict[torch.fx.Node, int]:
+def _users(
+    inputs: Mapping[torch.fx.Node, Sequence[Key]],
+) -> dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]]:
+    """For each node its readers, each with the position at which it reads."""
+    users: dict[torch.fx.Node, list[tuple[torch.fx.Node, int]]] = defaultdict(list)
+    for node, read in inputs.items():
+        for position, (source, _) in enumerate(read):
+            users[source].append((node, position))
+    return users
+
+
+def _numbered(seen: Descriptions) -> dict[torch.fx.Node, int]:
     """Numbers in place of descriptions, in the order in which they appear."""
     numbers: dict[Hashable, int] = {}
-    return {
-        node: numbers.setdefault(description, len(numbers))
-        for node, description in seen.items()
-    }
+    found = {}
+    for node, description in seen.items():
+        number = numbers.setdefault(description, len(numbers))
+        found[node] = number
+    return found
 
 
 def _own(node: torch.fx.Node) -> Hashable:

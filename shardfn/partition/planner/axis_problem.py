@@ -8,12 +8,12 @@ made, or one to which it was moved; a move starts at a placement at which the va
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 import torch
 
-from ...types import Marks, MeshAxes
+from ...types import Mark, Marks, MeshAxes
 from ..propagation.choose import Placed
 from . import work
 from .alike import alike
@@ -43,16 +43,20 @@ class AxisProblem:
     """
 
     def __init__(self, observed: Observed, axis: int, before: Decided) -> None:
-        self.observed, self.axis, self.before = observed, axis, before
+        self.observed = observed
+        self.walk = observed.walk
         self.axes = observed.walk.axes
+        self.axis = axis
+        self.before = before
         self.program = IntegerProgram()
         self.supplies = Supplies(self.program)
         self.strategies: dict[torch.fx.Node, list[Strategy]] = {}
         self.kinds = alike(observed, self.placed_before)
-        self.tied: dict[Any, list[int]] = {}  # the variables of ops that are alike
+        self.tied: dict[
+            Hashable, list[int]
+        ] = {}  # the variables of ops that are alike
         for node in observed.nodes:
-            if node not in before or not self.add(node):
-                self.keep(node)
+            self.add(node)
         for key, marks in observed.leaving:
             self.read(key, marks, "backward")
         self.supplies.connect()
@@ -62,134 +66,176 @@ class AxisProblem:
         values = self.program.solve()
         if values is None:
             return None
-        return {
-            node: next(s.placed for s in strategies if values[s.variable])
-            for node, strategies in self.strategies.items()
-        }
+        decided = {}
+        for node, strategies in self.strategies.items():
+            for variable, placed in strategies:
+                if values[variable]:
+                    decided[node] = placed
+        return decided
 
-    def keep(self, node: torch.fx.Node) -> None:
-        """Add a node whose placements stay as they were."""
-        for key, marks in self.observed.needs(node):
-            self.read(key, marks, _phase(node))
-        for key, value in self.observed.results(node):
-            if value.slots:
-                self.fixed(key, value.fake, next(iter(value.slots)))
+    def add(self, node: torch.fx.Node) -> None:
+        """Add a node: an op whose strategy is free, or one that stays as it was."""
+        found = self.fitting(node)
+        if found:
+            self.add_op(node, found)
+        else:
+            self.keep(node)
 
-    def add(self, node: torch.fx.Node) -> bool:
-        """Add an op whose strategy is free. Returns whether it has one."""
+    def fitting(self, node: torch.fx.Node) -> list[Placed]:
+        """The placements that an op may take. None for a node that stays as it was."""
+        if node not in self.before:
+            return []
         chosen = self.observed.chosen[node]
         keys = self.observed.inputs(node)
         held = [self.held(key) for key in keys]
-        found = fitting(self.observed.walk, node, chosen, self.before[node], held)
-        if not found:
-            return False
-        variables = self.variables(node, found)
-        self.strategies[node] = list(map(Strategy, variables, found))
-        self.add_costs(node, self.strategies[node])
-        self.add_reads(node, keys, self.strategies[node])
-        self.add_results(node, self.strategies[node])
-        return True
+        return fitting(self.walk, node, chosen, self.before[node], held)
 
-    def held(self, key: Key) -> set[Any]:
+    def held(self, key: Key) -> set[Mark]:
         """The placements on this axis at which a value may be made."""
-        supply = self.supplies.found.get(key)
-        return {marks[-1] for marks in supply.made} if supply else set()
+        supply = self.supplies.of(key)
+        if supply is None:
+            return set()
+        return {marks[-1] for marks in supply.made}
+
+    def keep(self, node: torch.fx.Node) -> None:
+        """Add a node whose placements stay as they were."""
+        phase = _phase(node)
+        for key, marks in self.observed.needs(node):
+            self.read(key, marks, phase)
+        for key, value in self.observed.results(node):
+            if value.slots:
+                marks = next(iter(value.slots))
+                self.add_fixed(key, value.fake, marks)
+
+    def add_op(self, node: torch.fx.Node, found: list[Placed]) -> None:
+        """Add an op that may be placed so."""
+        variables = self.variables(node, found)
+        strategies = list(map(Strategy, variables, found))
+        self.strategies[node] = strategies
+        self.add_costs(node, strategies)
+        self.add_reads(node, strategies)
+        self.add_results(node, strategies)
 
     def variables(self, node: torch.fx.Node, found: list[Placed]) -> list[int]:
         """The variables of an op's strategies. Ops that are alike share them."""
-        rows = tuple((tuple(placed.ins), tuple(placed.outs)) for placed in found)
+        rows = tuple(map(_hashable, found))
         kind = (self.kinds[node], rows)
         if kind not in self.tied:
-            made = self.tied[kind] = [self.program.variable(0.0) for _ in rows]
+            made = [self.program.variable(0.0) for _ in rows]
             self.program.one_of(made)
+            self.tied[kind] = made
         return self.tied[kind]
 
     def placed_before(self, node: torch.fx.Node) -> Hashable:
         """The placements of a node on earlier axes, and all of them if they stay."""
         if node in self.before:
-            placed = self.before[node]
-            return tuple(placed.ins), tuple(placed.outs)
+            return _hashable(self.before[node])
         results = self.observed.results(node)
         return tuple(next(iter(value.slots), None) for _, value in results)
 
     def add_costs(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy costs what the busiest rank computes."""
-        walk = self.observed.walk
         call, _, usual = self.observed.chosen[node]
         alone = work.in_bytes(node)
         for axis in range(len(self.axes.sizes)):
-            if axis != self.axis:
-                placed = self.before[node] if axis < self.axis else usual
-                alone *= share(walk, call, placed, axis)
+            if axis < self.axis:
+                alone *= share(self.walk, call, self.before[node], axis)
+            elif axis > self.axis:
+                alone *= share(self.walk, call, usual, axis)
+        as_before = on_axis(usual, self.axis)
+        costs = self.program.costs
         for variable, placed in strategies:
+            costs[variable] += alone * share(self.walk, call, placed, self.axis)
             # among equals the choice of the walk
-            same = on_axis(placed, self.axis) == on_axis(usual, self.axis)
-            cost = alone * share(walk, call, placed, self.axis)
-            self.program.costs[variable] += cost + (0.0 if same else 1.0)
+            if on_axis(placed, self.axis) != as_before:
+                costs[variable] += 1.0
 
-    def add_reads(
-        self, node: torch.fx.Node, keys: Sequence[Key], strategies: list[Strategy]
-    ) -> None:
+    def add_reads(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy reads each input at one placement."""
+        keys = self.observed.inputs(node)
+        phase = _phase(node)
         for position, key in enumerate(keys):
             readers: dict[Marks, list[int]] = defaultdict(list)
             for variable, placed in strategies:
-                readers[placed.ins[position]].append(variable)
+                marks = placed.ins[position]
+                readers[marks].append(variable)
             for marks, variables in readers.items():
-                self.read(key, marks, _phase(node), tuple(variables))
-        if len(keys) == 1 and self.is_moved_after(node, keys[0]):
-            passes = {placed.ins[0] for _, placed in strategies}
-            supply = self.supplies.found[keys[0]]
-            supply.passes = {marks for marks in passes if marks[-1] != "R"}
+                self.read(key, marks, phase, tuple(variables))
+        if len(keys) == 1:
+            self.let_pass(node, keys[0], strategies)
 
-    def is_moved_after(self, node: torch.fx.Node, key: Key) -> bool:
-        """Whether the input of an op may as well be moved after the op: nothing else reads it, and
-        the result is not larger.
+    def let_pass(
+        self, node: torch.fx.Node, key: Key, strategies: list[Strategy]
+    ) -> None:
+        """In a large program, move the input of an op after the op, where nothing else reads it
+        and the result is not larger.
         """
+        supply = self.supplies.of(key)
         source, _ = key
-        is_shared = key not in self.supplies.found or len(source.users) > 1
-        if is_shared or not self.observed.is_large:
-            return False
-        return work.nbytes(node.meta["val"]) <= work.nbytes(source.meta["val"])
+        is_read_once = len(source.users) == 1
+        if supply is None or not is_read_once or not self.observed.is_large:
+            return
+        before = source.meta["val"]
+        after = node.meta["val"]
+        if work.nbytes(after) <= work.nbytes(before):
+            passes = {placed.ins[0] for _, placed in strategies}
+            supply.passes = {marks for marks in passes if marks[-1] != "R"}
 
     def add_results(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy makes each result at one placement."""
         results = self.observed.results(node)
         for position, (key, value) in enumerate(results):
-            made: dict[Marks, list[int] | None] = {}
+            made: dict[Marks, list[int]] = defaultdict(list)
             for variable, placed in strategies:
-                at = made.setdefault(placed.outs[position], [])
-                assert at is not None
-                at.append(variable)
+                marks = placed.outs[position]
+                made[marks].append(variable)
             usual = next(iter(value.slots), ())
-            self.supply(key, value.fake, usual).made = made
+            supply = self.supply(key, value.fake, usual)
+            supply.made.update(made)
         for key, fake, marks in self.observed.aligned(node):
-            self.read(results[0][0], marks, _phase(node))
-            self.fixed(key, fake, marks)
+            unaligned, _ = results[0]
+            self.read(unaligned, marks, _phase(node))
+            self.add_fixed(key, fake, marks)
 
-    def fixed(self, key: Key, fake: torch.Tensor, marks: Marks) -> None:
-        """A value that is made at one placement."""
-        self.supply(key, fake, marks).made = {marks[: self.axis + 1]: None}
+    def add_fixed(self, key: Key, fake: torch.Tensor, marks: Marks) -> None:
+        """Add a value that is made at one placement."""
+        supply = self.supply(key, fake, marks)
+        supply.made[self.here(marks)] = None
 
     def supply(self, key: Key, fake: torch.Tensor, usual: Marks) -> Supply:
-        """A new value, which the walk had at these placements."""
-        axes = timed(self.axes, is_ahead=key in self.observed.ahead)
+        """Add a value, which the walk had at these placements."""
+        is_ahead = key in self.observed.ahead
+        axes = timed(self.axes, is_ahead=is_ahead)
         end = self.axis + 1
         upto = MeshAxes(axes.names[:end], axes.sizes[:end], axes.costs[:end])
-        share = 1.0
-        for mark, n in zip(usual[end:], self.axes.sizes[end:], strict=False):
-            share /= 1 if isinstance(mark, str) else n
-        made = self.supplies.found[key] = Supply(fake, upto, share)
+        of_others = 1.0
+        for mark, n in zip(usual[end:], axes.sizes[end:], strict=False):
+            if not isinstance(mark, str):
+                of_others /= n
+        made = Supply(fake, upto, of_others)
+        self.supplies.found[key] = made
         return made
 
     def read(
         self, key: Key, marks: Marks, phase: str, variables: OneOf = None
     ) -> None:
         """Add a reader of a value. A value that is made where it is read needs none."""
-        if key in self.supplies.found:
-            at = phase if self.observed.is_early(key) else ""
-            reads = self.supplies.found[key].reads
-            reads.setdefault((marks[: self.axis + 1], at), []).append(variables)
+        supply = self.supplies.of(key)
+        if supply is None:
+            return
+        # each phase gathers a parameter for itself
+        when = phase if self.observed.is_early(key) else ""
+        place = (self.here(marks), when)
+        readers = supply.reads.setdefault(place, [])
+        readers.append(variables)
+
+    def here(self, marks: Marks) -> Marks:
+        """The placements on the axes up to this one."""
+        return marks[: self.axis + 1]
+
+
+def _hashable(placed: Placed) -> Hashable:
+    return tuple(placed.ins), tuple(placed.outs)
 
 
 def _phase(node: torch.fx.Node) -> str:

@@ -47,13 +47,12 @@ class Observed:
         self.steps: dict[torch.fx.Node, list[plan.Step]] = defaultdict(list)
         for step in walk.steps:
             self.steps[walk.within.get(step.node, step.node)].append(step)
-        self.values = {
-            key: value for node in self.nodes for key, value in self.results(node)
-        }
+        self.values: dict[Key, Value] = {}
         self.owners: dict[int, Key] = {}  # of slots, by number
-        for key, value in self.values.items():
-            for slot, _ in value.slots.values():
-                self.owners.setdefault(slot.number, key)
+        for node in self.nodes:
+            for key, value in self.results(node):
+                self.values[key] = value
+                self.own(key, value)
         # values whose collectives start while others run
         self.ahead = {self.key(x) for x in parameters(graph)} | self.gradients()
         (output,) = graph.find_nodes(op="output")
@@ -62,6 +61,11 @@ class Observed:
             (self.key(x), means.as_sums(slot.marks))
             for x, slot in zip(output.args[0], chosen.outs, strict=True)
         ]
+
+    def own(self, key: Key, value: Value) -> None:
+        """Note whose slots these are: of the first value that has them."""
+        for slot, _ in value.slots.values():
+            self.owners.setdefault(slot.number, key)
 
     def is_planned(self, node: torch.fx.Node) -> bool:
         """Whether a node makes values of its own. A gradient that is added to another one is

@@ -74,6 +74,10 @@ class Supplies:
         self.program = program
         self.found: dict[Key, Supply] = {}
 
+    def of(self, key: Key) -> Supply | None:
+        """A value. None for one that is made where it is read."""
+        return self.found.get(key)
+
     def connect(self) -> None:
         """Add the moves of every value. Values that are made and read alike move alike."""
         equal: dict[Any, list[Supply]] = defaultdict(list)
