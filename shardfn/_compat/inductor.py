@@ -181,6 +181,7 @@ def inductor(
     inputs: Sequence[torch.Tensor],
     finish: Callable[[torch.fx.GraphModule], Any],
     collectives: Sequence[Any],
+    donated: Sequence[int] = (),
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile what runs an ATen graph with Inductor. The result takes a list of inputs, empties
     it, and returns a list.
@@ -190,6 +191,7 @@ def inductor(
         inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
         collectives: the ops of ours that start one.
+        donated: the inputs that a call's key describes, whose layout the code need not check.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import (
@@ -209,7 +211,7 @@ def inductor(
         mode,
         tracing(TracingContext(mode)),
         V.set_fake_mode(mode),
-        patched("compilation"),
+        patched("compilation", donated=frozenset(donated)),
         torch.no_grad(),
     ):
         lowered = make_fx(run, decomposition_table=select_decomp_table())(*inputs)

@@ -49,6 +49,7 @@ def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),
+        donated,
     )
     if numbers:
         weakref.finalize(runner, forget, numbers)

@@ -1,0 +1,117 @@
+"""Donated arguments across calls: an error gives them back, and no result is an object that anybody
+still refers to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+
+X = torch.arange(3.0, dtype=torch.float64)
+
+
+@torch.library.custom_op("shardfn_tests::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    if bool((x < 0).any()):
+        raise ValueError("a negative number")
+    return x.clone()
+
+
+@positive.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, y * 2
+
+
+def donating(fn: Any = step, backend: str = "aten") -> Any:
+    return sf.jit(fn, backend=backend, donate_argnums=(0, 1))
+
+
+def is_gone(x: torch.Tensor) -> bool:
+    with pytest.raises(sf.ShardError, match="was donated to that call"):
+        x.sum()
+    return True
+
+
+def test_an_error_in_the_run_gives_the_memory_back() -> None:
+    fn = donating(lambda x, y: (positive(x), y * 2))
+    fn(X.clone(), X.clone())
+    x, y = X - 1, X.clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a negative number"):
+            fn(x, y)
+        assert x.equal(X - 1) and y.equal(X) and type(x) is type(y) is torch.Tensor
+    x.add_(1)
+    assert fn(x, y)[1].equal(X * 2) and is_gone(x) and is_gone(y)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_a_donated_tensor_that_is_held_stays_gone(backend: str) -> None:
+    fn, state, held = donating(backend=backend), (X.clone(), X.clone()), []
+    for k in range(6):
+        if k % 2:
+            held += state
+        state = fn(*state)
+    assert all(map(is_gone, held))
+    assert state[0].equal(X + 6) and state[1].equal(X * 64)
+
+
+def test_a_donated_tensor_with_a_weak_reference_or_an_attribute_is_no_later_result() -> (
+    None
+):
+    fn, state = donating(), (X.clone(), X.clone())
+    state[0].tag = "mine"  # pyright: ignore[reportAttributeAccessIssue]
+    before = state[1]
+    state = fn(*state)
+    watched = weakref.ref(before)
+    del before
+    for _ in range(3):
+        state = fn(*state)
+        assert not any(vars(x) for x in state)
+        assert watched() is None
+
+
+def test_results_are_tensors_that_autograd_does_not_know() -> None:
+    fn = donating()
+    x = torch.nn.Parameter(X.clone(), requires_grad=False)
+    y = X.clone().requires_grad_()
+    y.grad = X.clone()
+    y.requires_grad_(False)
+    out = fn(x, y)
+    assert out[0].equal(X + 1) and out[1].equal(X * 2) and is_gone(x) and is_gone(y)
+    for result in out:
+        assert type(result) is torch.Tensor
+        assert result.grad is None and not result.requires_grad
+
+
+def test_more_tensors_than_in_the_last_calls() -> None:
+    fn = sf.jit(lambda d: {k: x + 1 for k, x in d.items()}, backend="aten")
+    one, two = {"a": X}, {"a": X, "b": X}
+    for given in (one, one, one, two, two, two, one):
+        out = fn(given)
+        assert out.keys() == given.keys() and out["a"].equal(X + 1)
+
+
+def test_other_tensors_of_the_same_shape_are_another_signature() -> None:
+    fn = sf.jit(lambda x: x * 2, backend="aten")
+    plain = torch.ones(2, 2, dtype=torch.float64)
+    for _ in range(3):
+        fn(plain)
+    followed = plain.clone().requires_grad_()
+    fn(followed).sum().backward()
+    assert followed.grad is not None
+    with torch.no_grad():
+        assert not fn(followed).requires_grad
+    assert (
+        fn(plain.t()).equal(plain * 2) and fn(plain.float()).dtype == torch.float32
+    )
+    with torch.inference_mode():
+        assert fn(plain).equal(plain * 2)
