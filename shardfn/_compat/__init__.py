@@ -73,7 +73,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
-from .loops import flex_checks, torch_map, torch_scan, torch_while_loop, vmap_names
+from .loops import substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import can_be_taken, is_sole_owner, storage_of
 from .modules import (
     MODULE_OPS,
@@ -185,7 +185,6 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "flattened_meshes",
-    "flex_checks",
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated_code",
@@ -251,6 +250,7 @@ __all__ = [
     "spec_of",
     "staging",
     "storage_of",
+    "substitutes",
     "takes_context",
     "torch_map",
     "torch_scan",
@@ -263,7 +263,6 @@ __all__ = [
     "values",
     "values_per_rank",
     "version_of",
-    "vmap_names",
     "wait_later",
     "without_autocast",
     "without_torch_functions",
