@@ -154,7 +154,9 @@ class Block(Held):
     def forward(self, h: Tensor) -> Tensor:
         layer = self.tree()
         h = h + gpt.attention(layer, gpt.normed(h, layer["ln1"]), heads=self.heads)
-        return h + F.gelu(gpt.normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
+        return (
+            h + F.gelu(gpt.normed(h, layer["ln2"]) @ layer["up"]) @ layer["down"]
+        )
 
 
 class Gpt(nn.Module):
@@ -232,4 +234,6 @@ JOBS: dict[str, Callable[[], Job]] = {
 
 def layer_bytes(job: Job) -> list[int]:
     """Bytes of the parameters of each layer of an MLP."""
-    return [sum(x.nbytes for x in layer.values()) for layer in job.params["layers"]]
+    return [
+        sum(x.nbytes for x in layer.values()) for layer in job.params["layers"]
+    ]

@@ -38,7 +38,10 @@ DDP, DDP_SMALL, DDP_VIEWS = (
     "DDP eager, 4 MB buckets",
     "DDP eager, gradients as views",
 )
-DDP_COMPILED, DDP_ALL_COMPILED = "DDP compiled", "DDP and optimizer compiled, views"
+DDP_COMPILED, DDP_ALL_COMPILED = (
+    "DDP compiled",
+    "DDP and optimizer compiled, views",
+)
 ALONE, ALONE_COMPILED, ALONE_ALL_COMPILED = (
     "modules, eager",
     "modules, compiled",
@@ -223,7 +226,10 @@ def fsdp(module: nn.Module) -> nn.Module:
 def field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     """Everyone who races, made one after the other, in the same order on both ranks."""
     yield SHARDFN, shardfn_rival(job, rank)
-    yield SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB")
+    yield (
+        SHARDFN_SMALL,
+        shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"),
+    )
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
     yield DDP, module_rival(job, rank, ddp)
     yield DDP_SMALL, module_rival(job, rank, ddp_small)
@@ -248,7 +254,10 @@ def slow_field(job: Job, rank: int) -> Iterator[tuple[str, Rival]]:
     gradients are ready.
     """
     yield SHARDFN, shardfn_rival(job, rank)
-    yield SHARDFN_SMALL, shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB")
+    yield (
+        SHARDFN_SMALL,
+        shardfn_rival(job, rank, cap=f"{SMALL}MB", first_cap="1MB"),
+    )
     yield SHARDFN_ALONE, shardfn_rival(job, rank, alone=True)
     yield DDP_SMALL, module_rival(job, rank, ddp_small)
     yield ALONE, module_rival(job, rank, None)
@@ -319,7 +328,9 @@ def ready(
             )
         known[name] = rival
     expected = {
-        alone: trained(job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED)
+        alone: trained(
+            job, *(job.rows(rank) if alone else (job.x, job.y)), CHECKED
+        )
         for alone in (True, False)
     }
     for (

@@ -130,7 +130,9 @@ def near(mean: float, wanted: float, deviation: float, name: str) -> None:
 def show(taken: dict[str, float], peaks: dict[str, int], base: str) -> None:
     """A line for each step."""
     for name, seconds in taken.items():
-        memory = f"{peaks[name] / BYTES:5.2f} x the result" if name in peaks else ""
+        memory = (
+            f"{peaks[name] / BYTES:5.2f} x the result" if name in peaks else ""
+        )
         print(
             f"{name:<30}{seconds * 1e3:8.0f} ms ({seconds / N * 1e9:5.2f} ns an element, "
             f"{seconds / taken[base]:.2f})  {memory}".rstrip()

@@ -176,7 +176,9 @@ def program(nodes: int) -> Program:
     return Program("chain", module, names, names[1:], (), None, str)
 
 
-def _holder(graph: torch.fx.Graph, name: str, value: torch.Tensor) -> torch.fx.Node:
+def _holder(
+    graph: torch.fx.Graph, name: str, value: torch.Tensor
+) -> torch.fx.Node:
     node = graph.placeholder(name)
     node.meta["val"] = value
     return node

@@ -71,7 +71,9 @@ def train(ranks: int, backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
+    parser.add_argument(
+        "--fake", type=int, help="ranks of a world in this process"
+    )
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args()
     count = args.fake or int(os.environ.get("WORLD_SIZE", "1"))

@@ -22,7 +22,9 @@ from shardfn_demo import adamw, gpt, text, train
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train a small GPT, in any world.")
+    parser = argparse.ArgumentParser(
+        description="Train a small GPT, in any world."
+    )
     parser.add_argument(
         "--fake",
         type=int,

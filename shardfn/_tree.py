@@ -317,7 +317,9 @@ def _refilled_child(child: Any, feed: Iterator[Any]) -> Any:
 @_compat.of_trees
 def is_floating(x: Any) -> bool:
     """Whether a leaf is a tensor that has derivatives."""
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+    return isinstance(x, torch.Tensor) and (
+        x.is_floating_point() or x.is_complex()
+    )
 
 
 @_compat.of_trees

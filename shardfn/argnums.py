@@ -46,7 +46,9 @@ def check_argnums(where: str, option: str, argnums: Any) -> tuple[int, ...]:
 
 
 @_compat.constant_in_graph
-def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, ...]:
+def positions(
+    where: str, option: str, argnums: Any, count: int
+) -> tuple[int, ...]:
     """The arguments that an option names, given the number of arguments. Negative positions
     count from the end.
 
@@ -146,16 +148,16 @@ def of_call(
     if not written:
         return []
     names = _parameters(signature)
-    left = [n for n in written if names is not None and len(args) <= n < len(names)]
+    left = [
+        n for n in written if names is not None and len(args) <= n < len(names)
+    ]
     by_keyword = next(
         (names[n] for n in left if names is not None and names[n] in kwargs), None
     )
     if by_keyword is not None:
         source = call_site()
         fix = f"{by_keyword} by position"
-        got = (
-            f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
-        )
+        got = f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
         raise TreeError.of(f"{where}, {option}", got, fix=fix, source=source)
     return list(
         positions(
@@ -165,7 +167,10 @@ def of_call(
 
 
 def refuse_static(
-    where: str, static: Sequence[int], donated: Sequence[int], args: tuple[Any, ...]
+    where: str,
+    static: Sequence[int],
+    donated: Sequence[int],
+    args: tuple[Any, ...],
 ) -> None:
     """Refuse static arguments that are donated, hold tensors, or cannot be told apart by their
     hash.

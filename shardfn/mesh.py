@@ -167,7 +167,7 @@ def _costs(
         return ()
     fix = (
         "links={"
-        + ", ".join(f"{name!r}: Link(latency=..., bandwidth=...)" for name in names)
+        + ", ".join(f"{x!r}: Link(latency=..., bandwidth=...)" for x in names)
         + "}"
     )
     if not isinstance(links, Mapping) or set(links) != set(names):

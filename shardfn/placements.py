@@ -205,7 +205,9 @@ def _placement(mark: Mark) -> Placement:
         return Replicate()
     if isinstance(mark, str):
         return Partial(mark)
-    assert isinstance(mark, int), f"an inner layout {mark} cannot leave the program"
+    assert isinstance(mark, int), (
+        f"an inner layout {mark} cannot leave the program"
+    )
     return Shard(mark)
 
 

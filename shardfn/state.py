@@ -49,7 +49,9 @@ CONTEXTS = (
         "_READING",
         "whether a module runs as part of a capture",
     ),
-    State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
+    State(
+        "_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"
+    ),
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
@@ -104,7 +106,9 @@ CACHES = (
 
 ONCE = (
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
-    State("_compat.distributed.groups", "_unreduced_class", "a class over torch's"),
+    State(
+        "_compat.distributed.groups", "_unreduced_class", "a class over torch's"
+    ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),

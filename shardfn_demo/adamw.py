@@ -82,7 +82,9 @@ def update(
     c1, c2 = (correction(beta, step) for beta in betas)
 
     def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        return p * (1 - lr * weight_decay) - lr * (m / c1) / ((v / c2).sqrt() + eps)
+        return p * (1 - lr * weight_decay) - lr * (m / c1) / (
+            (v / c2).sqrt() + eps
+        )
 
     return sf.tree_map(moved, params, m, v), {"step": step, "m": m, "v": v}
 

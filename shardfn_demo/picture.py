@@ -62,7 +62,9 @@ def draw(runs: list[Run], path: pathlib.Path) -> None:
     plain(gaps, "relative difference")
     gaps.set_yscale("log")
     gaps.set_ylim(bottom=FLOOR / 4)
-    gaps.set_yticks([FLOOR, 1e-7, 1e-5, 1e-3], labels=["0", "1e-7", "1e-5", "1e-3"])
+    gaps.set_yticks(
+        [FLOOR, 1e-7, 1e-5, 1e-3], labels=["0", "1e-7", "1e-5", "1e-3"]
+    )
     gaps.minorticks_off()
     gaps.axhline(LIMIT, color=QUIET, linewidth=1, linestyle=":")
     gaps.annotate(

@@ -75,7 +75,9 @@ def all_runs(job: runs.Job, watch: Watch) -> list[runs.Run]:
     return [
         runs.one_device(job, watch("one device")),
         runs.simulated(job, watch("8 simulated ranks, dp 2 x tp 4")),
-        runs.processes(job, watch(f"2 Gloo processes, {backend}"), backend=backend),
+        runs.processes(
+            job, watch(f"2 Gloo processes, {backend}"), backend=backend
+        ),
     ]
 
 

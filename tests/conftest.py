@@ -48,7 +48,9 @@ _made = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if CACHE not in os.environ:  # set for the workers of this run, which inherit it
+    if (
+        CACHE not in os.environ
+    ):  # set for the workers of this run, which inherit it
         config.stash[_made] = os.environ[CACHE] = tempfile.mkdtemp(
             prefix="kernels-"
         )
@@ -71,7 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and collected tests live to the end: no need to search them
-    gc.set_threshold(50_000, 20, 20)  # graphs are large, and most live for one test
+    gc.set_threshold(
+        50_000, 20, 20
+    )  # graphs are large, and most live for one test
 
 
 def _skip_inductor() -> None:

@@ -96,7 +96,9 @@ def test_a_new_kind_is_priced(row: CollectiveKind) -> None:
     assert (
         price("all_reduce_twice", 90.0, 3) == 2 * price("all_reduce", 90.0, 3) - 1
     )
-    once, twice = (H100.send(k, 900, 3) for k in ("all_reduce", "all_reduce_twice"))
+    once, twice = (
+        H100.send(k, 900, 3) for k in ("all_reduce", "all_reduce_twice")
+    )
     assert twice - H100.latency == pytest.approx(2 * (once - H100.latency))
 
 
@@ -156,7 +158,9 @@ def test_a_new_kind_may_carry_a_step_of_a_redistribution(
     before = dict(STEPS)
     try:
         add(
-            attrs.evolve(row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce")
+            attrs.evolve(
+                row, carries=(PARTIAL, REPLICATED), priced_as="all_reduce"
+            )
         )
         assert kind_of("sum", "R") == kind_of("max", "R") == row.name
         assert kind_of("sum", 0) == "reduce_scatter"

@@ -315,7 +315,9 @@ def test_a_line_of_code_has_at_most_nine_nodes():
 
 @pytest.mark.parametrize("folder", WATCHED)
 def test_no_line_has_more_than_100_columns(folder):
-    assert not (bad := [str(line) for line in wide_lines(ROOT / folder)]), said(bad)
+    assert not (bad := [str(line) for line in wide_lines(ROOT / folder)]), said(
+        bad
+    )
 
 
 @pytest.mark.parametrize("folder", ["shardfn", "shardfn_demo", "tests"])

@@ -253,7 +253,9 @@ def reordered(tree: Any) -> Any:
         )
     if isinstance(tree, Point):
         return Point(*map(reordered, tree))
-    return type(tree)(map(reordered, tree)) if type(tree) in (list, tuple) else tree
+    return (
+        type(tree)(map(reordered, tree)) if type(tree) in (list, tuple) else tree
+    )
 
 
 @given(TREES)
@@ -285,7 +287,10 @@ def test_pairing_other_trees_lists_a_mismatch_and_no_leaf_is_lost(
 
 
 def test_the_order_of_keys_is_part_of_a_structure() -> None:
-    first, second = _tree.flatten({"a": 1, "b": 2}), _tree.flatten({"b": 2, "a": 1})
+    first, second = (
+        _tree.flatten({"a": 1, "b": 2}),
+        _tree.flatten({"b": 2, "a": 1}),
+    )
     assert first[0] == [1, 2] and second[0] == [2, 1] and first[1] != second[1]
 
 

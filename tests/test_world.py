@@ -82,7 +82,9 @@ def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -
                 assert sf.current_mesh() is inner
                 raise RuntimeError("boom")
             assert sf.current_mesh() is outer
-            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
+            thread = threading.Thread(
+                target=lambda: seen.append(sf.current_mesh())
+            )
             thread.start()
             thread.join()
             double = sf.shard(
@@ -136,7 +138,8 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
         )(x, pending)
         assert sf.full(out).tolist() == [12, 12]
         with pytest.raises(
-            sf.PlacementError, match=r"the shard of rank at \(1,\) has shape \(1,\)"
+            sf.PlacementError,
+            match=r"the shard of rank at \(1,\) has shape \(1,\)",
         ):
             sf.from_local(
                 [torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp")

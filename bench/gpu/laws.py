@@ -72,7 +72,9 @@ class Job:
 
 
 CHECKED = Job(config=gpt.Config(), batch=8)
-LARGER = Job(config=gpt.Config(context=256, width=512, heads=8, layers=6), batch=16)
+LARGER = Job(
+    config=gpt.Config(context=256, width=512, heads=8, layers=6), batch=16
+)
 QUICK = Job(
     config=gpt.Config(vocab=16, context=8, width=16, heads=4, layers=1), batch=4
 )
@@ -165,7 +167,9 @@ def plain_step(config: gpt.Config) -> Step:
     return step
 
 
-def trained(step: Step, args: tuple[Any, Any, Any, Any]) -> tuple[list[float], Any]:
+def trained(
+    step: Step, args: tuple[Any, Any, Any, Any]
+) -> tuple[list[float], Any]:
     """The losses of STEPS steps and the parameters after them."""
     params, state, x, y = args
     losses = []
@@ -293,7 +297,9 @@ def attention_of(step: Any, args: tuple[Any, ...]) -> str:
         str(node.target) for node in step.trace(*args).program.graph.graph.nodes
     }
     names = [
-        t.split(".")[1] for t in targets if "attention" in t and "backward" not in t
+        t.split(".")[1]
+        for t in targets
+        if "attention" in t and "backward" not in t
     ]
     return (
         ", ".join(sorted(n.removeprefix("_scaled_dot_product_") for n in names))

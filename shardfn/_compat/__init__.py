@@ -84,7 +84,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp
-from .loops import flex_checks, torch_map, torch_scan, torch_while_loop, vmap_names
+from .loops import substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
     are_alone,
@@ -215,7 +215,6 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "flattened_meshes",
-    "flex_checks",
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated_code",
@@ -289,6 +288,7 @@ __all__ = [
     "spec_of",
     "staging",
     "storage_of",
+    "substitutes",
     "takes_context",
     "torch_map",
     "torch_marks",
@@ -302,7 +302,6 @@ __all__ = [
     "values",
     "values_per_rank",
     "version_of",
-    "vmap_names",
     "wait_later",
     "without_autocast",
     "without_memory",

@@ -66,7 +66,9 @@ def _lstsq(
         )
     with mode:
         return tuple(
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=a.device)
+            torch.empty_strided(
+                x.shape, x.stride(), dtype=x.dtype, device=a.device
+            )
             for x in real
         )
 
@@ -80,7 +82,9 @@ def sizes_known() -> Iterator[None]:
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     token = _KNOWN.set(True)
-    missing = {op: _asking(sizes) for op, sizes in TABLE.items() if op not in known}
+    missing = {
+        op: _asking(sizes) for op, sizes in TABLE.items() if op not in known
+    }
     known.update(missing)
     try:
         yield

@@ -64,7 +64,9 @@ class Level:
         self.kind: str | None = None
         self.number: int | None = None
         if self.interpreter is not None:
-            self.kind = self.interpreter.key().name.lower()  # "grad", "jvp", "vmap"
+            self.kind = (
+                self.interpreter.key().name.lower()
+            )  # "grad", "jvp", "vmap"
             self.number = self.interpreter.level()
 
     @contextlib.contextmanager
@@ -100,7 +102,9 @@ class Level:
 
     def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
         """A tensor with its tangent at this level, both of the level below."""
-        return torch._VF._make_dual(self.wrapped(x), self.wrapped(tangent), level=0)
+        return torch._VF._make_dual(
+            self.wrapped(x), self.wrapped(tangent), level=0
+        )
 
     def tangent(self, x: torch.Tensor) -> torch.Tensor | None:
         """The tangent of a tensor at this level, as a value of the level below."""
@@ -126,7 +130,10 @@ class Level:
         )
 
     def pulled(
-        self, outs: Sequence[torch.Tensor], pull: Pull, args: Sequence[torch.Tensor]
+        self,
+        outs: Sequence[torch.Tensor],
+        pull: Pull,
+        args: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Results of the level below, wrapped at this level with a function for their
         derivative.

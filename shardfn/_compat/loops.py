@@ -16,11 +16,10 @@ __all__ = [
     "differentiable_flex",
     "differentiable_index",
     "fake_inputs",
-    "flex_checks",
+    "substitutes",
     "torch_map",
     "torch_scan",
     "torch_while_loop",
-    "vmap_names",
 ]
 
 
@@ -55,21 +54,20 @@ def fake_inputs(
     return found
 
 
-def flex_checks() -> dict[Any, Callable[..., Any]]:
-    """The substitutes for two functions of flex attention, once that is imported: a check, since
-    its kernel has no derivative on CPU, which the formula has, and a warning of old options.
+def substitutes() -> dict[Any, Callable[..., Any]]:
+    """The substitutes for functions of torch's.
+
+    Two are of flex attention, once that is imported: a check, since its kernel has no derivative
+    on CPU, which the formula has, and a warning of old options. One names what vmap maps: torch
+    2.11 asks it at every call, and Dynamo cannot read the repr of an object.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
     rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
-    found = [(getattr(module, name, None), ours) for name, ours in rows]
+    found: list[tuple[Any, Callable[..., Any]]] = [
+        (getattr(module, name, None), ours) for name, ours in rows
+    ]
+    found.append((_functorch_vmap._get_name, _name_of))
     return {torchs: ours for torchs, ours in found if torchs is not None}
-
-
-def vmap_names() -> dict[Any, Callable[..., Any]]:
-    """The substitute for a function that names what is mapped: torch 2.11 asks it at every call,
-    and Dynamo cannot read the repr of an object.
-    """
-    return {_functorch_vmap._get_name: _name_of}
 
 
 @read_by_dynamo

@@ -142,7 +142,14 @@ def layers_of_rnn(
         (the sequence that the last layer returns, the hidden states of all).
     """
     if not dropout or not train:
-        options = has_biases, num_layers, dropout, train, bidirectional, batch_first
+        options = (
+            has_biases,
+            num_layers,
+            dropout,
+            train,
+            bidirectional,
+            batch_first,
+        )
         return run(x, hidden, params, *options, layer)
     x = x.transpose(0, 1) if batch_first else x  # time first
     directions = 1 + bidirectional

@@ -40,7 +40,9 @@ class Patch(NamedTuple):
     until: str  # the torch version that ends it
     new: Callable[..., Any] | None = None
     enter: Callable[..., AbstractContextManager[Any]] | None = None
-    takes: str | None = None  # its argument of `patched`; None leaves the patch out
+    takes: str | None = (
+        None  # its argument of `patched`; None leaves the patch out
+    )
     is_mine: Callable[[], bool] = threads.is_capturing
     optional: bool = False  # some supported versions of torch do not have it
 

@@ -325,9 +325,8 @@ def trace_aten(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.fx.traceback.preserve_node_meta():
-        return make_fx(fn, decomposition_table=decompositions, tracing_mode="real")(
-            *args
-        )
+        traced = make_fx(fn, decompositions, tracing_mode="real")
+        return traced(*args)
 
 
 @contextlib.contextmanager
@@ -360,13 +359,10 @@ def core_decompositions() -> dict[Any, Any]:
         aten._native_batch_norm_legit_functional,
         aten._native_batch_norm_legit_no_training,
     )
-    extra = {getattr(op, name): None for op in whole for name in op.overloads()}
-    return {
-        **core_aten_decompositions(),
-        **{
-            op: decomposition_table[op] for op in extra if op in decomposition_table
-        },
-    }
+    extra = [getattr(op, name) for op in whole for name in op.overloads()]
+    found = core_aten_decompositions()
+    known = (op for op in extra if op in decomposition_table)
+    return {**found, **{op: decomposition_table[op] for op in known}}
 
 
 def kernels(op: OpOverload) -> set[str]:

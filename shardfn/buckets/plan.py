@@ -73,7 +73,9 @@ class BucketPlan:
                 "BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)"
             )
         chosen = [self._bucket(i) for i in sorted(set(indices))]
-        kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
+        kinds = {
+            (b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen
+        }
         if len(kinds) != 1:
             lines = [
                 f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}"
@@ -127,7 +129,9 @@ class BucketPlan:
     def _bucket(self, index: int) -> Bucket:
         if not 0 <= index < len(self.buckets):
             fix = f"buckets 0 to {len(self.buckets) - 1}"
-            raise TreeError.of("BucketPlan", f"there is no bucket {index}", fix=fix)
+            raise TreeError.of(
+                "BucketPlan", f"there is no bucket {index}", fix=fix
+            )
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
@@ -185,7 +189,9 @@ class BucketPlan:
         self._refuse_other_leaves(name, leaves, mine)
         numbers = dict.fromkeys(b.index for b in self.buckets)
         order = {index: i for i, index in enumerate(numbers)}
-        places = dict.fromkeys(order, 0)  # how many leaves of each bucket were seen
+        places = dict.fromkeys(
+            order, 0
+        )  # how many leaves of each bucket were seen
         rows: dict[str, list[Row]] = {leaf: [] for leaf in leaves}
         for b in mine:
             for leaf, size in zip(b.leaves, b.sizes, strict=True):
@@ -328,7 +334,9 @@ def _where(sent: Bucket | Unbucketed) -> str:
 
 
 def _riding(bucket: Bucket) -> str:
-    return f", and {human_bytes(bucket.riding)} of results" if bucket.riding else ""
+    return (
+        f", and {human_bytes(bucket.riding)} of results" if bucket.riding else ""
+    )
 
 
 def _some(leaves: Sequence[str], most: int = 3) -> str:

@@ -34,7 +34,9 @@ class Bucket:
     ready: str  # the op that makes its last gradient
     first_use: str  # the op that reads it first
     region: int = 0  # index of the bucketed_grad call in the program
-    riding: int = 0  # bytes of the fused small reductions, such as that of the loss
+    riding: int = (
+        0  # bytes of the fused small reductions, such as that of the loss
+    )
     inside: str = ""  # the loop or branch that sends it, with its line
     times: int = 1  # how often one call of the program sends it
 

@@ -44,7 +44,9 @@ class Captured:
 
     program: Program
     outside: closed_over.ClosedOver
-    mesh: Any  # the mesh whose names and sizes the Program depends on; usually None
+    mesh: (
+        Any  # the mesh whose names and sizes the Program depends on; usually None
+    )
     own_mesh: Any  # the mesh that a transform inside names, which a call's must equal; usually None
     brought_mesh: (
         Any  # the mesh of a shard_map inside, which a call without a mesh uses

@@ -199,7 +199,9 @@ def inputs(
 def legend(lines: Iterable[str]) -> list[str]:
     """One line that explains the notation of the placements that occur. Empty if none occur."""
     written = "\n".join(line.split("  # ")[0] for line in lines)
-    said = [meaning for mark, meaning in LEGEND.items() if re.search(mark, written)]
+    said = [
+        meaning for mark, meaning in LEGEND.items() if re.search(mark, written)
+    ]
     return [f"  legend: {'; '.join(said)}"] if said else []
 
 

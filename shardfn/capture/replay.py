@@ -62,7 +62,9 @@ class Replay(torch.fx.Interpreter):
         self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if getattr(target, "_name", None) == CHECKPOINT:
-            return Replay(_checkpointed(args[0]), self.nesting.depth).run(*args[1:])
+            return Replay(_checkpointed(args[0]), self.nesting.depth).run(
+                *args[1:]
+            )
         if getattr(target, "_name", None) == "wrap":
             return bodies.wrap(
                 functools.partial(Replay, depth=self.nesting.depth), *args

@@ -143,7 +143,9 @@ def formulas(rows: Sequence[Row], places: Sequence[int]) -> Formulas | None:
     found = [_formula(column, symbols) for column in columns]
     if None in found or not symbols:
         return None
-    return Formulas(tuple(bases.values()), tuple(f for f in found if f is not None))
+    return Formulas(
+        tuple(bases.values()), tuple(f for f in found if f is not None)
+    )
 
 
 def _sizes(places: Sequence[int]) -> Iterator[int]:

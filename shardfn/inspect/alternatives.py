@@ -52,7 +52,8 @@ class _Noting(Walk):
         made = self.steps[-1].made
         for axis, found in self.weighed.items() if made else ():
             ranked = sorted(
-                (a for a in found if a.price != float("inf")), key=lambda a: a.price
+                (a for a in found if a.price != float("inf")),
+                key=lambda a: a.price,
             )
             self.noted[made[0].number, axis] = tuple(ranked)
         self.weighed.clear()

@@ -190,7 +190,9 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
     return True
 
 
-def timeline(graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware) -> Timeline:
+def timeline(
+    graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware
+) -> Timeline:
     """The time of a graph. Compute runs in order, and the collectives of each axis run in order
     beside it.
     """

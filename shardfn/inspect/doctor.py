@@ -299,7 +299,11 @@ def release(found: str) -> tuple[int, ...]:
     """Major and minor of a version.
 
     Example:
-        >>> release("2.13.0+cpu"), release("2.15.0.dev20260101"), release("unknown")
+        >>> (
+        ...     release("2.13.0+cpu"),
+        ...     release("2.15.0.dev20260101"),
+        ...     release("unknown"),
+        ... )
         ((2, 13), (2, 15), ())
     """
     parts = found.split(".")[:2]

@@ -268,7 +268,9 @@ def _why_whole(
         return NO_RULE
     return (
         CHEAPEST
-        if any(layout.split(a.ins[k]) == layout.split(before) for a in alternatives)
+        if any(
+            layout.split(a.ins[k]) == layout.split(before) for a in alternatives
+        )
         else NO_CHOICE
     )
 

@@ -99,7 +99,9 @@ def _moved(
         )
         free = not move.sends or axes.sizes[move.axis] == 1
         itemsize = step.source.value.element_size()
-        price = 0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
+        price = (
+            0 if free else nbytes(step.source.value.shape, itemsize, move, axes)
+        )
         origin = "implicit" if step.implicit else "explicit"
         where = f"{move.kind} over {axes.names[move.axis]}, {human_bytes(price)}, {origin}"
         lines.append(_line(f"{where}: {before} -> {after}", step))

@@ -154,7 +154,9 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
             if key is None:
                 wrong.append(f"{node}: {name!r} is not a key of a {graph} graph")
             elif not key.fits(value):
-                wrong.append(f"{node}: {name!r} must be {key.holds}; got {value!r}")
+                wrong.append(
+                    f"{node}: {name!r} must be {key.holds}; got {value!r}"
+                )
     return wrong
 
 

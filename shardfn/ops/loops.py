@@ -148,7 +148,9 @@ def driven(
         outs = call(which, inputs)
 
 
-def apart(outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Tensors:
+def apart(
+    outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> Tensors:
     """Results in memory of their own. Copies a result that shares memory with an argument or
     another result.
     """

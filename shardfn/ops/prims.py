@@ -200,7 +200,9 @@ class _Applied(torch.autograd.Function):
         return _Applied.apply(tangent, row.op, *constants)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, x: torch.Tensor, op: Any, *given: Any
+    ) -> Any:
         constants = PRIMS[op].batched(*given)
         return _Applied.apply(x.movedim(in_dims[0], 0), op, *constants), 0
 
@@ -217,4 +219,6 @@ def one_axis(axis: str, *_: Any) -> Axes:
 
 def sharding_axes(text: str, *_: Any) -> Axes:
     """The axes that shard a dim, of a prim whose first constant says how axes shard a tensor."""
-    return frozenset(name for name, _, dim in parse_shards(text) if dim is not None)
+    return frozenset(
+        name for name, _, dim in parse_shards(text) if dim is not None
+    )

@@ -50,7 +50,9 @@ WIDTH = {  # of an integer, in bits
 DTYPES = (*SIGNIFICANT, *WIDTH)
 
 
-def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+def philox(
+    counter: Sequence[Any], key: Sequence[Any]
+) -> tuple[Any, Any, Any, Any]:
     """One block of Philox-4x32-10, of whatever has the operators of 64-bit integers.
 
     Args:

@@ -84,7 +84,9 @@ def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@prim(axes=named_axes, takes_varying=False, gives_varying=False, communicates=False)
+@prim(
+    axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
+)
 def as_invariant(x: torch.Tensor, axes: str) -> torch.Tensor:
     """A value that varies in name, and is the same on all ranks, as an invariant one."""
     return torch.empty_like(x)
@@ -213,7 +215,9 @@ class _MappedGather(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: torch.Tensor, index: torch.Tensor) -> Any:
         x_dim, index_dim = in_dims
-        if index_dim is None:  # another vmap than the one that the name is bound to
+        if (
+            index_dim is None
+        ):  # another vmap than the one that the name is bound to
             return _MappedGather.apply(x.movedim(x_dim, 0), index), 1
         every = (
             x.expand(info.batch_size, *x.shape)

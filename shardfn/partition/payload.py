@@ -45,7 +45,9 @@ class Sender:
         """
         marks = self.move.before
         outer = [m if k < self.move.axis else "R" for k, m in enumerate(marks)]
-        return layout.full_chunk(self._local_shape(tuple(outer))[dim], unit, self.n)
+        return layout.full_chunk(
+            self._local_shape(tuple(outer))[dim], unit, self.n
+        )
 
     def _local_shape(self, marks: tuple) -> tuple[int, ...]:
         return layout.local_shape(

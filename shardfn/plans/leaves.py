@@ -45,7 +45,9 @@ class Params:
 
     def filled(self, specs: Mapping[str, Any]) -> Any:
         """The tree with the placement of each parameter, given by path."""
-        found = [None if leaf is None else specs[leaf.path] for leaf in self.leaves]
+        found = [
+            None if leaf is None else specs[leaf.path] for leaf in self.leaves
+        ]
         return _tree.unflatten(self.treedef, found)
 
 

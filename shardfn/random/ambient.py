@@ -74,7 +74,9 @@ class States:
             For each tag an int64 tensor of shape (3,): the key's words, the number of calls.
         """
         with self._lock:
-            return {tag: torch.tensor(state) for tag, state in self._states.items()}
+            return {
+                tag: torch.tensor(state) for tag, state in self._states.items()
+            }
 
     def set(self, states: Mapping[str, torch.Tensor]) -> None:
         """Take states back that `get` gave; other states stay.
@@ -143,7 +145,9 @@ def _is_state(x: Any) -> bool:
 
 
 def _described(x: Any) -> str:
-    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+    return (
+        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+    )
 
 
 state = States()

@@ -72,7 +72,9 @@ def check_shape(where: str, shape: tuple[int, ...]) -> None:
         isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape
     ):
         fix = "sizes of 0 or more"
-        text = problem(where, f"shape is {tuple(shape)}", needed="a shape", fix=fix)
+        text = problem(
+            where, f"shape is {tuple(shape)}", needed="a shape", fix=fix
+        )
         raise ShardError(text, arg_path="shape", fix=fix)
 
 
@@ -187,7 +189,9 @@ def check_device(where: str, key: str, other: str) -> None:
 
 
 @_compat.constant_in_graph
-def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+def check_ends(
+    where: str, shape: tuple[int, ...], needed: tuple[int, ...]
+) -> None:
     """Check that a shape ends in the shape of a parameter.
 
     Raises:
@@ -196,7 +200,10 @@ def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> N
     if shape[len(shape) - len(needed) :] != needed:
         fix = f"shape=(..., {', '.join(map(str, needed))})"
         text = problem(
-            where, f"shape is {shape}", needed=f"one that ends in {needed}", fix=fix
+            where,
+            f"shape is {shape}",
+            needed=f"one that ends in {needed}",
+            fix=fix,
         )
         raise ShardError(text, arg_path="shape", fix=fix)
 

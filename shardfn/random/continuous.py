@@ -231,7 +231,9 @@ def gamma(
     parameter = torch.as_tensor(a, dtype=computed, device=key.device)
     own = tuple(parameter.shape)
     shape = own if shape is None else dims_of(shape)
-    check_ends("random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own))
+    check_ends(
+        "random.gamma", _compat.sizes_named(shape), _compat.sizes_named(own)
+    )
     dims = checked_draw("random.gamma", key, shape, dtype, FLOATING)
     parameter = parameter.expand(dims)
     fixed = parameter.detach()

@@ -16,7 +16,13 @@ import torch
 from .. import _compat
 from ..errors import ShardError, problem
 from . import ambient, from_uniform
-from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
+from .checks import (
+    FLOATING,
+    check_dtype,
+    check_interval,
+    check_number,
+    check_range,
+)
 from .continuous import gamma as gamma_of
 from .discrete import LARGEST
 from .from_uniform import wide
@@ -223,7 +229,9 @@ def log_normal(
 
 def geometric(x: torch.Tensor, p: float, generator: Any = None) -> torch.Tensor:
     _no_generator("geometric", generator)
-    check_number("torch.Tensor.geometric_", "p", p, "a probability between 0 and 1")
+    check_number(
+        "torch.Tensor.geometric_", "p", p, "a probability between 0 and 1"
+    )
     return (
         torch.ceil(torch.log(from_uniform.positive(_unit(x))) / math.log1p(-p))
         .clamp_min(1)

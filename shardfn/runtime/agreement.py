@@ -114,7 +114,11 @@ def has_others(placed: Placed) -> bool:
     """Whether all processes take part in a call, and can be compared. A call without a mesh is
     local, and one on a mesh of a part of the ranks is not called by the others.
     """
-    if placed.world.kind != "real" or placed.world.size == 1 or placed.mesh is None:
+    if (
+        placed.world.kind != "real"
+        or placed.world.size == 1
+        or placed.mesh is None
+    ):
         return False
     return _compat.root_mesh(placed.mesh).size() == placed.world.size
 
@@ -142,7 +146,9 @@ def compare_ranks(
     """
     if not has_others(placed):
         return
-    rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
+    rows = [
+        (f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)
+    ]
     rows += [
         (f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)
     ]
@@ -187,4 +193,6 @@ def _is_plain(x: Any) -> bool:
 
 def _digest(x: torch.Tensor) -> str:
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return hashlib.sha256(plain.view(-1).view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(
+        plain.view(-1).view(torch.uint8).numpy().data
+    ).hexdigest()

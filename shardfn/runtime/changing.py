@@ -49,7 +49,9 @@ def _note_arguments(
         if entry.treedef != placed.treedef or entry.state != placed.state:
             continue
         changed = [
-            i for i, (a, b) in enumerate(zip(key, entry.key, strict=True)) if a != b
+            i
+            for i, (a, b) in enumerate(zip(key, entry.key, strict=True))
+            if a != b
         ]
         if all(
             i in given and _kind(given[i]) and key[i][0] == entry.key[i][0]

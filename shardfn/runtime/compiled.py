@@ -196,7 +196,10 @@ def _refuse_other_signature(
             f"the arguments are {treedef}, the program is for {placed.treedef}"
         ]
     else:
-        wrong = [*_other_tensors(placed, leaves), *_other_constants(placed, leaves)]
+        wrong = [
+            *_other_tensors(placed, leaves),
+            *_other_constants(placed, leaves),
+        ]
     wrong += _other_settings(compiled)
     if not wrong:
         return
@@ -274,7 +277,9 @@ def _other_settings(compiled: Compiled) -> list[str]:
 
 
 def _said(x: Any) -> str:
-    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+    return (
+        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
+    )
 
 
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
@@ -294,7 +299,9 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     straight = len(rows) == placed.treedef.num_leaves
     if straight and not compiled.captured.closed_over:
         if reads == {local_of}:
-            return lambda leaves: run([*coords, *[x._local_tensor for x in leaves]])
+            return lambda leaves: run(
+                [*coords, *[x._local_tensor for x in leaves]]
+            )
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])
     closed_now = closed_over(compiled.captured, [compiled.program])

@@ -169,7 +169,9 @@ def _stage(
     compare_ranks(request, placed, leaves, closed_over, staging=True)
     compiled = traced.lower().compile()
     some = (
-        None if len(placed.tensors) == placed.treedef.num_leaves else placed.tensors
+        None
+        if len(placed.tensors) == placed.treedef.num_leaves
+        else placed.tensors
     )
     suspects = list(traced.captured.outside.suspects())
     entry = Entry(
@@ -190,7 +192,10 @@ def _stage(
         suspects=suspects,
         followed=_followed([leaves[i] for i in placed.tensors] + suspects),
         run=keys_noted(
-            checked(compiled.run, request, placed), request, placed, traced.captured
+            checked(compiled.run, request, placed),
+            request,
+            placed,
+            traced.captured,
         ),
     )
     request.store.entries = _with(entry, entries)

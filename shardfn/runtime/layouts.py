@@ -137,7 +137,9 @@ def _values(graph: torch.fx.Graph) -> list[torch.Tensor]:
     return [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
 
 
-def _strides(programs: Sequence[LocalProgram]) -> list[tuple[tuple[int, ...], ...]]:
+def _strides(
+    programs: Sequence[LocalProgram],
+) -> list[tuple[tuple[int, ...], ...]]:
     """For each input of the programs, its strides in each program. Leaves out the coordinates,
     which come first.
     """
@@ -159,7 +161,9 @@ def _all_laid_out(read: Reader, strides: Sequence[Sequence[int]]) -> Reader:
     ]
 
 
-def _from_the_start(read: Reader, is_refused: bool, name: str, path: str) -> Reader:
+def _from_the_start(
+    read: Reader, is_refused: bool, name: str, path: str
+) -> Reader:
     """A reader of local tensors that start their memory, for as_strided. A view is copied, or
     refused.
     """

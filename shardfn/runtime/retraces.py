@@ -141,7 +141,9 @@ def _text(signature: Any) -> str:
     if meta is not None:
         axes = axes_of(signature.mesh)
         marks = marks_of(list(signature.placements), meta.shape, axes)
-        return f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
+        return (
+            f"{tensor_type(meta.shape, meta.dtype, marks, axes.names)} on {axes}"
+        )
     if not any(isinstance(part, torch.Size) for part in signature):
         return _constant(signature)
     shape, stride, dtype, device = signature[-4:]

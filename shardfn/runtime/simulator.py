@@ -284,7 +284,11 @@ def _prepare(graph: torch.fx.Graph) -> tuple[list[_Step], int, list[_Register]]:
             run = _identity if node.target is WAIT else node.target
             steps.append(
                 _Step(
-                    run, call, number[node].index, free, node.meta.get("collective")
+                    run,
+                    call,
+                    number[node].index,
+                    free,
+                    node.meta.get("collective"),
                 )
             )
     return steps, len(number), output

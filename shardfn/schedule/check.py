@@ -42,7 +42,9 @@ def check(graph: torch.fx.Graph, axes: MeshAxes) -> None:
             continue
         assert "val" in node.meta, f"{node} has no value"
         record = node.meta.get("collective")
-        started = isinstance(node.target, _compat.OpOverload) and sends(node.target)
+        started = isinstance(node.target, _compat.OpOverload) and sends(
+            node.target
+        )
         assert started == isinstance(record, Collective), (
             f"{node} is a collective without a record, or the other way round"
         )

@@ -156,7 +156,8 @@ class _Timing:
             for b in batches
         }
         issue.update(
-            (b.index, self.first_use[a.index]) for a, b in itertools.pairwise(early)
+            (b.index, self.first_use[a.index])
+            for a, b in itertools.pairwise(early)
         )
         for i, before in self.chained():
             issue[i] = max(

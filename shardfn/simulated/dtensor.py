@@ -25,7 +25,9 @@ class SimulatedDTensor(DTensor):
     def __repr__(self, **_: Any) -> str:
         local: Any = _compat.local_tensor(self)
         shown = (
-            local if isinstance(local, DonatedTensor) else local.shards[local.shown]
+            local
+            if isinstance(local, DonatedTensor)
+            else local.shards[local.shown]
         )
         return (
             f"DTensor(local_tensor={shown}, "
@@ -33,7 +35,9 @@ class SimulatedDTensor(DTensor):
         )
 
     def __format__(self, form: str) -> str:
-        return super().__format__(form) if self.dim() else format(self.item(), form)
+        return (
+            super().__format__(form) if self.dim() else format(self.item(), form)
+        )
 
     @classmethod
     def __torch_dispatch__(

@@ -154,7 +154,9 @@ class UnreadTensor(torch.Tensor):
                 raise _unread(func) from error
             raise
         return _tree.tree_map(
-            lambda x: UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x,
+            lambda x: (
+                UnreadTensor(x, device) if isinstance(x, torch.Tensor) else x
+            ),
             out,
         )
 
@@ -226,5 +228,7 @@ def used_after_donation(call: str) -> ShardError:
     """The error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
     return ShardError.of(
-        call, "this tensor was donated to that call and its memory is gone", fix=fix
+        call,
+        "this tensor was donated to that call and its memory is gone",
+        fix=fix,
     )

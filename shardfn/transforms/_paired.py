@@ -37,7 +37,9 @@ def compare_sizes(leaves: Sequence[Any], dims: Sequence[int | None]) -> bool:
     sizes = [
         x.shape[d]
         for x, d in pairs
-        if isinstance(x, torch.Tensor) and d is not None and -x.dim() <= d < x.dim()
+        if isinstance(x, torch.Tensor)
+        and d is not None
+        and -x.dim() <= d < x.dim()
     ]
     return all(n == sizes[0] for n in sizes)
 
@@ -168,7 +170,9 @@ def _fits(got: Any, wanted: Any) -> bool:
     """Whether a leaf fits another. A leaf without a derivative fits None."""
     if isinstance(wanted, str):
         numbers = CONSTANTS["numbers"]
-        return got in (wanted, "NoneType") or (wanted in numbers and got in numbers)
+        return got in (wanted, "NoneType") or (
+            wanted in numbers and got in numbers
+        )
     _, dtype = wanted
     without = not (dtype.is_floating_point or dtype.is_complex)
     return got == wanted or (without and got == "NoneType")
@@ -194,7 +198,11 @@ def scalar(
 
 @_compat.constant_in_graph
 def check_leaves(
-    where: str, verb: str, paths: Sequence[str], leaves: Sequence[Any], allowed: str
+    where: str,
+    verb: str,
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    allowed: str,
 ) -> None:
     """Check that leaves are tensors, numbers or None, as a row of `NEEDED` allows.
 
@@ -237,7 +245,10 @@ NEEDED = {
             "aux) otherwise"
         ),
     ),
-    "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
+    "primals": (
+        "tensors; a float only as a tensor",
+        "torch.tensor(x) for a float",
+    ),
     "numbers": (
         "tensors, numbers or None",
         "return values other than tensors outside of the function",

@@ -54,7 +54,9 @@ def same(got: Any, wanted: Any) -> None:
     for a, b in zip(_tree.leaves(got), _tree.leaves(wanted), strict=True):
         if isinstance(b, torch.Tensor):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, equal_nan=True)
+            torch.testing.assert_close(
+                a, b, rtol=1e-12, atol=1e-12, equal_nan=True
+            )
         else:
             assert a == b
 
@@ -354,7 +356,9 @@ def test_the_graph_module_of_a_program_runs_as_it_prints() -> None:
 def test_every_value_is_known() -> None:
     found = captured(sf.value_and_grad(two_layers_written_in_place), PARAMS, X)
     assert all(
-        "val" in n.meta for n in found.program.graph.graph.nodes if n.op != "output"
+        "val" in n.meta
+        for n in found.program.graph.graph.nodes
+        if n.op != "output"
     )
 
 
@@ -374,7 +378,10 @@ DECOMPOSED: dict[
     "var": (lambda x: x.var(), (X,)),
     "var of a dim": (lambda x: x.var(0, correction=2), (X,)),
     "var of a row": (lambda x: x[:1].var(1, unbiased=False), (X,)),
-    "var and mean": (lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True)), (X,)),
+    "var and mean": (
+        lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True)),
+        (X,),
+    ),
     "std": (lambda x: x.std(0), (X,)),
     "std and mean": (lambda x: torch.stack(torch.std_mean(x, correction=0)), (X,)),
     "norm": (lambda x: x.norm(), (X,)),
@@ -544,7 +551,9 @@ def test_prims_are_identities_in_value_and_gradient() -> None:
         return (sf.constrain(x * x, sf.P("dp")) * x).sum()
 
     found = captured(sf.value_and_grad(loss), X)
-    assert {n.target._opname for n in ops(found) if "shardfn" in str(n.target)} == {
+    assert {
+        n.target._opname for n in ops(found) if "shardfn" in str(n.target)
+    } == {
         "prim_redistribute",
         "prim_align",
     }

@@ -78,7 +78,11 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         SHAPE.format("unique_consecutive"),
         "x[1:] != x[:-1], which marks where a new run begins",
     ),
-    "bincount": (lambda x, i: torch.bincount(i), SHAPE.format("bincount"), COUNTED),
+    "bincount": (
+        lambda x, i: torch.bincount(i),
+        SHAPE.format("bincount"),
+        COUNTED,
+    ),
     "bincount minlength": (
         lambda x, i: torch.bincount(i, minlength=5),
         SHAPE.format("bincount"),
@@ -264,7 +268,12 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
 def test_what_the_errors_say_to_write_works(name: str) -> None:
     instead, meant = INSTEAD[name]
     wanted = meant(X, I)
-    for n, placed in ((2, P("a")), (3, P("a")), (3, (P(None, "a"), P())), (2, P())):
+    for n, placed in (
+        (2, P("a")),
+        (3, P("a")),
+        (3, (P(None, "a"), P())),
+        (2, P()),
+    ):
         got = run(instead, n, placed)
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted)

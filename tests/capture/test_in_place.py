@@ -226,7 +226,8 @@ def floating(found: Any) -> list[torch.Tensor]:
 def wanted_of(fn: Program) -> Any:
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
     loss = sum(
-        (k + 1.3) * v.double().sin().sum() for k, v in enumerate(floating(fn(x, y)))
+        (k + 1.3) * v.double().sin().sum()
+        for k, v in enumerate(floating(fn(x, y)))
     )
     grads = torch.autograd.grad(loss, (x, y), allow_unused=True)
     return fn(X.clone(), Y.clone()), tuple(

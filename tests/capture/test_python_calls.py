@@ -47,7 +47,10 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
         lambda x: torch.combinations(x[0], 0).sum() + x.sum(),
         X,
     ),
-    "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True), X),
+    "gaussian_nll_loss": (
+        lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True),
+        X,
+    ),
     "gaussian_nll_loss, one variance a row": (
         lambda x: F.gaussian_nll_loss(x, Y, Y[:, 0], reduction="sum"),
         X,

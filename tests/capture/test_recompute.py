@@ -264,7 +264,9 @@ def test_a_constant_of_the_backward_is_nothing_to_wait_for() -> None:
     assert "after" not in text(graph) and "exp_default_1 = exp(x)" in text(graph)
 
 
-def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> None:
+def test_names_are_noted_and_taken_out_also_where_nothing_is_checkpointed() -> (
+    None
+):
     j = Joint()
     e = j.forward(aten.exp.default, j.x)
     v = j.forward(aten.view.default, e, [2, 2])

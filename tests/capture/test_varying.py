@@ -45,7 +45,9 @@ def test_what_all_share_meets_a_ranks_own_once() -> None:
 
 def test_what_all_share_stays_so_among_itself() -> None:
     assert ops(lambda w, x: (w @ w).sin(), outs=P()) == []
-    assert ops(lambda w, x: w @ w + sf.psum(x.sum(), "dp"), outs=P()) == ["psum dp"]
+    assert ops(lambda w, x: w @ w + sf.psum(x.sum(), "dp"), outs=P()) == [
+        "psum dp"
+    ]
 
 
 def test_a_view_of_what_varies_anyhow_shares_its_sum() -> None:

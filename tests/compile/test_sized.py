@@ -31,7 +31,9 @@ def graph_of(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> torch.fx.Graph
 def padded(x: Tensor) -> Tensor:
     n = x.shape[0]
     return (
-        torch.cat([x, x.new_zeros(n + 1, 3)]).reshape(-1, 3).expand(2, 2 * n + 1, 3)
+        torch.cat([x, x.new_zeros(n + 1, 3)])
+        .reshape(-1, 3)
+        .expand(2, 2 * n + 1, 3)
     )
 
 

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if nothing is wrong and nothing crashed, else 1.
     """
     parser = argparse.ArgumentParser(
-        prog="make conformance", description="Every operator, sharded in every way."
+        prog="make conformance",
+        description="Every operator, sharded in every way.",
     )
     parser.add_argument(
         "--ops",

@@ -86,8 +86,8 @@ def calls(name: str, op: Any, most: int = MOST) -> Iterator[Call]:
     if dtype is None:
         return
     seeded()
-    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes(
-        "cpu"
+    differentiable = (
+        op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     )
     samples = spread(
         list(op.sample_inputs("cpu", dtype, requires_grad=differentiable)), most

@@ -213,7 +213,9 @@ def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[Marks]]:
     for n, way in enumerate(ways):
         yield marked(
             ready,
-            [(way,)] if len(sizes) == 1 else [(way,), (ways[(n + 1) % len(ways)],)],
+            [(way,)]
+            if len(sizes) == 1
+            else [(way,), (ways[(n + 1) % len(ways)],)],
         )
 
 
@@ -246,7 +248,8 @@ def judged(
     xs = (*ready.ins, *ready.captured.closed_over)
     outs = marks[len(xs) :] or [None] * len(ready.wanted)
     marks = [
-        layout.canonical(x.shape, m, sizes) for x, m in zip(xs, marks, strict=False)
+        layout.canonical(x.shape, m, sizes)
+        for x, m in zip(xs, marks, strict=False)
     ]
     case = f"{name} on {sizes}: " + ", ".join(
         f"{list(x.shape)} {m}" for x, m in zip(xs, marks, strict=True)

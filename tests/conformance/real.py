@@ -26,7 +26,8 @@ SHARE = 0.03
 def is_chosen(text: str, share: float) -> bool:
     """Whether a case is in the part that is run, which is the same in every run."""
     return (
-        int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000 < 10_000 * share
+        int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10_000
+        < 10_000 * share
     )
 
 

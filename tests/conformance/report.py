@@ -142,7 +142,9 @@ for one dim is gathered for another.
 
 
 def _said(row: Row) -> str:
-    counted = ", ".join(f"{row.counts[v]} {v}" for v in VERDICTS if v in row.counts)
+    counted = ", ".join(
+        f"{row.counts[v]} {v}" for v in VERDICTS if v in row.counts
+    )
     lines = [
         text
         for text in row.said.splitlines()

@@ -25,7 +25,9 @@ def tokens():
 
 def test_a_new_model_knows_nothing(params, tokens):
     loss = gpt.loss_fn(params, *tokens, heads=3)
-    assert loss.shape == () and loss.item() == pytest.approx(math.log(11), rel=0.02)
+    assert loss.shape == () and loss.item() == pytest.approx(
+        math.log(11), rel=0.02
+    )
 
 
 def test_logits_have_a_number_for_each_token_of_the_vocabulary(params, tokens):
@@ -47,7 +49,8 @@ def test_a_prediction_does_not_see_the_future(params, tokens):
 def test_a_shorter_text_than_the_context_is_a_prefix_of_it(params, tokens):
     x = tokens[0]
     torch.testing.assert_close(
-        gpt.logits(params, x[:, :2], heads=3), gpt.logits(params, x, heads=3)[:, :2]
+        gpt.logits(params, x[:, :2], heads=3),
+        gpt.logits(params, x, heads=3)[:, :2],
     )
 
 

@@ -25,7 +25,9 @@ TWO = Run("2 Gloo processes", (4.0, 3.0, 2.0002), 20.0, 0.05, FEW)
 def without(monkeypatch):
     """A machine without the optional packages."""
     for name in [
-        name for name in sys.modules if name.split(".")[0] in ("rich", "matplotlib")
+        name
+        for name in sys.modules
+        if name.split(".")[0] in ("rich", "matplotlib")
     ]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("rich", "matplotlib"):
@@ -77,7 +79,9 @@ def test_main_returns_zero_and_writes_both_files_when_the_worlds_agree(
     assert (tmp_path / "out" / "local_program.txt").read_text() == "the program"
     assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
     assert (
-        capsys.readouterr().out.splitlines()[-1].startswith("Proved: over 3 steps ")
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("Proved: over 3 steps ")
     )
 
 
@@ -119,7 +123,9 @@ def test_without_a_compiler_the_processes_run_uncompiled_and_it_says_so(
 ):
     asked = {}
     monkeypatch.setattr(
-        doctor, "compiler", lambda: doctor.Finding("C++ compiler", False, "No g++.")
+        doctor,
+        "compiler",
+        lambda: doctor.Finding("C++ compiler", False, "No g++."),
     )
     monkeypatch.setattr(report.runs, "one_device", lambda job, progress: ONE)
     monkeypatch.setattr(report.runs, "simulated", lambda job, progress: EIGHT)

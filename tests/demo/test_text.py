@@ -32,7 +32,9 @@ def test_batches_are_windows_whose_targets_come_one_token_later():
     data = torch.arange(1000)
     for x, y in itertools.islice(text.batches(data, batch=3, context=7), 5):
         assert (
-            x.shape == y.shape == (3, 7) and x.is_contiguous() and y.is_contiguous()
+            x.shape == y.shape == (3, 7)
+            and x.is_contiguous()
+            and y.is_contiguous()
         )
         assert torch.equal(y, x + 1) and torch.equal(x[:, 1:], x[:, :-1] + 1)
 

@@ -126,7 +126,9 @@ that all have; or x.to_local() of the DTensor""",
   try: return the mesh: mesh.get_group(axis) is its group""",
     ),
     "shards of two sizes": (
-        lambda x, mesh: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),
+        lambda x, mesh: (
+            from_local(x[:3], mesh, R).redistribute(mesh, S).to_local()
+        ),
         """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks
   needed: shards of equal size, since all ranks share one program
   try: x.full_tensor(), x.redistribute to another dim, or pad it""",

@@ -108,7 +108,9 @@ def test_s4_a_local_program_has_no_copies_of_dtensors(mesh: Any) -> None:
         return ((d + 1).sin() * d).to_local()
 
     ops = [str(n.target) for n in sf.jit(fn).lower(local()).program.graph.nodes]
-    assert not [op for op in ops if "detach" in op or "clone" in op or "copy" in op]
+    assert not [
+        op for op in ops if "detach" in op or "clone" in op or "copy" in op
+    ]
 
 
 def test_a_gradient_of_dtensors_has_their_placements(mesh: Any) -> None:
@@ -168,7 +170,9 @@ def test_scan(mesh: Any) -> None:
 
 def test_uneven_dtensors_inside_and_as_results(mesh: Any) -> None:
     d = distribute_tensor(torch.arange(257.0), mesh, S)
-    out, total = sf.jit(lambda d: (d * 2, d.sum().full_tensor()), backend="aten")(d)
+    out, total = sf.jit(lambda d: (d * 2, d.sum().full_tensor()), backend="aten")(
+        d
+    )
     torch.testing.assert_close(sf.full(out), torch.arange(257.0) * 2)
     same(total, torch.arange(257.0).sum(), torch.arange(257.0).sum())
 
@@ -392,7 +396,9 @@ def test_branches_and_loops_over_dtensors(mesh: Any) -> None:
     def fn(x: Any) -> Any:
         d = DTensor.from_local(x, mesh, S)
         doubled = sf.while_loop(
-            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), d)
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, c[1] * 2),
+            (torch.tensor(0), d),
         )[1]
         positive = d.sum().full_tensor() > 0
         chosen = sf.cond(positive, lambda d: d + 1, lambda d: d - 1, d)

@@ -74,7 +74,9 @@ def test_s2_1_a_module_of_parallelize_module(plan: str) -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
         net = parallelize_module(_net(), mesh, copy.deepcopy(PLANS[plan]))
-        out = _local(_staged(net, SimulatedTensor([_x(plan, r) for r in range(2)])))
+        out = _local(
+            _staged(net, SimulatedTensor([_x(plan, r) for r in range(2)]))
+        )
         for rank, (eager, _) in enumerate(real):
             torch.testing.assert_close(
                 out.shards[rank], eager, rtol=1e-12, atol=1e-12

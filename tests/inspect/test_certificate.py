@@ -61,7 +61,9 @@ def test_overlap_hides_communication_that_the_order_as_written_exposes() -> None
 
 def test_every_axis_lists_its_collectives_in_the_order_of_the_program() -> None:
     made = lowered()
-    assert made.schedule.order == (("dp", tuple(c.name for c in made.collectives)),)
+    assert made.schedule.order == (
+        ("dp", tuple(c.name for c in made.collectives)),
+    )
 
 
 def broken(change: Any) -> Any:

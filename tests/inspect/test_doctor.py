@@ -22,7 +22,9 @@ def test_a_machine_that_runs_these_tests_has_what_is_needed(capsys):
     assert capsys.readouterr().out.endswith("shardfn works here.\n")
 
 
-def test_the_exit_code_is_one_when_something_needed_is_missing(monkeypatch, capsys):
+def test_the_exit_code_is_one_when_something_needed_is_missing(
+    monkeypatch, capsys
+):
     missing = Finding(
         "optree", False, "Not installed.", "pip install optree", needed=True
     )

@@ -70,7 +70,9 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x @ w).relu()
 
 
-def test_s8_1_one_record_of_an_op_call_with_placements_in_place_of_values() -> None:
+def test_s8_1_one_record_of_an_op_call_with_placements_in_place_of_values() -> (
+    None
+):
     low = sharded(product, (P("dp"), P()), out_placements=P("dp")).lower(X, W)
     mm, relu = (
         step for step in low.partition.steps if isinstance(step, plan.Apply)
@@ -167,7 +169,9 @@ def test_s8_5_with_the_strict_setting_it_is_refused_with_op_placements_and_line(
     ), "nothing is sent where nothing is cut"
 
 
-def test_s8_5_an_op_is_reported_once_for_each_line_with_all_that_it_costs() -> None:
+def test_s8_5_an_op_is_reported_once_for_each_line_with_all_that_it_costs() -> (
+    None
+):
     def twice(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
             x = sf.constrain(x.sort(0)[0], P("dp"))
@@ -245,7 +249,9 @@ def test_every_transfer_says_who_asked_and_agrees_with_the_collectives_of_the_pr
         ("step", gpt),
     ):
         low = make()
-        said = sorted((t.kind, t.axis, t.nbytes, t.implicit) for t in low.transfers)
+        said = sorted(
+            (t.kind, t.axis, t.nbytes, t.implicit) for t in low.transfers
+        )
         assert said == sorted(
             (c.kind, c.axis, c.nbytes, c.implicit) for c in low.collectives
         ), name

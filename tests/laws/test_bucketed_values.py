@@ -76,7 +76,9 @@ def test_bucketed_grad_equals_value_and_grad_and_autograd(drawn: Drawn) -> None:
 
 @given(draws())
 @examples(4)
-def test_a_plan_passed_back_gives_the_same_buckets_and_values(drawn: Drawn) -> None:
+def test_a_plan_passed_back_gives_the_same_buckets_and_values(
+    drawn: Drawn,
+) -> None:
     params, batch = drawn.params(), drawn.batch()
     with world_of(drawn.mesh):
         mesh = mesh_of(drawn.mesh)

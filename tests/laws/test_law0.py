@@ -60,7 +60,10 @@ def run(
     with sf.fake_world(size):
         mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
         step = sf.shard(
-            models.STEPS[model], mesh, (params_placed, batch, batch), backend="aten"
+            models.STEPS[model],
+            mesh,
+            (params_placed, batch, batch),
+            backend="aten",
         )
         return sf.full(step(*args))
 

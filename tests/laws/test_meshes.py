@@ -150,7 +150,9 @@ def test_another_mesh_in_the_closure_is_another_program(meshes: Meshes) -> None:
 
 def test_a_slice_of_a_mesh_is_itself(meshes: Meshes) -> None:
     row = meshes.named["i"]
-    result = jit(lambda x: sf.shard_map(per_rank, row, P("i"), P("i"))(x))(values())
+    result = jit(lambda x: sf.shard_map(per_rank, row, P("i"), P("i"))(x))(
+        values()
+    )
     assert result.device_mesh == row
     assert torch.equal(sf.full(result), EXPECTED)
 
@@ -160,8 +162,8 @@ MIXED: dict[str, Callable[[Any, Any], Any]] = {
     "use_mesh around shard_map": lambda outer, inner: inside_use_mesh(
         outer, lambda: jit(lambda x: mapped(inner)(x))(values())
     ),
-    "use_mesh around a shard_map made before": lambda outer, inner: inside_use_mesh(
-        outer, lambda: jit(mapped(inner))(values())
+    "use_mesh around a shard_map made before": lambda outer, inner: (
+        inside_use_mesh(outer, lambda: jit(mapped(inner))(values()))
     ),
     "shard around shard_map": lambda outer, inner: shard(
         lambda x: mapped(inner)(x), outer
@@ -327,7 +329,9 @@ def test_torchs_with_mesh_is_the_current_mesh() -> None:
                 _ = 1 / 0
             assert sf.current_mesh() is outer
             seen: list[Any] = []
-            thread = threading.Thread(target=lambda: seen.append(sf.current_mesh()))
+            thread = threading.Thread(
+                target=lambda: seen.append(sf.current_mesh())
+            )
             thread.start()
             thread.join()
             assert seen == [None]

@@ -22,7 +22,10 @@ from tests.support.sizes import PACKAGE, ROOT
 SENTENCE, DECORATOR = "Dynamo reads this.", "read_by_dynamo"
 Read = set[tuple[Path, str]]  # (file, qualified name) of each function
 
-X, W = torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(0, 1, 9).reshape(3, 3)
+X, W = (
+    torch.linspace(-1, 1, 6).reshape(2, 3),
+    torch.linspace(0, 1, 9).reshape(3, 3),
+)
 
 
 def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

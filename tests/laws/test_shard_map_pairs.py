@@ -134,7 +134,9 @@ def test_transforms_on_both_sides_of_shard_map(outer: str, inner: str) -> None:
             P("a"),
         )
         fn = sf.shard(as_rows(outer, OURS[outer](mapped)), backend="aten")
-        wanted = as_rows(outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole))))
+        wanted = as_rows(
+            outer, THEIRS[outer](as_rows(inner, THEIRS[inner](whole)))
+        )
         torch.testing.assert_close(
             sf.full(fn(x)), wanted(x), rtol=1e-10, atol=1e-10
         )

@@ -28,7 +28,9 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
     )
 
 
-def sharded(fn: Callable[..., Any], placed: Any, n: int = 2, **options: Any) -> Any:
+def sharded(
+    fn: Callable[..., Any], placed: Any, n: int = 2, **options: Any
+) -> Any:
     return sf.shard(
         fn, sf.make_mesh((n,), ("a",)), placed, backend="aten", **options
     )
@@ -223,7 +225,8 @@ def test_s7_a_backward_hook_fires_or_is_refused() -> None:
         return y.sum()
 
     assert_close(
-        run(sf.grad(hooked), (values(5, 4),)), torch.full((5, 4), 10.0, dtype=DTYPE)
+        run(sf.grad(hooked), (values(5, 4),)),
+        torch.full((5, 4), 10.0, dtype=DTYPE),
     )
     for register in (
         nn.Module.register_full_backward_hook,
@@ -239,7 +242,9 @@ def test_s7_a_backward_hook_fires_or_is_refused() -> None:
 
 def test_s8_a_function_that_asks_for_its_rank_is_refused() -> None:
     asks = {
-        "get_rank": lambda mesh: lambda x: x + 1 if dist.get_rank() == 0 else x - 1,
+        "get_rank": lambda mesh: (
+            lambda x: x + 1 if dist.get_rank() == 0 else x - 1
+        ),
         "get_local_rank": lambda mesh: lambda x: x + mesh.get_local_rank("a"),
         "get_coordinate": lambda mesh: lambda x: x + mesh.get_coordinate()[0],
         "mesh.get_rank": lambda mesh: lambda x: x + mesh.get_rank(),
@@ -349,7 +354,9 @@ def test_s11_a_module_that_is_called_inside_is_captured_whole() -> None:
         assert_close(sf.full(fn(x)), model(x))
 
 
-def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> None:
+def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> (
+    None
+):
     def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = torch.empty(4, 2, dtype=DTYPE)
         torch.mm(x, y, out=out)

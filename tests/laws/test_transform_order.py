@@ -116,7 +116,9 @@ def check(
     COMBINED,
     ids=lambda x: x if isinstance(x, str) else " of ".join(x),
 )
-def test_any_order_equals_torch_func(order: tuple[str, ...], function: str) -> None:
+def test_any_order_equals_torch_func(
+    order: tuple[str, ...], function: str
+) -> None:
     sizes, placement = WORLDS[
         list(WORLDS)[int(by_hash((order, function)), 16) % len(WORLDS)]
     ]

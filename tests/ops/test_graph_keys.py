@@ -84,7 +84,9 @@ def test_a_key_that_the_list_does_not_know_is_noticed_after_a_pass() -> None:
     next(iter(graph.nodes)).meta["note"] = 1
     with pytest.raises(AssertionError) as caught:
         schedule.check(graph, mesh_axes((2, 3)))
-    assert str(caught.value) == "node.meta: x: 'note' is not a key of a local graph"
+    assert (
+        str(caught.value) == "node.meta: x: 'note' is not a key of a local graph"
+    )
 
 
 BAD = {
@@ -143,7 +145,9 @@ def _key_of(node: ast.AST) -> str | None:
         case ast.Subscript(ast.Attribute(attr="meta"), ast.Constant(str(key))):
             return key
         case ast.Call(
-            ast.Attribute(ast.Attribute(attr="meta"), "get" | "pop" | "setdefault"),
+            ast.Attribute(
+                ast.Attribute(attr="meta"), "get" | "pop" | "setdefault"
+            ),
             [ast.Constant(str(key)), *_],
         ):
             return key

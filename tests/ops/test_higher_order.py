@@ -65,7 +65,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("fn", [branch, nested, summed, folded, repeated, attended])
+@pytest.mark.parametrize(
+    "fn", [branch, nested, summed, folded, repeated, attended]
+)
 @pytest.mark.parametrize(
     ("sizes", "placement"),
     [((2,), P("a")), ((3,), P(None, "a")), ((2, 2), P("a", "b"))],
@@ -140,6 +142,8 @@ def test_a_graph_of_an_op_that_cannot_draw_is_refused() -> None:
         sf.jit(noisy)(X)
     with (
         sf.fake_world(2),
-        pytest.raises(sf.RuleError, match="try: sf.cond, sf.scan or sf.while_loop"),
+        pytest.raises(
+            sf.RuleError, match="try: sf.cond, sf.scan or sf.while_loop"
+        ),
     ):
         sf.shard(noisy, sf.make_mesh((2,), ("a",)), P())(X)

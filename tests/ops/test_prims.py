@@ -52,7 +52,9 @@ def test_every_prim_of_a_tensor_has_a_transpose_or_two_derivatives(
     call: Callable[..., Tensor],
 ) -> None:
     row = CALLS[call]
-    assert (row.transpose is None) == (row.jvp is not None) == (row.vjp is not None)
+    assert (
+        (row.transpose is None) == (row.jvp is not None) == (row.vjp is not None)
+    )
 
 
 # as_invariant is left out: capture narrows it to the axes over which its tensor varies

@@ -22,7 +22,9 @@ PLACED = st.lists(
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
-RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(tuple)
+RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(
+    tuple
+)
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),

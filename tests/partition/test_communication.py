@@ -83,7 +83,9 @@ def test_tensor_parallel_sends_two_all_reduces_per_layer_forward_and_two_backwar
         ]
         whole = x.numel() * models.WIDTH * 8
         counts[layers] = collections.Counter(
-            n.meta["phase"] for n in reduces if n.meta["collective"].nbytes == whole
+            n.meta["phase"]
+            for n in reduces
+            if n.meta["collective"].nbytes == whole
         )
     per_layer = {
         phase: (counts[4][phase] - counts[1][phase]) / 3
@@ -122,7 +124,9 @@ def test_vocabulary_parallel_cross_entropy_sends_no_logits() -> None:
 def test_fully_sharded_sends_one_all_gather_per_use_and_one_reduce_scatter_per_parameter() -> (
     None
 ):
-    params, low = lowered("gpt", {"dp": 2}, "fully_sharded", P("dp"), batch_size=64)
+    params, low = lowered(
+        "gpt", {"dp": 2}, "fully_sharded", P("dp"), batch_size=64
+    )
     kinds = collections.Counter(
         c.kind for c in low.collectives if c.nbytes > SCALAR
     )
@@ -150,7 +154,9 @@ def test_a_gradient_has_its_parameters_placement() -> None:
         params, low = lowered("gpt", axes, scheme, P("dp"))
         count = len(leaves(params))
         out = low.program.out_marks
-        assert out[:count] == out[count : 2 * count] == low.program.in_marks[:count]
+        assert (
+            out[:count] == out[count : 2 * count] == low.program.in_marks[:count]
+        )
 
 
 def test_s1_2_all_reduce_and_wait_stay_above_one_rank_and_are_elided_at_one() -> (

@@ -169,7 +169,9 @@ def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(
             ) == [("halo", "h", halo)], name
 
 
-def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> None:
+def test_two_cut_dims_of_space_send_two_halos_the_second_with_the_corners() -> (
+    None
+):
     mesh = "2 x 2, rows and columns"
     with world(mesh):
         low = on(mesh, conv(2, padding=1)).lower(
@@ -220,9 +222,9 @@ def test_windows_that_do_not_cross_an_edge_need_nobody() -> None:
         gradient = sf.value_and_grad(loss(pool))
         with world(mesh):
             assert sent(on(mesh, pool, (cut,)).lower(x)) == [], f"{name} on {mesh}"
-            assert {n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))} == {
-                FLOAT
-            }, f"{name} on {mesh}: the loss alone"
+            assert {
+                n for _, _, n in sent(on(mesh, gradient, (cut,)).lower(x))
+            } == {FLOAT}, f"{name} on {mesh}: the loss alone"
             equal(sf.full(on(mesh, gradient, (cut,))(x)), gradient(x))
 
 
@@ -326,7 +328,8 @@ def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
         ((0, 1, 1, 1), 0): False, (0, (0, 1, 1, 1)): False, ((0, 4, 1, 1), "R"): False,
     }  # fmt: skip
     assert {
-        marks: layout.canonical((6, 4), marks, (2, 2)) is not None for marks in fits
+        marks: layout.canonical((6, 4), marks, (2, 2)) is not None
+        for marks in fits
     } == fits
 
 
@@ -349,7 +352,11 @@ def real(backend: str) -> tuple[Any, Any, str]:
     """(whole results, local results, the text that is run) on real ranks."""
     fn = on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)), backend=backend)
     out = fn(*ARGS)
-    return sf.full(out), [d.to_local() for d in leaves(out)], fn.compile(*ARGS).code
+    return (
+        sf.full(out),
+        [d.to_local() for d in leaves(out)],
+        fn.compile(*ARGS).code,
+    )
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])

@@ -108,7 +108,9 @@ def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() ->
         )
 
 
-def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> None:
+def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> (
+    None
+):
     w = torch.randn(7, 3, generator=G, dtype=torch.float64)
     loss = lambda w, x: (x @ w).tanh().square().sum()
     wanted = sf.grad(loss, argnums=(0, 1))(w, X)
@@ -126,7 +128,9 @@ def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> N
             sf.grad(loss),
             lambda *args: sf.bucketed_grad(loss)(*args)[1],
         ):
-            step = sf.shard(transform, mesh, (P(), P("dp")), [MEAN], backend="aten")
+            step = sf.shard(
+                transform, mesh, (P(), P("dp")), [MEAN], backend="aten"
+            )
             got = step(w, X)
             assert got.placements == (MEAN,) and not [
                 c for c in step.lower(w, X).collectives if c.kind != "all_gather"

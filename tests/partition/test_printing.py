@@ -125,7 +125,9 @@ def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(
 def test_a_shard_map_introduces_the_coordinate_that_it_reads(mesh: Any) -> None:
     summed = lambda x: sf.psum(x * sf.axis_index("dp"), "dp")
     mapped = sf.shard_map(summed, in_placements=P("dp"), out_placements=P())
-    low = sf.shard(mapped, mesh, (P("dp"),), backend="aten").lower(torch.ones(6, 3))
+    low = sf.shard(mapped, mesh, (P("dp"),), backend="aten").lower(
+        torch.ones(6, 3)
+    )
     same_text(
         str(low),
         """

@@ -194,7 +194,11 @@ DIRECT = {
     "pending to cut": (("sum",), (1,), ["reduce_scatter"]),
     "a maximum to whole": (("max",), ("R",), ["all_reduce"]),
     "units to plain chunks": (((0, 3),), (0,), ["all_gather", "slice"]),
-    "both axes pending": (("sum", "sum"), ("R", "R"), ["all_reduce", "all_reduce"]),
+    "both axes pending": (
+        ("sum", "sum"),
+        ("R", "R"),
+        ["all_reduce", "all_reduce"],
+    ),
     "both axes on one dim, gathered": (
         (0, 0),
         ("R", "R"),

@@ -224,7 +224,9 @@ def test_a_lookup_does_not_see_what_other_rows_of_the_table_hold(
     target, (table, *args), _ = LOOKUPS[name]
     table = table.clone()
     table[0] = table[2] = bad
-    pieces.OneOp(target, (table, *args), {}).prove([(0,), ("R",)], [("sum",)], (3,))
+    pieces.OneOp(target, (table, *args), {}).prove(
+        [(0,), ("R",)], [("sum",)], (3,)
+    )
 
 
 def test_a_rank_with_nothing_to_add_keeps_its_own_term() -> None:
@@ -256,5 +258,7 @@ def test_a_reshape_of_what_a_rank_holds_expanded_is_a_copy(n: int) -> None:
         x.unsqueeze(1).expand(1, 3).unsqueeze(0).expand(2, 1, 3).reshape(1, 1, 6)
     )
     with sf.fake_world(n):
-        got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(x)
+        got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(
+            x
+        )
         assert torch.equal(sf.full(got), fn(x))

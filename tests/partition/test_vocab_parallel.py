@@ -128,9 +128,9 @@ def test_cross_entropy_sends_a_maximum_two_sums_and_the_loss() -> None:
     for words in (8, 64, 512):
         with sf.fake_world(2):
             assert sent(over_words(loss(), 2).lower(*arguments(words))) == rows
-            assert sent(over_words(gradient, 2).lower(*arguments(words))) == sorted(
-                [*rows, ("all_reduce", "sum", TOKEN), ACTIVATIONS]
-            )
+            assert sent(
+                over_words(gradient, 2).lower(*arguments(words))
+            ) == sorted([*rows, ("all_reduce", "sum", TOKEN), ACTIVATIONS])
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
@@ -183,7 +183,10 @@ def test_a_softmax_that_is_not_cut_stays_one_op() -> None:
     args = (*arguments(8)[:2], f(8, 3))
     with sf.fake_world(2):
         low = sf.shard(
-            attend, sf.make_mesh((2,), ("dp",)), (P("dp"), P(), P()), backend="aten"
+            attend,
+            sf.make_mesh((2,), ("dp",)),
+            (P("dp"), P(), P()),
+            backend="aten",
         ).lower(*args)
     assert "aten._softmax.default" in {
         str(n.target) for n in low.program.graph.nodes

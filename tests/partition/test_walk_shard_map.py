@@ -140,7 +140,9 @@ def test_pending_sums_over_another_axis_stay_pending_through_a_sum() -> None:
             backend="aten",
         )
         x, w = X[:, :6, 0], X[0, :6]
-        torch.testing.assert_close(sf.full(step(x, w)), (x[:2] @ w + x[2:] @ w) * 2)
+        torch.testing.assert_close(
+            sf.full(step(x, w)), (x[:2] @ w + x[2:] @ w) * 2
+        )
         assert [(c.kind, c.axis) for c in step.lower(x, w).collectives] == [
             ("all_reduce", "a"),
             ("all_reduce", "b"),

@@ -45,7 +45,9 @@ def moved(x: torch.Tensor) -> dict[str, torch.Tensor]:
         total = x.sum(0, dtype=x.dtype)
         out |= {
             "reduce": total,
-            "scatter": sf.constrain(x.T.contiguous().sum(1, dtype=x.dtype), P("a")),
+            "scatter": sf.constrain(
+                x.T.contiguous().sum(1, dtype=x.dtype), P("a")
+            ),
         }
     return out
 

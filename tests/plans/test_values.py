@@ -120,7 +120,9 @@ def _on_ranks() -> tuple[Any, Any]:
     mesh = sf.make_mesh((2,), ("tp",))
     where = sf.fsdp(PARAMS, mesh, min_bytes=100)
     placed = sf.distribute(PARAMS, mesh, where)
-    step = sf.shard(sf.value_and_grad(loss), mesh, (where, P("tp")), backend="aten")
+    step = sf.shard(
+        sf.value_and_grad(loss), mesh, (where, P("tp")), backend="aten"
+    )
     return sf.full(step(placed, X))
 
 

@@ -60,7 +60,9 @@ def _drawn(key: torch.Tensor, shape: tuple[int, ...], dtype: Any) -> torch.Tenso
 def test_a_number_is_of_its_element_alone(dtype: torch.dtype) -> None:
     whole = _drawn(KEY, (6, 5), dtype)
     assert torch.equal(whole, _drawn(KEY, (30,), dtype).view(6, 5))
-    part = random_bits(KEY, torch.tensor(2 * 5 + 1), [3, 2], [5, 1], DRAW, 0, dtype)
+    part = random_bits(
+        KEY, torch.tensor(2 * 5 + 1), [3, 2], [5, 1], DRAW, 0, dtype
+    )
     assert torch.equal(part, whole[2:5, 1:3])
     assert whole.unique().numel() > 1
 

@@ -122,7 +122,9 @@ def test_streams_of_one_key_are_uncorrelated() -> None:
         random.fold_in(KEY, torch.tensor(2)),
         KEY,
     ]
-    draws = torch.stack([random.normal(k, (100_000,), torch.float64) for k in keys])
+    draws = torch.stack(
+        [random.normal(k, (100_000,), torch.float64) for k in keys]
+    )
     others = torch.corrcoef(draws) - torch.eye(len(keys), dtype=torch.float64)
     assert others.abs().max() < 5 / math.sqrt(100_000)
 

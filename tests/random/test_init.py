@@ -221,7 +221,9 @@ def test_bad_input_is_refused_by_name() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         with pytest.raises(ShardError, match="init: key is a NoneType"):
             sf.init(build, mesh, P())
-        with pytest.raises(TreeError, match=r"init\(_holding\): scale is a tensor"):
+        with pytest.raises(
+            TreeError, match=r"init\(_holding\): scale is a tensor"
+        ):
             sf.init(_holding, mesh, P(), KEY)
         with pytest.raises(
             TreeError, match="'bias2' fits no parameter and no buffer"

@@ -89,7 +89,11 @@ WRONG = [
 
 def _split(key: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     a, b, c = random.split(key, 3)
-    y = random.dropout(a, x) + random.gamma(b, 2.0, (3,)) + random.beta(c, 1.0, 2.0)
+    y = (
+        random.dropout(a, x)
+        + random.gamma(b, 2.0, (3,))
+        + random.beta(c, 1.0, 2.0)
+    )
     return y + random.normal(random.fold_in(key, 7)) * random.uniform(
         random.fold_in(key, 8)
     )
@@ -148,8 +152,12 @@ def _lines(fn: Callable[..., Any]) -> range:
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("fn", WRONG, ids=lambda f: f.__name__[1:])
-def test_a_key_used_twice_is_an_error_with_both_lines(fn: Any, around: str) -> None:
-    with pytest.raises(ShardError, match=r"a key is used twice: at .* and at") as e:
+def test_a_key_used_twice_is_an_error_with_both_lines(
+    fn: Any, around: str
+) -> None:
+    with pytest.raises(
+        ShardError, match=r"a key is used twice: at .* and at"
+    ) as e:
         AROUND[around](fn)(KEY, X)
     places = str(e.value).split("twice: at ")[1].split("\n")[0].split(" and at ")
     for place in places:
@@ -194,7 +202,9 @@ def test_under_shard() -> None:
         sf.shard(_split, mesh, (P(), P("dp")))(random.key(12), X)
 
 
-def test_without_the_setting_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_setting_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SHARDFN_CHECK")
     sf.jit(lambda key, x: _twice(key, x), backend="aten")(KEY, X)
 

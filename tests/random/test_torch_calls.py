@@ -216,7 +216,10 @@ def test_in_a_shard_map_an_unvarying_draw_is_equal_on_all_ranks() -> None:
 
 def test_a_generator_is_refused_by_name() -> None:
     generator = torch.Generator()
-    with random.plain(), pytest.raises(ShardError, match="given a torch.Generator"):
+    with (
+        random.plain(),
+        pytest.raises(ShardError, match="given a torch.Generator"),
+    ):
         torch.rand(3, generator=generator)
     for fn in (
         lambda x: x.bernoulli(0.5, generator=generator),
@@ -249,7 +252,9 @@ STATE = torch.get_rng_state()
 @pytest.mark.parametrize(
     "options", [{}, {"seed": "required"}], ids=["", "required"]
 )
-def test_what_reads_a_generator_is_refused_by_name(name: str, options: Any) -> None:
+def test_what_reads_a_generator_is_refused_by_name(
+    name: str, options: Any
+) -> None:
     with pytest.raises(ShardError, match="reads or seeds a generator") as caught:
         sf.jit(SEEDS[name], **options)(X)
     assert "sf.random.state.seed(seed)" in str(caught.value)

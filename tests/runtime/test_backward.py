@@ -366,7 +366,9 @@ def test_a_compiled_call_has_gradients_too() -> None:
     compiled = STEP.compile(w, X)
     compiled(w, X).backward()
     close(w.grad, gradient())
-    assert "saved" in str(STEP.lower(w, X)) and "cotangent" in str(STEP.lower(w, X))
+    assert "saved" in str(STEP.lower(w, X)) and "cotangent" in str(
+        STEP.lower(w, X)
+    )
 
 
 def test_without_values_shapes_go_back() -> None:

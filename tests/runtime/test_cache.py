@@ -35,7 +35,9 @@ def staged(fn: Any) -> torch.Tensor:
     "make", [lambda fn: fn, functools.partial], ids=["function", "partial"]
 )
 @pytest.mark.parametrize(
-    "use", [lambda fn: sf.grad(fn)(torch.ones(3)), staged], ids=["alone", "sharded"]
+    "use",
+    [lambda fn: sf.grad(fn)(torch.ones(3)), staged],
+    ids=["alone", "sharded"],
 )
 def test_what_was_staged_for_a_function_goes_when_it_goes(
     make: Any, use: Any
@@ -80,7 +82,9 @@ def test_clear_forgets_functions_that_live_on() -> None:
     assert cache.counts["captures"] == 1
 
 
-def test_a_wrapper_that_takes_over_attributes_does_not_take_over_programs() -> None:
+def test_a_wrapper_that_takes_over_attributes_does_not_take_over_programs() -> (
+    None
+):
     sf.grad(doubled)(torch.ones(3))
 
     @functools.wraps(doubled)
@@ -113,7 +117,9 @@ class Model(torch.nn.Module):
         return (2 * x).sum()
 
 
-def test_methods_stay_alive_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_stay_alive_up_to_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cache, "ALIVE", 2)
 
     def used() -> weakref.ref[Model]:

@@ -86,7 +86,9 @@ def test_results_are_tensors_that_autograd_does_not_know() -> None:
     y.grad = X.clone()
     y.requires_grad_(False)
     out = fn(x, y)
-    assert out[0].equal(X + 1) and out[1].equal(X * 2) and is_gone(x) and is_gone(y)
+    assert (
+        out[0].equal(X + 1) and out[1].equal(X * 2) and is_gone(x) and is_gone(y)
+    )
     for result in out:
         assert type(result) is torch.Tensor
         assert result.grad is None and not result.requires_grad

@@ -32,7 +32,8 @@ def raising(folder: str) -> None:
 
 def test_ranks_that_crash_once_run_again_and_say_so(tmp_path: Path) -> None:
     with pytest.warns(
-        UserWarning, match=r"ranks \[1\] of 2 crashed; they run once more: crashing"
+        UserWarning,
+        match=r"ranks \[1\] of 2 crashed; they run once more: crashing",
     ):
         assert run_ranks(2, crashing, str(tmp_path), 1) == [6, 6]
 

@@ -123,7 +123,9 @@ def test_a_ring_sum_is_the_plain_sum_up_to_rounding_and_a_maximum_is_exact(
     n: int, shape: list[int]
 ) -> None:
     g = torch.Generator().manual_seed(n)
-    found = [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(n)]
+    found = [
+        torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(n)
+    ]
     stacked = torch.stack(found)
     torch.testing.assert_close(
         ring_reduce(found, torch.add), stacked.sum(0), rtol=1e-12, atol=1e-12

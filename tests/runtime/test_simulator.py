@@ -25,7 +25,10 @@ def program(
     sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step]
 ) -> LocalProgram:
     """A program of one rank that reduces its one input once for each step."""
-    axes, names = pieces.mesh_axes(sizes), [f"group:{k}" for k in range(len(sizes))]
+    axes, names = (
+        pieces.mesh_axes(sizes),
+        [f"group:{k}" for k in range(len(sizes))],
+    )
     b = Builder(
         axes, (0,) * len(sizes), _compat.FakeTensorMode(), "cpu", tuple(names)
     )
@@ -55,7 +58,9 @@ def run(
 ) -> list[torch.Tensor]:
     return [
         result[0]
-        for result in simulate(programs, [[v] for v in values], pieces.ranks(sizes))
+        for result in simulate(
+            programs, [[v] for v in values], pieces.ranks(sizes)
+        )
     ]
 
 
@@ -166,7 +171,8 @@ STACKED = torch.stack(VALUES)
 
 
 @pytest.mark.parametrize(
-    ("op", "reduce"), [("sum", torch.sum), ("max", torch.amax), ("min", torch.amin)]
+    ("op", "reduce"),
+    [("sum", torch.sum), ("max", torch.amax), ("min", torch.amin)],
 )
 def test_reductions_equal_torchs(op: str, reduce: object) -> None:
     whole = reduce(STACKED, 0)

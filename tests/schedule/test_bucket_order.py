@@ -56,7 +56,9 @@ def events(low: Any) -> list[tuple[str, Any]]:
             found += [("start", of(node))] if of(node) is not None else []
         elif node.target is WAIT:
             found += (
-                [("wait", of(node.args[0]))] if of(node.args[0]) is not None else []
+                [("wait", of(node.args[0]))]
+                if of(node.args[0]) is not None
+                else []
             )
         elif node.op == "call_function":
             found.append((getattr(node.target, "_opname", str(node.target)), node))
@@ -71,7 +73,9 @@ def only(low: Any, *kinds: str) -> list[Any]:
     ]
 
 
-def test_s9_4_every_reduction_starts_before_the_next_gradient_is_computed() -> None:
+def test_s9_4_every_reduction_starts_before_the_next_gradient_is_computed() -> (
+    None
+):
     low = graph_of(cap=64)
     told = [kind for kind, _ in events(low) if kind in ("start", "mm")]
     forward, backward = told[:4], told[4:]
@@ -212,7 +216,9 @@ def test_each_start_has_one_wait_and_stands_before_it() -> None:
             numbers = sorted({b for _, b in told})
             assert numbers == list(range(len(numbers)))
             assert [
-                told.count((kind, b)) for b in numbers for kind in ("start", "wait")
+                told.count((kind, b))
+                for b in numbers
+                for kind in ("start", "wait")
             ] == [1, 1] * len(numbers)
             assert all(
                 told.index(("start", b)) < told.index(("wait", b)) for b in numbers

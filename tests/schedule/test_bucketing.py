@@ -213,7 +213,9 @@ def test_s1_1_a_plan_for_any_number_of_ranks_in_one_process() -> None:
 def test_s9_3_ignored_leaves_are_reduced_on_their_own() -> None:
     for ignore in (lambda path: path == "params[2]", [False, False, True, False]):
         low = lowered(chain, (FOUR, X), ignore=ignore)
-        assert leaves_of(low) == [p(3, 1, 0)] and low.plan.ignored == ("params[2]",)
+        assert leaves_of(low) == [p(3, 1, 0)] and low.plan.ignored == (
+            "params[2]",
+        )
         assert {(c.nbytes, c.bucket) for c in low.collectives} == {
             (64, None),
             (192 + LOSS, 0),
@@ -268,7 +270,9 @@ def test_s9_3_buffers_never_count() -> None:
 def test_s9_3_a_program_without_parameters_has_an_empty_plan() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        plan = sf.shard(lambda x: x.sum(), mesh, ROWS, backend="aten").lower(X).plan
+        plan = (
+            sf.shard(lambda x: x.sum(), mesh, ROWS, backend="aten").lower(X).plan
+        )
     assert (plan.buckets, plan.leaves) == ((), ()) and str(plan).endswith(
         "on mesh (dp=2): 0"
     )
@@ -503,7 +507,9 @@ def test_s9_9_a_10_5000_5000_5000_5_mlp_gives_three_buckets_with_a_cap_of_25MB()
     assert [
         set(b.leaves) for b in low.plan.buckets
     ] == layers  # a weight and its bias close together
-    assert low.plan.buckets[0].nbytes > 10**8 and low.plan.buckets[2].nbytes < 10**6
+    assert (
+        low.plan.buckets[0].nbytes > 10**8 and low.plan.buckets[2].nbytes < 10**6
+    )
     plan_is_what_runs(low)
 
 

@@ -54,7 +54,9 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
 
 
 def graph_of(
-    src: Marks, targets: Sequence[tuple[Marks, str]], sizes: tuple[int, ...] = SIZES
+    src: Marks,
+    targets: Sequence[tuple[Marks, str]],
+    sizes: tuple[int, ...] = SIZES,
 ) -> torch.fx.Graph:
     """One value of 6 elements brought from one placement to others, each on behalf of a phase."""
     axes, fake = (
@@ -93,7 +95,9 @@ def add(graph: torch.fx.Graph, target: Any, *args: Any) -> torch.fx.Node:
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
         node = graph.call_function(target, args)
-    node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda n: n.meta["val"]))
+    node.meta["val"] = target(
+        *torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+    )
     return node
 
 
@@ -109,7 +113,10 @@ def before_and_after(
     run: Callable[..., Any], graph: torch.fx.Graph, axes: Any = AXES
 ) -> tuple[str, str]:
     """The text before and after a pass, which leaves the graph that it is given alone."""
-    before, metas = text(graph, axes), [(n.name, dict(n.meta)) for n in graph.nodes]
+    before, metas = (
+        text(graph, axes),
+        [(n.name, dict(n.meta)) for n in graph.nodes],
+    )
     schedule.check(graph, axes)
     after = run(graph, nothing_agreed(axes))
     schedule.check(after, axes)
@@ -238,7 +245,9 @@ def test_the_schedule_runs_every_pass_and_checks_after_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(schedule, "check", lambda graph, axes: seen.append("check"))
+    monkeypatch.setattr(
+        schedule, "check", lambda graph, axes: seen.append("check")
+    )
     noting = lambda name: lambda graph, agenda: seen.append(name) or graph
     names = [run.__name__ for run in schedule.PIPELINE]
     assert names == [
@@ -291,7 +300,8 @@ def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_coll
     graph, started, _ = gathering()
     record = started.meta.pop("collective")
     refuses(
-        graph, f"{started} is a collective without a record, or the other way round"
+        graph,
+        f"{started} is a collective without a record, or the other way round",
     )
     graph, _, wait = gathering()
     wait.meta["collective"] = record

@@ -86,7 +86,9 @@ def test_values_are_those_of_one_device_on_more_ranks(ranks: int) -> None:
         torch.testing.assert_close(
             torch.softmax(x, 0).full_tensor(), eager.X.softmax(0)
         )
-        moved = x.redistribute(placements=[Shard(1)]).redistribute(mesh, [Shard(0)])
+        moved = x.redistribute(placements=[Shard(1)]).redistribute(
+            mesh, [Shard(0)]
+        )
         assert torch.equal(moved.full_tensor(), eager.X)
         assert torch.equal(sf.full(moved), eager.X)
 
@@ -119,7 +121,9 @@ def test_one_rank_is_shown() -> None:
 def test_terms_that_differ_between_ranks_are_not_read_as_one_number() -> None:
     with sf.fake_world(2):
         x = sf.distribute(eager.X, sf.make_mesh((2,), ("dp",)), P("dp"))
-        with pytest.raises(sf.DivergenceError, match="ranks hold different values"):
+        with pytest.raises(
+            sf.DivergenceError, match="ranks hold different values"
+        ):
             float(x.sum())
         assert float(x.sum().full_tensor()) == pytest.approx(float(eager.X.sum()))
 

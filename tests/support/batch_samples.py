@@ -87,7 +87,9 @@ def _matrices(
 
 
 MATRICES: dict[str, list[Callable[[], Sample]]] = {
-    **dict.fromkeys(map(str, _compat.aten_ops("cholesky.default")), _matrices(spd)),
+    **dict.fromkeys(
+        map(str, _compat.aten_ops("cholesky.default")), _matrices(spd)
+    ),
     "aten.cholesky_inverse.default": _matrices(lower),
     "aten.cholesky_solve.default": [
         lambda: call(f(5, 3, 2), lower(5)),

@@ -83,7 +83,10 @@ def gpt_loss(params: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def tokens(batch: int = BATCH, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     x, y = torch.randint(
-        0, VOCAB, (2, batch, CONTEXT), generator=torch.Generator().manual_seed(seed)
+        0,
+        VOCAB,
+        (2, batch, CONTEXT),
+        generator=torch.Generator().manual_seed(seed),
     )
     return x, y
 

@@ -243,7 +243,9 @@ def run_plan(
 def _local(
     plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]
 ) -> LocalProgram:
-    graphs = schedule(emit(plan, coordinates, names, "cpu"), agenda(plan, "one op"))
+    graphs = schedule(
+        emit(plan, coordinates, names, "cpu"), agenda(plan, "one op")
+    )
     return LocalProgram(
         name="one op",
         axes=plan.axes,

@@ -243,7 +243,9 @@ class Writer:
     def other(self, shape: Shape) -> str:
         """A value that broadcasts with this shape: an old one, or a new input."""
         old = [
-            name for name, other in self.shapes.items() if _broadcasts(other, shape)
+            name
+            for name, other in self.shapes.items()
+            if _broadcasts(other, shape)
         ]
         if old and self.draw(st.booleans()):
             return self.pick(*old)
@@ -262,7 +264,8 @@ class Writer:
         kinds = [
             k
             for k in KINDS
-            if (shape or k in SCALAR_KINDS) and (len(shape) < 4 or k not in GROWING)
+            if (shape or k in SCALAR_KINDS)
+            and (len(shape) < 4 or k not in GROWING)
         ]
         KINDS[self.pick(*kinds)](self, x, shape)
 

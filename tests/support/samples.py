@@ -40,7 +40,16 @@ def _group_norm_backward(
         x, w, w, n, c, space, group, 1e-5
     )
     return call(
-        f(n, c, space), x, mean, rstd, w, n, c, space, group, [True, weight, weight]
+        f(n, c, space),
+        x,
+        mean,
+        rstd,
+        w,
+        n,
+        c,
+        space,
+        group,
+        [True, weight, weight],
     )
 
 
@@ -217,7 +226,10 @@ REDUCTIONS = {
         lambda: call(f(3, 5, 2), -1),
         lambda: call(i(9, 7), 0),
     ],
-    "aten.cumprod.default": [lambda: call(f(5, 3), 0), lambda: call(f(3, 5, 2), 1)],
+    "aten.cumprod.default": [
+        lambda: call(f(5, 3), 0),
+        lambda: call(f(3, 5, 2), 1),
+    ],
     "aten.sort.default": [
         lambda: call(f(5, 3)),
         lambda: call(f(5, 3), 0, True),
@@ -393,8 +405,12 @@ CONVOLUTIONS = {
         lambda: _conv_backward(
             f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]
         ),
-        lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]),
-        lambda: _conv_backward(f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]),
+        lambda: _conv_backward(
+            f(3, 2, 7), f(5, 2, 3), 0, [0], [True, True, False]
+        ),
+        lambda: _conv_backward(
+            f(3, 2, 7), f(5, 2, 3), 5, [0], [False, True, True]
+        ),
         lambda: _conv_backward(
             f(3, 2, 5), f(2, 3, 3), 3, [1], [True, True, True], transposed=True
         ),
@@ -432,7 +448,9 @@ CONVOLUTIONS = {
         lambda: _pool_backward(2, 3, 4, 6),
     ],
     "aten.avg_pool2d.default": [lambda: call(f(5, 3, 4, 6), [2, 2], [2, 2])],
-    "aten.avg_pool2d_backward.default": [lambda: _avg_pool_backward(2, 5, 3, 4, 6)],
+    "aten.avg_pool2d_backward.default": [
+        lambda: _avg_pool_backward(2, 5, 3, 4, 6)
+    ],
     "aten._adaptive_avg_pool2d.default": [
         lambda: call(f(5, 3, 5, 7), [2, 3]),
         lambda: call(f(2, 3, 6, 7), [3, 7]),
@@ -724,7 +742,9 @@ POINTWISE: dict[str, list[Callable[[], Sample]]] = {
     "aten.rsub.Scalar": [lambda: call(f(5, 3), 2)],
     "aten.mul.Scalar": [lambda: call(f(5, 3), 2.5), lambda: call(i(9, 5), 2.5)],
     "aten.div.Scalar": [lambda: call(f(5, 3), 2.5), lambda: call(i(9, 5), 2)],
-    "aten.div.Tensor_mode": [lambda: call(f(5, 3), f(5, 1), rounding_mode="floor")],
+    "aten.div.Tensor_mode": [
+        lambda: call(f(5, 3), f(5, 1), rounding_mode="floor")
+    ],
     "aten.div.Scalar_mode": [lambda: call(f(5, 3), 0.3, rounding_mode="trunc")],
     "aten.add.Tensor": [
         lambda: call(f(5, 3), f(3), alpha=2),

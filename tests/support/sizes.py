@@ -142,7 +142,9 @@ def _folder_report(package: Path) -> str:
         f"files over {MAX_FILE_LINES} lines": over(
             MAX_FILE_LINES, file_sizes(package)
         ),
-        f"lines over {MAX_COLUMNS} columns": over(MAX_COLUMNS, wide_lines(package)),
+        f"lines over {MAX_COLUMNS} columns": over(
+            MAX_COLUMNS, wide_lines(package)
+        ),
         f"folders over {MAX_FOLDER_FILES} files": over(
             MAX_FOLDER_FILES, folder_sizes(package)
         ),

@@ -67,7 +67,9 @@ def parse(name: str, path: Path, text: str) -> Module:
 
 def modules() -> list[Module]:
     """Every file of the library."""
-    return [parse(_dotted(path), path, path.read_text()) for path in files(PACKAGE)]
+    return [
+        parse(_dotted(path), path, path.read_text()) for path in files(PACKAGE)
+    ]
 
 
 def _dotted(path: Path) -> str:
@@ -84,7 +86,8 @@ def _imports(module: Module, parent: ast.AST, *, inside: bool) -> Iterator[Impor
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.Import):
             yield from (
-                Import(module, node, alias.name, "", inside) for alias in node.names
+                Import(module, node, alias.name, "", inside)
+                for alias in node.names
             )
         elif isinstance(node, ast.ImportFrom):
             target = _absolute(module, node)

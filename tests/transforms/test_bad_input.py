@@ -138,9 +138,7 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
 
 
 def test_out_placements_that_do_not_fit() -> None:
-    fix = (
-        "  try: a prefix of the result's tree, with placements that fit each tensor"
-    )
+    fix = "  try: a prefix of the result's tree, with placements that fit each tensor"
     _, text = refusal(
         sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X)
     )
@@ -291,7 +289,9 @@ def test_a_function_that_changes_its_argument_tree() -> None:
 
 def test_a_trace_that_fails_inside_grad_leaves_nothing_behind() -> None:
     refusal(sf.CaptureError, lambda: sharded(sf.grad(lambda x: reads(x).sum()))(X))
-    assert torch.equal(sf.full(sharded(sf.grad(lambda x: (x * x).sum()))(X)), 2 * X)
+    assert torch.equal(
+        sf.full(sharded(sf.grad(lambda x: (x * x).sum()))(X)), 2 * X
+    )
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         torch.ones(2, requires_grad=True).sum().backward()
 
@@ -305,9 +305,7 @@ def test_a_result_that_is_neither_tensor_nor_constant() -> None:
     error, text = refusal(
         sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X)
     )
-    fix = (
-        "return tensors and constants; make a class of yours a NamedTuple or a dict"
-    )
+    fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
     needed = "a tree of tensors and constants"
     assert (
         text
@@ -398,7 +396,9 @@ def test_a_world_that_does_not_match_the_mesh() -> None:
         text
         == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
     )
-    _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp")))
+    _, text = refusal(
+        sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp"))
+    )
     assert text == (
         "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name "
         "for each axis"

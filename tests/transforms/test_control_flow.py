@@ -56,7 +56,9 @@ def choosing(truth: Any, yes: Any, no: Any, *operands: Any) -> Any:
 
 def growing(w: Tensor, xs: Tensor) -> Tensor:
     """A loop that runs as often as the values say."""
-    return sf.while_loop(lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs)
+    return sf.while_loop(
+        lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs
+    )
 
 
 def grown(w: Tensor, xs: Tensor) -> Tensor:
@@ -140,9 +142,9 @@ FUNCTIONS: dict[str, Callable[..., Two]] = {
         lambda w, xs: cond(
             xs.sum() > 0,
             lambda: torch.func.vmap(lambda x: x @ w)(xs),
-            lambda: torch.func.vmap(torch.func.grad(lambda x: (x @ w).sin().sum()))(
-                xs
-            ),
+            lambda: torch.func.vmap(
+                torch.func.grad(lambda x: (x @ w).sin().sum())
+            )(xs),
         )
     ),
 }
@@ -212,7 +214,8 @@ def test_a_loop_equals_itself_written_out_under_every_transform(
     with sf.fake_world(torch.Size(sizes).numel()):
         mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
         close(
-            sf.full(sf.shard(ours, mesh, placements, backend="aten")(W, XS)), wanted
+            sf.full(sf.shard(ours, mesh, placements, backend="aten")(W, XS)),
+            wanted,
         )
 
 
@@ -233,7 +236,9 @@ def test_a_map_applies_a_function_to_each_row() -> None:
         sf.map(lambda x: {"n": x.sum(), "k": 3}, XS),
         {"n": XS.sum((1, 2)), "k": torch.full((len(XS),), 3)},
     )
-    close(sf.grad(lambda x: sf.map(lambda r: (r**3).sum(), x).sum())(XS), 3 * XS**2)
+    close(
+        sf.grad(lambda x: sf.map(lambda r: (r**3).sum(), x).sum())(XS), 3 * XS**2
+    )
 
 
 def test_carries_and_rows_are_trees_and_integers_may_be_among_them() -> None:
@@ -567,14 +572,17 @@ def products(wrap: Any) -> list[tuple[int, int]]:
     run; its value is checked.
     """
 
-    def loss(p: Tensor, x: Tensor, scan: Any = sf.scan, wrap: Any = wrap) -> Tensor:
+    def loss(
+        p: Tensor, x: Tensor, scan: Any = sf.scan, wrap: Any = wrap
+    ) -> Tensor:
         layer = wrap(lambda h, w: h + torch.tanh(torch.tanh(h @ w) @ w.T))
         return (scan(lambda h, w: (layer(h, w), h[0]), x, p)[0] ** 2).sum()
 
     p, x = stacked(3)["w"], torch.ones(6, 4, dtype=F64)
     fn = sf.grad(loss)
     close(
-        fn(p, x), torch.func.grad(lambda p: loss(p, x, written_out, lambda f: f))(p)
+        fn(p, x),
+        torch.func.grad(lambda p: loss(p, x, written_out, lambda f: f))(p),
     )
     scans = [
         n.target.graphs[0]
@@ -587,7 +595,9 @@ def products(wrap: Any) -> list[tuple[int, int]]:
     return [(names.count("mm"), names.count("tanh")) for names in ops]
 
 
-def test_a_checkpointed_layer_of_a_scan_is_computed_again_in_the_backward() -> None:
+def test_a_checkpointed_layer_of_a_scan_is_computed_again_in_the_backward() -> (
+    None
+):
     assert products(lambda f: f) == [(2, 2), (4, 0)]
     assert products(sf.checkpoint) == [(2, 2), (6, 2)]
     policy = sf.checkpoint_policies.dots_saveable

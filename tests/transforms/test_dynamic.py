@@ -23,7 +23,9 @@ W = torch.randn(3, 2, dtype=D, generator=torch.Generator().manual_seed(0))
 
 
 def batch(n: int, seed: int = 1) -> Tensor:
-    return torch.randn(n, 3, dtype=D, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        n, 3, dtype=D, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def captures(fn: Callable[[], Any]) -> int:

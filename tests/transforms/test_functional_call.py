@@ -91,7 +91,9 @@ def test_its_mode_is_part_of_the_signature() -> None:
     torch.testing.assert_close(fn(params, X), wanted)
     net.train()
     assert not torch.allclose(fn(params, X), wanted)
-    assert "training, which it closes over: True, was False" in fn.explain_retrace()
+    assert (
+        "training, which it closes over: True, was False" in fn.explain_retrace()
+    )
     net.eval()
     torch.testing.assert_close(fn(params, X), wanted)
 
@@ -134,7 +136,9 @@ def _parallel_gradients() -> Any:
     got = sf.jit(sf.grad(fn), backend="aten")(params, X)
     placements = {name: p.placements for name, p in params.items()}
     assert {name: g.placements for name, g in got.items()} == placements
-    torch.testing.assert_close({k: g.full_tensor() for k, g in got.items()}, wanted)
+    torch.testing.assert_close(
+        {k: g.full_tensor() for k, g in got.items()}, wanted
+    )
     return placements["0.weight"], placements["2.bias"]
 
 

@@ -384,7 +384,9 @@ def test_jvp_and_grad_agree(name: str) -> None:
     loss = lambda p: loss_of(fn)(p, buffers, x)[0]
     direction = sf.tree_map(torch.cos, params)
     _, tangent = sf.jvp(loss, (params,), (direction,))
-    wanted = sum((g * direction[k]).sum() for k, g in judged(name, True)[1].items())
+    wanted = sum(
+        (g * direction[k]).sum() for k, g in judged(name, True)[1].items()
+    )
     torch.testing.assert_close(tangent, wanted, rtol=1e-11, atol=1e-11)
 
 

@@ -158,7 +158,10 @@ def test_it_prints_and_is_named_as_its_function(row: Any) -> None:
     transform, fn, _, verb, _ = row
     made = transform(transform(fn))
     assert (
-        repr(made) == str(made) == made.__name__ == f"{verb}({verb}({fn.__name__}))"
+        repr(made)
+        == str(made)
+        == made.__name__
+        == f"{verb}({verb}({fn.__name__}))"
     )
     assert made.__wrapped__.__wrapped__ is fn
     assert (made.__doc__, made.__module__, made.__qualname__) == (
@@ -379,7 +382,9 @@ def test_compose_prints_compares_and_pickles() -> None:
     assert repr(again) == "compose(shard, grad)" and again == sf.compose(
         sf.shard, sf.grad
     )
-    close(pickle.loads(pickle.dumps(both))(loss)(W, X), torch.func.grad(loss)(W, X))
+    close(
+        pickle.loads(pickle.dumps(both))(loss)(W, X), torch.func.grad(loss)(W, X)
+    )
 
 
 def test_decorators_with_arguments_print_and_pickle() -> None:

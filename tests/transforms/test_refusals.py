@@ -171,7 +171,9 @@ def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_
     None
 ):
     found = dict(raising())
-    checks = {name for name, checked in found.items() if checked} - ELSEWHERE.keys()
+    checks = {
+        name for name, checked in found.items() if checked
+    } - ELSEWHERE.keys()
     others = {name for name, checked in found.items() if not checked}
     assert checks == TRIGGERS.keys()
     assert {

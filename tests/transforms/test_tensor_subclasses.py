@@ -171,7 +171,9 @@ OF_PAIRS: dict[str, Callable[[Any], Any]] = {
     "cond": staged(lambda x: sf.cond(torch.tensor(True), torch.sin, torch.cos, x)),
     "while_loop": staged(
         lambda x: sf.while_loop(
-            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (torch.tensor(0), x)
+            lambda c: c[0] < 3,
+            lambda c: (c[0] + 1, c[1] * 2),
+            (torch.tensor(0), x),
         )[1]
     ),
     "custom_vjp": sf.grad(lambda x: tripled(x).sum()),
@@ -182,7 +184,9 @@ OF_PAIRS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-def test_s3_1_a_transform_of_a_pair_is_the_pair_of_the_transform(name: str) -> None:
+def test_s3_1_a_transform_of_a_pair_is_the_pair_of_the_transform(
+    name: str,
+) -> None:
     fn = OF_PAIRS[name]
     out = fn(Pair(A, B))
     for key, x in (("a", A), ("b", B)):

@@ -261,9 +261,9 @@ def test_a_mesh_that_is_entered_inside_is_the_mesh_of_transforms_inside() -> Non
 
         def fn(x: Any) -> Any:
             with sf.use_mesh(part):
-                return sf.shard_map(lambda z: sf.psum(z, "dp"), None, P("dp"), P())(
-                    x
-                )
+                return sf.shard_map(
+                    lambda z: sf.psum(z, "dp"), None, P("dp"), P()
+                )(x)
 
         out = sf.jit(fn, backend="aten")(x)
         torch.testing.assert_close(sf.full(out), x[:2] + x[2:])

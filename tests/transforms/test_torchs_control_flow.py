@@ -140,7 +140,9 @@ def test_shards(name: str, shape: tuple[int, ...]) -> None:
     fn, plain = map(_loss, CASES[name])
     with sf.fake_world(torch.Size(shape).numel()):
         mesh = sf.make_mesh(shape, ("dp", "tp")[: len(shape)])
-        step = sf.shard(sf.value_and_grad(fn), mesh, (P(), P("dp")), backend="aten")
+        step = sf.shard(
+            sf.value_and_grad(fn), mesh, (P(), P("dp")), backend="aten"
+        )
         value, gradient = sf.full(step(W, X))
     gradients, wanted = torch.func.grad_and_value(plain)(W, X)
     _assert_same((value, gradient), (wanted, gradients))

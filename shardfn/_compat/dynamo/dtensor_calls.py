@@ -161,7 +161,9 @@ def mesh_method_called(
     held = getattr(held, "real_obj", held)
     is_mesh = isinstance(held, DeviceMesh)
     is_group = isinstance(held, dist.ProcessGroup)
-    ours = dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
+    ours = (
+        dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
+    )
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
     return _read(tx, ours[name], [owner, *args], kwargs)

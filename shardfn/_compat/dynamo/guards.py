@@ -115,7 +115,9 @@ def _path(source: Any, scope: dict[str, Any]) -> tuple[Step, ...] | None:
     if kind not in STEPS:
         return None
     step, where = STEPS[kind]
-    return _stepped(before, step, getattr(source, where) if where else None, source)
+    return _stepped(
+        before, step, getattr(source, where) if where else None, source
+    )
 
 
 def _stepped(

@@ -33,7 +33,9 @@ READING = (  # a captured function, by Dynamo
         takes="substitutes",
     ),
     Patch(
-        methods(VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"),
+        methods(
+            VARIABLES + "PolyfilledFunctionVariable", "_get_polyfill_handlers"
+        ),
         "what it reads in their place",
         NEVER,
         new=reading.substitutes,

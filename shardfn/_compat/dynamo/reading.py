@@ -140,7 +140,9 @@ def capture_python(
     symbols for sizes of these inputs, once all that looks at the graph has done so.
     """
     from torch._dynamo.convert_frame import fullgraph_capture
-    from torch._dynamo.functional_export import create_fx_graph_from_captured_output
+    from torch._dynamo.functional_export import (
+        create_fx_graph_from_captured_output,
+    )
     from torch._dynamo.utils import get_metrics_context
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in

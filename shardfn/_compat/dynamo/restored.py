@@ -40,7 +40,9 @@ class Memo:
         """Add attributes of an object that the function stores as they are."""
         scope = "scope", Itself(owner)
         for name in attributes:
-            self.reads.append(Read((scope, ("attr", name)), "CONSTANT_MATCH", None))
+            self.reads.append(
+                Read((scope, ("attr", name)), "CONSTANT_MATCH", None)
+            )
 
     def write(self, error: Exception) -> bool:
         """Do the writes, if they are the reason why a function was refused, and the only one."""

@@ -17,7 +17,9 @@ _NOTED: contextvars.ContextVar[Noted | None] = contextvars.ContextVar(
     "noted", default=None
 )
 MARKS = "_dynamo_weak_dynamic_indices"  # torch's attribute of a tensor
-Given = tuple[Sequence[int], Sequence[int]]  # the shape and the strides of an input
+Given = tuple[
+    Sequence[int], Sequence[int]
+]  # the shape and the strides of an input
 TORCHS = (
     "_dynamo_dynamic_indices",
     MARKS,

@@ -183,7 +183,9 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
 
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
         rows, context = by_name(x)
-        names = [getattr(key, "key", getattr(key, "name", None)) for key, _ in rows]
+        names = [
+            getattr(key, "key", getattr(key, "name", None)) for key, _ in rows
+        ]
         return [child for _, child in rows], context, names
 
     return opened, lambda context, children: unflatten(list(children), context)

@@ -93,7 +93,8 @@ class ClosedOver:
         tensors.
         """
         return attrs.evolve(
-            self, names=tuple(names_of(self.tensors, roots)) if self.tensors else ()
+            self,
+            names=tuple(names_of(self.tensors, roots)) if self.tensors else (),
         )
 
     def suspects(self) -> tuple[torch.Tensor, ...]:
@@ -145,7 +146,9 @@ class ClosedOver:
         if lost := self.lost(known):
             raise self._lost(name, lost)
         if _compat.in_dual_level():
-            dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
+            dual = [
+                i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)
+            ]
             if dual:
                 raise lost_tangent(
                     f"{name}, {self.names[dual[0]]} that it closes over"
@@ -279,7 +282,9 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if isinstance(value, types.ModuleType) and not sources.is_ours(
             getattr(value, "__file__", None) or "<frozen"
         ):
-            known = ((other, getattr(value, other, None)) for other in _names(code))
+            known = (
+                (other, getattr(value, other, None)) for other in _names(code)
+            )
             yield from (
                 (f"{variable}.{other}", child)
                 for other, child in known

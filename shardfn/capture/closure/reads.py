@@ -74,7 +74,9 @@ class Reads:
             if path not in self.values and not self._found(path):
                 return
         x = self.values[read.path]
-        kind = "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
+        kind = (
+            "SETTING" if any(x is setting for setting in SETTINGS) else read.kind
+        )
         self.answers.setdefault(read.path, []).append(
             (kind, read.key, _answer(x, kind, read.key))
         )

@@ -25,7 +25,9 @@ def opened(
     rows = [
         _compat.opened(x) if _compat.holds_tensors(x) else ([x], None) for x in xs
     ]
-    return [x for tensors, _ in rows for x in tensors], [shell for _, shell in rows]
+    return [x for tensors, _ in rows for x in tensors], [
+        shell for _, shell in rows
+    ]
 
 
 def closed(
@@ -43,9 +45,7 @@ def closed(
             continue
         held = [next(feed) for _ in shell.names]
         if any(map(_compat.is_wrapped, held)):
-            got = (
-                f"a derivative or vmap follows a {shell.kind.__name__} in its carry"
-            )
+            got = f"a derivative or vmap follows a {shell.kind.__name__} in its carry"
             raise CaptureError.of(name, got, fix=FIX)
         yield _compat.closed(shell, held)
 
@@ -166,7 +166,9 @@ class Opened:
     def _owners(self) -> Shells:
         """For each closed-over tensor, what holds it."""
         return [
-            s for s in self.closed_over for _ in (s.names if s is not None else [s])
+            s
+            for s in self.closed_over
+            for _ in (s.names if s is not None else [s])
         ]
 
 

@@ -79,7 +79,9 @@ class _Scan(torch.autograd.Function):
             scan.reverse,
             scan.transposes,
         )
-        return tuple(trace.emitted(loop, [*consts, *constants, *carries, *columns]))
+        return tuple(
+            trace.emitted(loop, [*consts, *constants, *carries, *columns])
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -101,7 +103,9 @@ class _Scan(torch.autograd.Function):
         return _pushed(ctx.scan, ctx.saved_tensors[: ctx.count], tangents)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, scan: Scanned, *tensors: torch.Tensor
+    ) -> Any:
         return _batched(scan, info, in_dims[1:], tensors)
 
 
@@ -262,7 +266,9 @@ class _WithTangents:
         def run(*floats: torch.Tensor) -> Any:
             outs = self.scan.body(*filled(primals, floats))
             floating[:] = [is_float(x) for x in outs]
-            return tuple(floats_of(outs)), tuple(x for x in outs if not is_float(x))
+            return tuple(floats_of(outs)), tuple(
+                x for x in outs if not is_float(x)
+            )
 
         values, dots, others = _compat.jvp(
             run, tuple(floats_of(primals)), tangents, has_aux=True

@@ -299,7 +299,9 @@ def _reading(
         }
     for n, holder in held.items():
         order = _order(n.meta["val"])
-        env[n] = _turned(fresh, holder, [order.index(d) for d in range(len(order))])
+        env[n] = _turned(
+            fresh, holder, [order.index(d) for d in range(len(order))]
+        )
     for n in body.nodes:
         if n.op == "output":
             fresh.output([env[x] for x in n.args[0]])

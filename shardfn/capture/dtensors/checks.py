@@ -101,9 +101,7 @@ def _axes(
         zip(axes_of(here.mesh).names, axes_of(here.mesh).sizes, strict=True)
     )
     if before is not None and names != tuple(a for a, _ in parse_placed(before)):
-        got = (
-            f"the DTensor is on {before}, and the call names a mesh of axes {names}"
-        )
+        got = f"the DTensor is on {before}, and the call names a mesh of axes {names}"
         raise PlacementError.of(what, got, fix="the mesh of the DTensor")
     return names, tuple(known[name] for name in names)
 

@@ -61,7 +61,9 @@ def spread(names: tuple[str, ...], around: DeviceMesh) -> tuple[str, ...]:
     own = axes_of(around).names
     known = _compat.flattened_meshes(around)
     groups = [
-        _axes(known[name], around) if name in known and name not in own else (name,)
+        _axes(known[name], around)
+        if name in known and name not in own
+        else (name,)
         for name in names
     ]
     return tuple(itertools.chain.from_iterable(groups))

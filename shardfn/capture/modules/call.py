@@ -136,7 +136,9 @@ class PureModule:
             leaks.watch(self.name, fn)
         with _compat.patched("backward hooks", hook=HookedCall):
             out = module(*args, **kwargs)
-        self.refuse_changes(copies.changes(before, copies.snapshot(module), module))
+        self.refuse_changes(
+            copies.changes(before, copies.snapshot(module), module)
+        )
         return out, {name: _held(module, name) for name in buffers}
 
     def module_with(
@@ -363,7 +365,9 @@ class Traced(TorchFunctionMode):
 def _written_out(func: Any) -> Any:
     """The substitute of a function."""
     found = python_calls.TABLE.get(func) or _compat.MODULE_OPS.get(func)
-    return found or (_compat.inside_transform() and _compat.recurrent(func)) or func
+    return (
+        found or (_compat.inside_transform() and _compat.recurrent(func)) or func
+    )
 
 
 def _line(until: CodeType) -> str | None:

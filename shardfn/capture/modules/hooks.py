@@ -24,7 +24,10 @@ class HookedCall:
     """
 
     def __init__(
-        self, module: torch.nn.Module, after: Sequence[Hook], before: Sequence[Hook]
+        self,
+        module: torch.nn.Module,
+        after: Sequence[Hook],
+        before: Sequence[Hook],
     ) -> None:
         self.module, self.after, self.before = module, list(after), list(before)
         self.floating: dict[
@@ -60,7 +63,9 @@ class HookedCall:
         self.floating[side], self.count[side] = at, len(values)
         passed = (
             dict(
-                zip(at, function.apply(self, *(values[i] for i in at)), strict=True)
+                zip(
+                    at, function.apply(self, *(values[i] for i in at)), strict=True
+                )
             )
             if at
             else {}

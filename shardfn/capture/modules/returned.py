@@ -157,7 +157,9 @@ def _is_record(x: Any) -> bool:
     return (
         isinstance(names, dict)
         and not has_slots
-        and not any(hasattr(getattr(kind, name, None), "__set__") for name in names)
+        and not any(
+            hasattr(getattr(kind, name, None), "__set__") for name in names
+        )
     )
 
 

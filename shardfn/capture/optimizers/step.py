@@ -59,7 +59,9 @@ class Step:
         self.updated = _compat.keep_in_graph(updated)
         self.first_in_graph = _compat.keep_in_graph(first)
 
-    def layout(self, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
+    def layout(
+        self, path: str, shape: Sequence[int], dtype: torch.dtype
+    ) -> Layout:
         """The layout of a parameter's state, found once for each kind of parameter."""
         small = tuple(min(max(1, size), LARGEST) for size in shape)
         key = self.recipe.group_of(path), small, dtype
@@ -101,7 +103,9 @@ class Step:
             _compat.fake_mode(),
             running(self.recipe.name),
         ):
-            stand_ins = [torch.empty(shape, dtype=dtype) for shape, dtype in params]
+            stand_ins = [
+                torch.empty(shape, dtype=dtype) for shape, dtype in params
+            ]
             return self.first(paths, stand_ins, {})
 
     def rows(

@@ -82,11 +82,7 @@ def _torchs(
         _compat.paused_gc(),
         _compat.patched(
             "capture",
-            substitutes={
-                **python_calls.TABLE,
-                **_compat.flex_checks(),
-                **_compat.vmap_names(),
-            },
+            substitutes={**python_calls.TABLE, **_compat.substitutes()},
             custom_ops=differentiated(),
             functions=functions.applied,
             device=device,

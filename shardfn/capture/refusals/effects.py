@@ -35,7 +35,9 @@ def _memory_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The arguments whose memory a node's result shares."""
     if _mutates(node):
         return _written(node)
-    shares = getattr(node.target, "is_view", False) or "getitem" in str(node.target)
+    shares = getattr(node.target, "is_view", False) or "getitem" in str(
+        node.target
+    )
     return [x for x in node.args[:1] if shares and isinstance(x, torch.fx.Node)]
 
 
@@ -70,7 +72,11 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
         CaptureError: names the op and the line.
     """
     for node in graph.graph.nodes:
-        if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
+        if (
+            str(getattr(node.target, "namespace", ""))
+            .strip("_")
+            .startswith("c10d")
+        ):
             source, fix = node.meta.get("source"), ALONE
             got = f"it communicates by itself: {node.target}"
             raise CaptureError.of(

@@ -185,9 +185,9 @@ def _cause(
     raised = _raised(said, "got") or _raised(said, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"
-    first, *rest = [line.strip() for line in said.splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    first, *rest = [
+        line.strip() for line in said.splitlines() if line.strip()
+    ] or [type(error).__name__]
     why = next(
         (
             line.removeprefix("Explanation: ")

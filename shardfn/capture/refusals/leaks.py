@@ -202,7 +202,13 @@ def _held(place: Any) -> Any:
     """The list or dict in which an object stores, or None."""
     if isinstance(
         place,
-        (type, types.ModuleType, types.FunctionType, torch.nn.Module, torch.Tensor),
+        (
+            type,
+            types.ModuleType,
+            types.FunctionType,
+            torch.nn.Module,
+            torch.Tensor,
+        ),
     ):
         return None
     held = (

@@ -78,7 +78,9 @@ def refuse_results(out: Any, name: str) -> None:
     wrong = [(path, x) for path, x in pairs if _is_refused(x)]
     if wrong:
         path, x = wrong[0]
-        error = refused(f"{name}, result{path}", f"a {_compat.class_name(x)}", None)
+        error = refused(
+            f"{name}, result{path}", f"a {_compat.class_name(x)}", None
+        )
         error.arg_path = "result" + path
         raise error
 

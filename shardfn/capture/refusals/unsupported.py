@@ -80,7 +80,9 @@ TORCH: dict[str, tuple[str, str]] = {
         ("init_device_mesh", "_flatten", "_unflatten", "from_group"), MESH
     ),
     **dict.fromkeys(("barrier", "monitored_barrier"), WAITS),
-    **dict.fromkeys(("send", "recv", "isend", "irecv", "batch_isend_irecv"), POINT),
+    **dict.fromkeys(
+        ("send", "recv", "isend", "irecv", "batch_isend_irecv"), POINT
+    ),
     **dict.fromkeys(
         ("all_gather_object", "gather_object", "broadcast_object_list"), OBJECTS
     ),

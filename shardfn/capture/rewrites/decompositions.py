@@ -152,7 +152,9 @@ def _product_then_add(product: Any) -> Callable[..., torch.Tensor]:
         out = product(a, b)
         out = out if alpha == 1 else aten.mul.Scalar(out, alpha)
         return (
-            aten.add.Tensor(out, bias if beta == 1 else aten.mul.Scalar(bias, beta))
+            aten.add.Tensor(
+                out, bias if beta == 1 else aten.mul.Scalar(bias, beta)
+            )
             if beta
             else out
         )
@@ -180,7 +182,11 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     """The decompositions that capture applies, except those of ops with user rules."""
     if undecomposed:
         return {op: fn for op, fn in table().items() if op not in undecomposed}
-    kept = {getattr(packet, name) for packet in KEPT for name in packet.overloads()}
+    kept = {
+        getattr(packet, name) for packet in KEPT for name in packet.overloads()
+    }
     return {
-        op: fn for op, fn in _compat.core_decompositions().items() if op not in kept
+        op: fn
+        for op, fn in _compat.core_decompositions().items()
+        if op not in kept
     } | OWN

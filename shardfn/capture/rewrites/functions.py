@@ -140,7 +140,9 @@ class Call:
                     "a forward that returns a tuple of tensors",
                 )
 
-    def save(self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    def save(
+        self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]
+    ) -> None:
         """Save the tensors in torch's context, at one level of torch.func."""
         record = self.record
         values = [place.value(inputs, results) for place in record.places]

@@ -92,7 +92,9 @@ def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
     """torch.corrcoef, by `cov`."""
     if input.dim() > 2:
-        _refuse("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
+        _refuse(
+            "torch.corrcoef", f"input has {input.dim()} dims; it has at most 2"
+        )
     c = cov(input)
     if c.dim() == 0:
         return c / c

@@ -175,9 +175,12 @@ COPIES = (
     "unsqueeze",
 )
 TABLE: dict[Any, Callable[..., Any]] = {
-    **{getattr(aten.any, name): fn for name, fn in _truth(_true_somewhere).items()},
     **{
-        getattr(aten.all, name): fn for name, fn in _truth(_true_everywhere).items()
+        getattr(aten.any, name): fn for name, fn in _truth(_true_somewhere).items()
+    },
+    **{
+        getattr(aten.all, name): fn
+        for name, fn in _truth(_true_everywhere).items()
     },
     aten.linalg_vector_norm.default: vector_norm,
     aten.dist.default: _dist,

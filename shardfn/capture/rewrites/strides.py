@@ -107,7 +107,9 @@ def settle(
         wrong = _wrong(place, inside)
         if wrong is not None:
             number = (
-                holders.index(place.owner) if place.owner in holders else len(paths)
+                holders.index(place.owner)
+                if place.owner in holders
+                else len(paths)
             )
             raise _refused(
                 name, node, paths[number] if number < len(paths) else None, wrong

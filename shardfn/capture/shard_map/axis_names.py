@@ -95,7 +95,9 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def scope(mesh: Any, device: str, may_be_of_ranks: bool = False) -> Iterator[Scope]:
+def scope(
+    mesh: Any, device: str, may_be_of_ranks: bool = False
+) -> Iterator[Scope]:
     """The scope of one capture."""
     made = Scope(mesh, device, may_be_of_ranks)
     token = _scope.set(made)
@@ -218,7 +220,9 @@ def _refuse_manual(
     fix = "axis_names with the axes that are left"
     if is_full:
         fix = "one shard_map over these axes"
-    got = f"{', '.join(again or taken)} is manual already, in a shard_map around it"
+    got = (
+        f"{', '.join(again or taken)} is manual already, in a shard_map around it"
+    )
     raise PlacementError.of(where, got, fix=fix)
 
 

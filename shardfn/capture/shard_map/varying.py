@@ -156,7 +156,9 @@ class Kinds:
                 axes = self.needs(node)
                 for x in nodes_in((node.args, node.kwargs)) if axes else ():
                     root = root_of(x)
-                    if root in self.written and axes - _union(self.of.get(x, NONE)):
+                    if root in self.written and axes - _union(
+                        self.of.get(x, NONE)
+                    ):
                         self.floor[root] = self.floor.get(root, NONE) | axes
         return before != self.floor
 
@@ -237,9 +239,13 @@ class Kinds:
         unchanged.
         """
         outs, ins, *rest = args_of(node)
-        cotangents = rest[0] if rest and rest[0] is not None else [None] * len(outs)
+        cotangents = (
+            rest[0] if rest and rest[0] is not None else [None] * len(outs)
+        )
         kinds = [self.flat([y, g]) for y, g in zip(outs, cotangents, strict=True)]
-        outs = type(outs)(self.vary(y, k) for y, k in zip(outs, kinds, strict=True))
+        outs = type(outs)(
+            self.vary(y, k) for y, k in zip(outs, kinds, strict=True)
+        )
         if rest and rest[0]:
             rest[0] = [
                 g if g is None else self.vary(g, k)

@@ -140,7 +140,8 @@ def _free(
     body: Body, kinds: Varying, free: dict[int, Axes]
 ) -> dict[tuple[torch.fx.Node, int], Axes]:
     return {
-        (body.node, k): axes | kinds.flat(body.given[k]) for k, axes in free.items()
+        (body.node, k): axes | kinds.flat(body.given[k])
+        for k, axes in free.items()
     }
 
 

@@ -87,7 +87,9 @@ def _varied(
     return [kinds.vary(x, axes) for x, axes in zip(values, wanted, strict=True)]
 
 
-def _vary_arguments(kinds: Varying, ending: torch.fx.Node, agreed: Settled) -> None:
+def _vary_arguments(
+    kinds: Varying, ending: torch.fx.Node, agreed: Settled
+) -> None:
     """Raise the arguments of a control-flow op to the varying axes on which it and its bodies
     agree.
     """

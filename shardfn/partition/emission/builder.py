@@ -117,7 +117,9 @@ class Builder:
                 continue
             start = self.start(k, size, cut[1])
             total = (
-                start if total is None else self.call(aten.add.Tensor, total, start)
+                start
+                if total is None
+                else self.call(aten.add.Tensor, total, start)
             )
             size = layout.chunk(size, cut[1], n, self.coordinates[k])[1]
         assert total is not None
@@ -129,7 +131,9 @@ class Builder:
         key = (axis, size, unit)
         if key not in self.offsets:
             start = self.call(
-                aten.mul.Tensor, self.coords[axis], layout.full_chunk(size, unit, n)
+                aten.mul.Tensor,
+                self.coords[axis],
+                layout.full_chunk(size, unit, n),
             )
             even = (size // unit) % n == 0
             self.offsets[key] = (

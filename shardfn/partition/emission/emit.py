@@ -195,7 +195,10 @@ def _nested(b: Builder, step: steps.Nested, pieces: dict[int, Piece]) -> None:
     loop = nested.evolved(loop_of(step.node), graphs, len(b.coords))
     node = b.graph.call_function(
         loop,
-        (*b.coords, *(b.contiguous(pieces[slot.number].node) for slot in step.ins)),
+        (
+            *b.coords,
+            *(b.contiguous(pieces[slot.number].node) for slot in step.ins),
+        ),
     )
     shapes = [b.local_shape(slot.value.shape, slot.marks) for slot in step.outs]
     values = [

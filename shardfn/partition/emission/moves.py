@@ -301,7 +301,9 @@ def _between(
     return b.call(aten.cat.default, [before, x, after], dim)
 
 
-def ppermute(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
+def ppermute(
+    b: Builder, piece: Piece, move: Move, implicit: bool
+) -> torch.fx.Node:
     """Permute: send each rank's value to another. Zeros without a source."""
     x = b.contiguous(piece.node)
     if _ranks(b, move) == 1:

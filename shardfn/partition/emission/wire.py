@@ -81,4 +81,6 @@ def _as_pairs(b: Builder, x: torch.fx.Node, ndim: int) -> Packed:
     if x.meta["val"].is_conj():
         x = b.call(aten.resolve_conj.default, x)
     pairs = b.call(aten.view_as_real.default, x)
-    return pairs, lambda y: b.call(aten.view_as_complex.default, _pairs(b, y, ndim))
+    return pairs, lambda y: b.call(
+        aten.view_as_complex.default, _pairs(b, y, ndim)
+    )

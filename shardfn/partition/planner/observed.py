@@ -129,7 +129,9 @@ class Observed:
             if isinstance(value, Value)
         ]
 
-    def aligned(self, node: torch.fx.Node) -> list[tuple[Key, torch.Tensor, Marks]]:
+    def aligned(
+        self, node: torch.fx.Node
+    ) -> list[tuple[Key, torch.Tensor, Marks]]:
         """The sum of gradients that a node makes, placed as its parameter."""
         if not self.is_sum(node) or node in self.walk.merged:
             return []

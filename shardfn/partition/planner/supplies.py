@@ -53,7 +53,13 @@ class Supply:
         reads = frozenset(
             (at, frozenset(groups)) for at, groups in self.reads.items()
         )
-        return tuple(self.fake.shape), self.fake.dtype, self.axes.costs, made, reads
+        return (
+            tuple(self.fake.shape),
+            self.fake.dtype,
+            self.axes.costs,
+            made,
+            reads,
+        )
 
     def price(self, source: Marks, target: Marks) -> float:
         """The price of the cheapest moves between two placements."""

@@ -31,7 +31,11 @@ def constrain(walk: Walk, node: torch.fx.Node) -> None:
         source = node.meta.get("source")
         fix = "P with axes of the mesh, one part for each dim"
         raise PlacementError.of(
-            "constrain", str(error), fix=fix, source=source, placements=text_of_spec
+            "constrain",
+            str(error),
+            fix=fix,
+            source=source,
+            placements=text_of_spec,
         ) from None
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)

@@ -95,7 +95,12 @@ class Ahead:
                     axis,
                 )
                 total += mark_price(
-                    marks[axis], wanted, nbytes, n, fake.shape, walk.axes.cost(axis)
+                    marks[axis],
+                    wanted,
+                    nbytes,
+                    n,
+                    fake.shape,
+                    walk.axes.cost(axis),
                 )
             elif isinstance(value := walk.values.get(other), Value) and (
                 held := value.held(node.meta["phase"])

@@ -39,10 +39,14 @@ class Value:
     @property
     def is_unmade(self) -> bool:
         """Whether it can be made at any placement, and has not been made yet."""
-        return not self.slots and (self.fill is not None or self.recipe is not None)
+        return not self.slots and (
+            self.fill is not None or self.recipe is not None
+        )
 
     def readable(self, phase: str) -> list[plan.Slot]:
-        return [slot for slot, only in self.slots.values() if only in (None, phase)]
+        return [
+            slot for slot, only in self.slots.values() if only in (None, phase)
+        ]
 
     def held(self, phase: str) -> list[plan.Slot]:
         """The slots that a strategy may read. A constant made like another value has the slots

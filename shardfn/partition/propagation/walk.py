@@ -149,7 +149,10 @@ class Walk(Chooser):
     def valued(self, slot: plan.Slot, varies: frozenset[str]) -> Value:
         """A new value, at one placement."""
         return Value(
-            slot.value, early=False, slots={slot.marks: (slot, None)}, varies=varies
+            slot.value,
+            early=False,
+            slots={slot.marks: (slot, None)},
+            varies=varies,
         )
 
     def place_as(self, node: torch.fx.Node, value: Value, slot: plan.Slot) -> None:

@@ -119,7 +119,10 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     outs = _rows(right)
     known = {f for row in ins for f in row}
     wrong = []
-    for row, kind in (*((r, "input") for r in ins), *((r, "result") for r in outs)):
+    for row, kind in (
+        *((r, "input") for r in ins),
+        *((r, "result") for r in outs),
+    ):
         said = f"{kind} {' '.join(row)!r}"
         wrong += [
             f"{said}: {f!r} is not a name"
@@ -154,7 +157,9 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
 
 def tensor_arguments(op: _compat.OpOverload) -> list[str]:
     """The names of an op's tensor arguments, including optional ones and lists."""
-    return [a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)]
+    return [
+        a.name for a in _compat.schema(op).arguments if "Tensor" in str(a.type)
+    ]
 
 
 def in_owners(call: OpCall) -> list[int]:

@@ -41,7 +41,9 @@ def attention(call: OpCall) -> list[Choice]:
 def _marks(
     tensors: tuple[torch.Tensor, ...], d: int, size: int
 ) -> tuple[Mark, ...]:
-    return tuple(d if x.dim() >= 3 and x.shape[d] == size else "R" for x in tensors)
+    return tuple(
+        d if x.dim() >= 3 and x.shape[d] == size else "R" for x in tensors
+    )
 
 
 def _position(call: OpCall, *names: str) -> int:

@@ -94,7 +94,11 @@ def transform(call: OpCall) -> list[Choice]:
 
 def distances(call: OpCall) -> list[Choice]:
     """(B, P, M) and (B, R, M) -> (B, P, R). Also shards the points of either set."""
-    choices, (x, y), out = batched((2, 2), (2,))(call), call.ins, call.outs[0].dim()
+    choices, (x, y), out = (
+        batched((2, 2), (2,))(call),
+        call.ins,
+        call.outs[0].dim(),
+    )
     return [
         *choices,
         ((x.dim() - 2, "R"), (out - 2,)),
@@ -161,7 +165,10 @@ def reduced_segments(call: OpCall) -> list[Choice]:
         return [replicated(call)]
     return [
         replicated(call),
-        *(((d,) * data + ("R",) * ends, (d,)) for d in range(1, call.ins[0].dim())),
+        *(
+            ((d,) * data + ("R",) * ends, (d,))
+            for d in range(1, call.ins[0].dim())
+        ),
     ]
 
 

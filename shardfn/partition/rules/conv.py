@@ -64,7 +64,9 @@ def _over_space(
 ) -> Iterator[tuple[int, Window]]:
     """The dims along which the chunks of input and result line up for any number of chunks."""
     stride, padding, dilation, transposed = settings
-    for d, window in enumerate(windows(weight.shape, stride, padding, dilation), 2):
+    for d, window in enumerate(
+        windows(weight.shape, stride, padding, dilation), 2
+    ):
         if not transposed and x.shape[d] == window.stride * y.shape[d]:
             yield d, window
 
@@ -125,14 +127,19 @@ def convolution_backward(call: OpCall) -> list[Choice]:
         choices.append(
             (
                 (transpose(out), a, w),
-                some(transpose(a), transpose(w), "R" if whole else transpose(bias)),
+                some(
+                    transpose(a), transpose(w), "R" if whole else transpose(bias)
+                ),
             )
         )
     for d, window in _over_space(x, g, weight, call.args[4:8]):
         made = layout.joined(d, 1, window.gradient_halo if mask[0] else (0, 0))
         read = layout.joined(d, window.stride, window.halo if mask[1] else (0, 0))
         choices.append(
-            ((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum"))
+            (
+                (made, read, "R"),
+                some(layout.joined(d, window.stride), "sum", "sum"),
+            )
         )
     return choices
 
@@ -221,7 +228,9 @@ def lower_convolution_backward(
         aten.full.default, list(shape), 0.0, dtype=like.dtype, device=like.device
     )
     gradients = (
-        lambda: nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x),
+        lambda: (
+            nothing(_own_shape(x)) if empty else _input_gradient(b, args, g, x)
+        ),
         lambda: (
             nothing(weight.local_shape)
             if empty

@@ -48,7 +48,9 @@ def pool(call: OpCall) -> list[Choice]:
     """Shards batch and channels, and also space if windows do not overlap."""
     kind = POOLS.get(call.target) or ADAPTIVE[call.target]
     x, y = (
-        (call.ins[1], call.ins[0]) if kind.backward else (call.ins[0], call.outs[0])
+        (call.ins[1], call.ins[0])
+        if kind.backward
+        else (call.ins[0], call.outs[0])
     )
     first = x.dim() - kind.space
     sizes = (

@@ -72,7 +72,10 @@ def along(
             linear if keeps_values(call.ins[0].dtype, call.outs[0].dtype) else ()
         )
         return choices + [
-            (tuple("sum" if i == j else "R" for j in range(len(call.ins))), pending)
+            (
+                tuple("sum" if i == j else "R" for j in range(len(call.ins))),
+                pending,
+            )
             for i in linear_in
         ]
 

@@ -15,7 +15,9 @@ from ...types import ShapeDtype
 from ..options import Request
 
 ATTRIBUTE = "_shardfn_dynamic"  # of a marked tensor: its Dims
-Dims = dict[int, bool]  # dim -> whether it is an error if its size must be constant
+Dims = dict[
+    int, bool
+]  # dim -> whether it is an error if its size must be constant
 FORM = (
     "a prefix tree over the arguments, or a dict of them by name; a leaf is a dim, a set of "
     "dims, True for all dims, a dict {dim: torch.export.Dim.AUTO or Dim.DYNAMIC}, or None"

@@ -27,7 +27,9 @@ from .placed import Placed, aval_of
 from .placements import marks_of_arguments
 
 
-def look(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placed:
+def look(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Placed:
     """Check the arguments of a call, and determine the placements of each.
 
     Raises:

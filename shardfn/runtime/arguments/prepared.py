@@ -75,7 +75,9 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
     kind = type(_shown(x)).__name__
     rows = [_compat.opened(shard)[0] for shard in shards]
     if any(
-        y.shape != x.shape for row, x in zip(rows, shards, strict=True) for y in row
+        y.shape != x.shape
+        for row, x in zip(rows, shards, strict=True)
+        for y in row
     ):
         got = f"a DTensor of a {kind}, whose tensors have other shapes than it has"
         raise TreeError.of(
@@ -85,10 +87,10 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
         )
     shells = {_compat.opened(shard)[1].said for shard in shards}
     if len(shells) > 1:
-        got = (
-            f"a DTensor of {kind}s that differ by rank: {', '.join(sorted(shells))}"
+        got = f"a DTensor of {kind}s that differ by rank: {', '.join(sorted(shells))}"
+        raise TreeError.of(
+            name, got, fix=f"{kind}s that say the same on all ranks"
         )
-        raise TreeError.of(name, got, fix=f"{kind}s that say the same on all ranks")
     held = [_global(list(column), x) for column in zip(*rows, strict=True)]
     shell = _compat.opened(_shown(x))[1]
     shell = attrs.evolve(shell, shape=tuple(x.shape), stride=x.stride())
@@ -99,7 +101,9 @@ def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
     """The DTensor of local tensors, placed like another."""
     x = locals_[0]
     is_simulated = current_world().kind == "simulated"
-    local = SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
+    local = (
+        SimulatedTensor(locals_, shown(like.device_mesh)) if is_simulated else x
+    )
     spec = _compat.dtensor_spec(
         like.device_mesh, like.placements, like.shape, like.stride(), x.dtype
     )

@@ -69,7 +69,9 @@ class _Op(torch.autograd.Function):
         half = ctx.call.backward
         name = half.request.name
         if torch.is_grad_enabled() or _compat.inside_transform():
-            got = "its backward is differentiated, with create_graph or a transform"
+            got = (
+                "its backward is differentiated, with create_graph or a transform"
+            )
             needed = "a first derivative from outside of the call"
             raise ShardError.of(
                 name, got, needed=needed, fix=SECOND, source=call_site()

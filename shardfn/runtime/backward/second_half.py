@@ -25,7 +25,9 @@ from ..layouts import Reader, laid_out, local_of_rank, readers
 from ..options import Request
 from ..simulator import simulate
 
-Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
+Local = list[
+    torch.Tensor
+]  # one value's local tensors, of each rank that runs here
 
 
 @attrs.frozen(eq=False)
@@ -52,7 +54,9 @@ class Backward:
     floating: tuple[int, ...]
     runner: Runner | None
     reads: list[tuple[int, Reader]] = attrs.field(init=False)  # of the arguments
-    inputs: list[list[torch.Tensor]] = attrs.field(init=False)  # fake ones, by rank
+    inputs: list[list[torch.Tensor]] = attrs.field(
+        init=False
+    )  # fake ones, by rank
     specs: list[Any] = attrs.field(
         init=False
     )  # of gradients; None for a plain tensor

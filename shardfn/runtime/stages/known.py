@@ -87,7 +87,9 @@ def _replayed(
     return captured
 
 
-def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
+def _template(
+    known: list[Made], signature: Any, placed: Placed
+) -> Template | None:
     """The function as it has been read for sizes like a call's."""
     rest, leaves = signature
     misfits: dict[int, str | None] = {}  # by template, which many captures share
@@ -109,7 +111,9 @@ def _fixed(known: list[Made], signature: Any, placed: Placed) -> str:
     dim is strict.
     """
     if any(
-        is_strict for dims in placed.dynamic.values() for is_strict in dims.values()
+        is_strict
+        for dims in placed.dynamic.values()
+        for is_strict in dims.values()
     ):
         return ""
     same = (made for made in known if made.signature[0] == signature[0])

@@ -115,7 +115,9 @@ def out_marks(
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)
     try:
-        specs = tree_pairs.broadcast_prefix(request.out_placements, result, is_spec)
+        specs = tree_pairs.broadcast_prefix(
+            request.out_placements, result, is_spec
+        )
         pairs = [
             spec
             for spec, leaf in zip(specs, program.out_leaves, strict=True)

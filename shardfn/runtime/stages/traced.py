@@ -265,7 +265,9 @@ class Lowered:
         """
         traced, advice = self.traced, self.partition.advice
         weighed = considered(traced.program, *traced.placements(), advice=advice)
-        return transfers(self.partition, self.traced.request.implicit_comm, weighed)
+        return transfers(
+            self.partition, self.traced.request.implicit_comm, weighed
+        )
 
     @property
     def implicit(self) -> tuple[Transfer, ...]:

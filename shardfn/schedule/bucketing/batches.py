@@ -30,7 +30,9 @@ class Batch:
     @property
     def bucketed(self) -> bool:
         """Whether it is a bucket of bucketed_grad."""
-        return self.members[0].wish is not None and not self.members[0].wish.ignored
+        return (
+            self.members[0].wish is not None and not self.members[0].wish.ignored
+        )
 
     @property
     def leaves(self) -> list[Transfer]:

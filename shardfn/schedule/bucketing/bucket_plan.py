@@ -54,7 +54,10 @@ def numbered(levels: Sequence[Level]) -> Numbers:
 
 
 def bucket_plan(
-    levels: Sequence[Level], numbers: Numbers, regions: Mapping[str, int], name: str
+    levels: Sequence[Level],
+    numbers: Numbers,
+    regions: Mapping[str, int],
+    name: str,
 ) -> BucketPlan:
     """The bucket plan of a program."""
     buckets = {

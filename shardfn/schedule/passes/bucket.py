@@ -98,7 +98,9 @@ def join(
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
         wait = _sent(pack, packing, first, parts)
         wait.meta["batch"] = index
-        return _unpacked(pack, packing, wait, dict(zip(starts, parts, strict=True)))
+        return _unpacked(
+            pack, packing, wait, dict(zip(starts, parts, strict=True))
+        )
 
 
 def _sent(

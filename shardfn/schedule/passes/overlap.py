@@ -32,5 +32,8 @@ def overlap(graph: torch.fx.Graph, agenda: Agenda) -> torch.fx.Graph:
             nodes["run", node.meta["step"]].append(node)
     return ordered(
         graph,
-        [*(node for item in agenda.sequence for node in nodes[item]), *graph.nodes],
+        [
+            *(node for item in agenda.sequence for node in nodes[item]),
+            *graph.nodes,
+        ],
     )

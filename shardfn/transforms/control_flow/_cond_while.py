@@ -97,13 +97,17 @@ def _branch_region(
     def run() -> Any:
         out = fn(*operands)
         leaves = (
-            _tree.quick_leaves((out,)) if like is None else _branch(name, out, like)
+            _tree.quick_leaves((out,))
+            if like is None
+            else _branch(name, out, like)
         )
         if dtypes is not None:
             leaves = _as_tensors(leaves, dtypes)
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         feed = iter(bodies.leave(tensors or [torch.zeros(())]))
-        results = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
+        results = [
+            next(feed) if isinstance(x, torch.Tensor) else x for x in leaves
+        ]
         return _tree.refill((out if like is None else like,), results)[0]
 
     return bodies.region(run, [])

@@ -163,7 +163,9 @@ def _refuse_unfit(
     """
     used = {prefix for of_leaf in prefixes for prefix in of_leaf}
     strangers = [prefix for prefix in answers if prefix not in used]
-    missing = [p for p, of_leaf in zip(paths, prefixes, strict=True) if not of_leaf]
+    missing = [
+        p for p, of_leaf in zip(paths, prefixes, strict=True) if not of_leaf
+    ]
     wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),

@@ -71,7 +71,9 @@ class BucketedGrad(ValueAndGrad):
             for x in leaves
         ]
         by_path = (
-            [bool(self.ignore(p)) for p in paths] if callable(self.ignore) else None
+            [bool(self.ignore(p)) for p in paths]
+            if callable(self.ignore)
+            else None
         )
         by_tree = None if callable(self.ignore) else self.ignore
         rows = None if self.plan is None else self.plan.as_constant()

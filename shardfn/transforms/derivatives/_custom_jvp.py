@@ -57,7 +57,9 @@ class CustomJvp(Custom):
             return bodies.leave(self.pushed(rule(*still, primals, tangents), out))
 
         both = bodies.region(pushed, [*xs, *xs])
-        outs = endings.custom_jvp(self.__name__, _tree.tensors(out), list(both), xs)
+        outs = endings.custom_jvp(
+            self.__name__, _tree.tensors(out), list(both), xs
+        )
         return _tree.with_tensors(out, outs)
 
     def pushed(self, found: Any, out: Any) -> list[torch.Tensor]:
@@ -71,7 +73,11 @@ class CustomJvp(Custom):
         theirs = "those of the function"
         paths = ("result", "result")
         after = paired(
-            self.__name__, found[0], out, ("the results of the rule", theirs), paths
+            self.__name__,
+            found[0],
+            out,
+            ("the results of the rule", theirs),
+            paths,
         )
         names = ("the tangents of the rule", "the results")
         paths = ("tangent", "result")

@@ -63,7 +63,9 @@ class CustomVjp(Custom):
         fwd, _ = self.rules
 
         def forward(*tensors: torch.Tensor) -> Any:
-            returned = fwd(*self.joined(still, _tree.with_tensors(moving, tensors)))
+            returned = fwd(
+                *self.joined(still, _tree.with_tensors(moving, tensors))
+            )
             after, residuals = self.forward_results(returned, out)
             left = bodies.leave([*after, *_tree.tensors(residuals)])
             count = len(after)

@@ -153,7 +153,9 @@ def refuse_none(name: str, what: str, count: int) -> None:
         )
 
 
-def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
+def saved_residuals(
+    fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Residuals:
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     line.
 

@@ -49,7 +49,9 @@ def from_local(
     """DTensor.from_local. A replicated placement says that all ranks have the same tensor."""
     # any local size makes shards of equal sizes
     local = multiples(local_tensor, 1) if shape is None else kind(local_tensor)[0]
-    rows = checks.placed_on(FROM_LOCAL, device_mesh, None, _said(placements), local)
+    rows = checks.placed_on(
+        FROM_LOCAL, device_mesh, None, _said(placements), local
+    )
     shards = checks.check_shape(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
     )
@@ -145,7 +147,9 @@ def distributed(
     if isinstance(tensor, DTensor):
         return tensor.redistribute(device_mesh, placements)
     shape = kind(tensor)[0]
-    rows = checks.placed_on(DISTRIBUTE, device_mesh, None, _said(placements), shape)
+    rows = checks.placed_on(
+        DISTRIBUTE, device_mesh, None, _said(placements), shape
+    )
     checks.refuse_partial(DISTRIBUTE, rows)
     if checks.is_constraint():
         return _placed(tensor, rows, True)

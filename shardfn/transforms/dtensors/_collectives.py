@@ -55,7 +55,10 @@ def _written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
 
 @_compat.read_by_dynamo
 def all_reduce(
-    tensor: torch.Tensor, op: Any = "sum", group: Any = None, async_op: bool = False
+    tensor: torch.Tensor,
+    op: Any = "sum",
+    group: Any = None,
+    async_op: bool = False,
 ) -> Any:
     """torch.distributed.all_reduce."""
     what = "torch.distributed.all_reduce"
@@ -110,7 +113,9 @@ def all_to_all_single(
 ) -> Any:
     """torch.distributed.all_to_all_single, of equal splits."""
     what = "torch.distributed.all_to_all_single"
-    groups.check_splits(what, _tuple(output_split_sizes), _tuple(input_split_sizes))
+    groups.check_splits(
+        what, _tuple(output_split_sizes), _tuple(input_split_sizes)
+    )
     axes = groups.axes_of_group(what, group)
     return _written(output, all_to_all(input, axes, 0, 0, tiled=True), async_op)
 
@@ -184,7 +189,9 @@ def functional_all_to_all(
 ) -> Any:
     """The functional all_to_all_single, of equal splits."""
     what = "all_to_all_single"
-    groups.check_splits(what, _tuple(output_split_sizes), _tuple(input_split_sizes))
+    groups.check_splits(
+        what, _tuple(output_split_sizes), _tuple(input_split_sizes)
+    )
     return all_to_all(self, groups.axes_of_group(what, group), 0, 0, tiled=True)
 
 

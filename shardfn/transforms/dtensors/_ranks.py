@@ -33,7 +33,9 @@ class OnRanks:
     """
 
     name: str
-    held: tuple[Callable[..., Any]]  # the function; bare, torch 2.11 cannot read it
+    held: tuple[
+        Callable[..., Any]
+    ]  # the function; bare, torch 2.11 cannot read it
     mesh: Any
     placed: tuple[str, ...]  # for each leaf: the text of a DTensor, or nothing
 

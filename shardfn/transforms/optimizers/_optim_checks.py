@@ -48,7 +48,9 @@ def check_class(cls: Any) -> None:
     """
     if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         got = (
-            f"a {type(cls).__name__}" if not isinstance(cls, type) else cls.__name__
+            f"a {type(cls).__name__}"
+            if not isinstance(cls, type)
+            else cls.__name__
         )
         fix = "optim(torch.optim.AdamW, lr=1e-3)"
         if isinstance(cls, torch.optim.Optimizer):

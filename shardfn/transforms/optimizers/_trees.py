@@ -43,7 +43,9 @@ def beside(
     leaves = _tree.quick_leaves((params,))
     found, wrong = tree_pairs.pair(tree, params, names)
     chosen = [
-        x for p, x in zip(leaves, found, strict=True) if isinstance(p, torch.Tensor)
+        x
+        for p, x in zip(leaves, found, strict=True)
+        if isinstance(p, torch.Tensor)
     ]
     return chosen, wrong
 
@@ -52,6 +54,8 @@ def beside(
 def described(leaves: list[Any]) -> list[Any]:
     """(shape, dtype) of each leaf that is a tensor."""
     return [
-        (tuple(map(int, x.shape)), x.dtype) if isinstance(x, torch.Tensor) else None
+        (tuple(map(int, x.shape)), x.dtype)
+        if isinstance(x, torch.Tensor)
+        else None
         for x in leaves
     ]

@@ -279,12 +279,15 @@ def _difference(
     """Where the local tensors of a result differ from those of the expected value."""
     if marks == ("R",):
         return next(
-            (wrong for x in column if (wrong := _first(x, wanted, tolerance))), None
+            (wrong for x in column if (wrong := _first(x, wanted, tolerance))),
+            None,
         )
     return _first(join(column, wanted.shape, marks, axes), wanted, tolerance)
 
 
-def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | None:
+def _first(
+    got: torch.Tensor, wanted: torch.Tensor, tolerance: float
+) -> str | None:
     if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
         return (
             f"the shards make {tuple(got.shape)} {got.dtype}, wanted {tuple(wanted.shape)} "

@@ -122,7 +122,10 @@ def rule(
 
 
 def _registered(
-    target: Any, mapping: Any, whole: tuple[str, ...], example: Sequence[Any] | None
+    target: Any,
+    mapping: Any,
+    whole: tuple[str, ...],
+    example: Sequence[Any] | None,
 ) -> Rule:
     """Make, prove and register the rule."""
     _refuse_arguments(target, mapping, whole, example)

@@ -149,7 +149,11 @@ def _check_shards(shards: Sequence[Any], paths: Sequence[str]) -> None:
         else f"{s.dtype} on {s.device}"
         for s in shards
     ]
-    if not shards or len(set(kinds)) > 1 or not isinstance(shards[0], torch.Tensor):
+    if (
+        not shards
+        or len(set(kinds)) > 1
+        or not isinstance(shards[0], torch.Tensor)
+    ):
         lines = [
             f"{path} is {kind}" for path, kind in zip(paths, kinds, strict=True)
         ] or ["no tensors"]

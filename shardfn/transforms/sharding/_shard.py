@@ -56,7 +56,9 @@ class Shard(Transformed):
         return (
             args
             if ins is None
-            else tuple(pinned(args, _per_argument(ins, len(args)), "in_placements"))
+            else tuple(
+                pinned(args, _per_argument(ins, len(args)), "in_placements")
+            )
         )
 
     def leaving(self, out: Any) -> Any:
@@ -163,7 +165,9 @@ def shard(
         "dynamic": dynamic,
     }
     return (
-        functools.partial(shard, **options) if fn is None else _sharded(fn, options)
+        functools.partial(shard, **options)
+        if fn is None
+        else _sharded(fn, options)
     )
 
 

@@ -167,7 +167,8 @@ def test_functions_that_capture_writes_otherwise_are_so_in_modules() -> None:
 
     loss, _ = loss_of(Checks())
     judge = lambda x: (
-        torch.cov(x.T, aweights=x[:, 0] ** 2) + nn.GaussianNLLLoss()(x, x * 2, x**2)
+        torch.cov(x.T, aweights=x[:, 0] ** 2)
+        + nn.GaussianNLLLoss()(x, x * 2, x**2)
     ).sum()
     x = X.clone().requires_grad_()
     judge(x).backward()
@@ -290,7 +291,9 @@ HELD = (
     "it writes in place to an argument or a closed-over tensor",
     "a new value; in a module, register_buffer for state that changes",
 )
-BUFFER = "self.register_buffer(...) for state that changes, or return the new value"
+BUFFER = (
+    "self.register_buffer(...) for state that changes, or return the new value"
+)
 FIXED = (
     "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a "
     "size that you choose"
@@ -378,7 +381,11 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
     kept = Keeps()
     fn, params, buffers = sf.functionalize(kept)
     refusal(lambda: fn(params, buffers, X))
-    assert module.count == 0 and (kept.calls, kept.seen, hasattr(kept, "last")) == (
+    assert module.count == 0 and (
+        kept.calls,
+        kept.seen,
+        hasattr(kept, "last"),
+    ) == (
         0,
         [0],
         False,

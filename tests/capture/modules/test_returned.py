@@ -129,7 +129,10 @@ READS = {
         output,
         lambda out: (out.cache.keys * out.cache.count).sum() * out.loss,
     ),
-    "an object in it": (output, lambda out: out.cache.below[0].keys.square().sum()),
+    "an object in it": (
+        output,
+        lambda out: out.cache.below[0].keys.square().sum(),
+    ),
     "a named tuple of one": (
         lambda x, y: Pair(x, {"out": output(x, y)}),
         lambda out: out.b["out"].loss + out.a.sum(),

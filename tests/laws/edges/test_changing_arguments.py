@@ -340,7 +340,11 @@ def checked() -> list[Any]:
     os.environ["SHARDFN_CHECK"] = "1"
     fn = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")
     same, own = torch.ones(4), torch.ones(4) + rank
-    found += [said(lambda: fn(same)), said(lambda: fn(own)), said(lambda: fn(same))]
+    found += [
+        said(lambda: fn(same)),
+        said(lambda: fn(own)),
+        said(lambda: fn(same)),
+    ]
     os.environ["SHARDFN_CHECK"] = "0"
     found.append(
         said(
@@ -352,7 +356,9 @@ def checked() -> list[Any]:
     local = sf.from_local(own[:2], mesh, P("a"))
     found.append(
         said(
-            lambda: sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")(local)
+            lambda: sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten")(
+                local
+            )
         )
     )
     compiled = sf.shard(lambda x: x.sum(), mesh, P("a"), backend="aten").compile(
@@ -373,7 +379,9 @@ def test_a_plain_tensor_that_differs_between_ranks_is_refused_where_it_is_staged
     first, second = run_ranks(2, staging, seeds)
     assert any(differs for differs, _ in first)
     assert any(not differs for differs, _ in first)
-    for seed, (differs, told), (_, other) in zip(seeds, first, second, strict=True):
+    for seed, (differs, told), (_, other) in zip(
+        seeds, first, second, strict=True
+    ):
         assert told == other
         if differs:
             assert (

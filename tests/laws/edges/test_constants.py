@@ -136,7 +136,9 @@ def test_a_branch_chooses_its_numbers(shape: Any, choice: bool) -> None:
         lambda: filled(shape, X),
         lambda: filled(other(shape), 2 * X),
     )
-    wanted = as_tensors(filled(shape, X) if choice else filled(other(shape), 2 * X))
+    wanted = as_tensors(
+        filled(shape, X) if choice else filled(other(shape), 2 * X)
+    )
     assert_equal(
         got,
         {key: wanted[key] for key in got} if isinstance(wanted, dict) else wanted,
@@ -288,7 +290,10 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "numpy bool": (scaled, (X, np.bool_(True))),
     "numpy text": (lambda x, n: x * len(n), (X, np.str_("ab"))),
     "numpy array": (lambda x, n: x * torch.as_tensor(n), (X, np.arange(3.0))),
-    "numpy scalar array": (lambda x, n: x * torch.as_tensor(n), (X, np.array(2.0))),
+    "numpy scalar array": (
+        lambda x, n: x * torch.as_tensor(n),
+        (X, np.array(2.0)),
+    ),
     "torch.Size": (lambda x, n: x.reshape(n), (X, torch.Size([3, 1]))),
     "a size that is returned": (lambda x: (x, x.shape, tuple(x.shape)), (X,)),
     "a dtype": (lambda x, n: x.to(n), (X, torch.float32)),

@@ -65,7 +65,9 @@ class Factory(Redistributing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (
             x
-            + dt.ones(1, device_mesh=self.mesh, placements=[Replicate()]).to_local()
+            + dt.ones(
+                1, device_mesh=self.mesh, placements=[Replicate()]
+            ).to_local()
         )
 
 
@@ -151,7 +153,10 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
             lambda x: {"a": (x, x.as_subclass(Named))},
             "it makes a Named",
         ),
-        "a subclass, closed over": (lambda x: (x, named), "it closes over a Named"),
+        "a subclass, closed over": (
+            lambda x: (x, named),
+            "it closes over a Named",
+        ),
         "the rank": (
             lambda x: x + mesh.get_local_rank(),
             None,
@@ -177,7 +182,9 @@ def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
     total = lambda fn: (
-        lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
+        lambda x: sum(
+            t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor)
+        )
     )
     per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
     return {

@@ -231,7 +231,9 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-def judged(module: nn.Module, way: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def judged(
+    module: nn.Module, way: str, x: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """The gradients of plain autograd."""
     parts = (x[:4], x[4:]) if way in ("twice", "vmap") else (x,)
     total = sum(module(part).square().sum() for part in parts)

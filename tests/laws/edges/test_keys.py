@@ -553,7 +553,8 @@ def reads_settings(x: torch.Tensor) -> torch.Tensor:
 
 @examples(7)
 @given(
-    st.lists(st.sampled_from(list(SETTINGS)), min_size=2, max_size=4), st.booleans()
+    st.lists(st.sampled_from(list(SETTINGS)), min_size=2, max_size=4),
+    st.booleans(),
 )
 def test_torchs_settings_are_those_of_the_call(
     names: list[str], placed: bool
@@ -631,7 +632,8 @@ def test_equal_meshes_of_two_worlds_are_two() -> None:
         with sf.fake_world(2):
             mesh = sf.make_mesh((2,), ("a",))
             assert (
-                sf.shard(fn, mesh, sf.P("a"), backend="aten")(X).device_mesh is mesh
+                sf.shard(fn, mesh, sf.P("a"), backend="aten")(X).device_mesh
+                is mesh
             )
 
 

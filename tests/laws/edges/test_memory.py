@@ -107,7 +107,9 @@ def check_separate(
 ) -> None:
     """Values as the plain function's; a write into one result is seen nowhere else."""
     fn = lambda x, y: [RESULTS[name](x, y) for name in names]
-    args = tuple(LAYOUTS[layout](VALUES * k) for k, layout in enumerate(layouts, 1))
+    args = tuple(
+        LAYOUTS[layout](VALUES * k) for k, layout in enumerate(layouts, 1)
+    )
     with sf.fake_world(2):
         made = called(way, fn, backend)
         wanted = sf.tree_map(torch.clone, fn(*args))
@@ -305,7 +307,10 @@ def test_a_donated_dtensor_passed_twice_is_refused_and_stays() -> None:
     with sf.fake_world(2):
         placed = sf.distribute(VALUES, sf.make_mesh((2,), ("a",)), P("a"))
         fn = sf.shard(
-            lambda a, b: a + b, placed.device_mesh, donate_argnums=0, backend="aten"
+            lambda a, b: a + b,
+            placed.device_mesh,
+            donate_argnums=0,
+            backend="aten",
         )
         assert (
             "argument a: it is donated, and shares memory with argument b"

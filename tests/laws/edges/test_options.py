@@ -51,7 +51,9 @@ def legal(numbers: Any, count: int) -> tuple[int, ...] | None:
 
 def within(nested: bool, call: Callable[[], Any]) -> Any:
     """The call on its own, or inside a jit."""
-    return sf.jit(lambda x: (call(), x), backend="aten")(A)[0] if nested else call()
+    return (
+        sf.jit(lambda x: (call(), x), backend="aten")(A)[0] if nested else call()
+    )
 
 
 def check(nested: bool, call: Callable[[], Any], wanted: Any) -> None:
@@ -327,7 +329,9 @@ def test_a_tree_of_placements_that_does_not_fit(case: str) -> None:
             lambda: sf.shard(
                 sf.shard(twice, mesh, None, placed), mesh, backend="aten"
             )(both),
-            lambda: sf.shard_map(twice, mesh, (placed,), P(), backend="aten")(both),
+            lambda: sf.shard_map(twice, mesh, (placed,), P(), backend="aten")(
+                both
+            ),
             lambda: sf.distribute(both, mesh, placed),
             lambda: sf.constrain(both, placed),
         ]
@@ -349,7 +353,10 @@ def test_shard_map_asks_for_in_placements() -> None:
             sf.shard_map(lambda x: x, mesh, out_placements=P(), backend="aten")(X)
         assert without_line(caught.value) == said
         inner = sf.shard(
-            sf.shard_map(lambda x: x, mesh, None, P()), mesh, P("x"), backend="aten"
+            sf.shard_map(lambda x: x, mesh, None, P()),
+            mesh,
+            P("x"),
+            backend="aten",
         )
         with pytest.raises(sf.TreeError) as caught:
             inner(X)

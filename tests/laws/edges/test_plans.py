@@ -135,7 +135,9 @@ def test_a_plan_lists_exactly_the_reductions_of_gradients(
     )
     assert large(told(low.plan)) == sent(low), f"{low.plan}\n{low.collectives}"
     reduced = {
-        leaf for b in (*low.plan.buckets, *low.plan.unbucketed) for leaf in b.leaves
+        leaf
+        for b in (*low.plan.buckets, *low.plan.unbucketed)
+        for leaf in b.leaves
     }
     silent = {*low.plan.local, *low.plan.unused}
     assert not reduced & silent and reduced | silent >= {
@@ -143,7 +145,9 @@ def test_a_plan_lists_exactly_the_reductions_of_gradients(
     }
     for leaf in reduced:
         lines = [
-            line for line in str(low.plan).splitlines() if "nothing to send" in line
+            line
+            for line in str(low.plan).splitlines()
+            if "nothing to send" in line
         ]
         assert not any(leaf in line for line in lines)
 
@@ -374,7 +378,9 @@ def opened(plan: sf.BucketPlan) -> list[int]:
     ]
 
 
-def edited(plan: sf.BucketPlan, order: list[int], cuts: list[int]) -> sf.BucketPlan:
+def edited(
+    plan: sf.BucketPlan, order: list[int], cuts: list[int]
+) -> sf.BucketPlan:
     """The plan with its leaves in another order, and in other buckets of other caps."""
     (kind,) = {b.kind for b in plan.buckets if b.kind != "all_gather"}
     reductions = [b for b in plan.buckets if b.kind == kind]
@@ -433,7 +439,8 @@ def test_an_order_that_no_program_can_have_is_refused() -> None:
     got = "the bucket of params[3] stands before that of params[3], on which it depends"
     fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
     assert (
-        str(error.value) == f"shard(bucketed_grad(loss)), plan: {got}\n  try: {fix}"
+        str(error.value)
+        == f"shard(bucketed_grad(loss)), plan: {got}\n  try: {fix}"
     )
 
 

@@ -82,7 +82,10 @@ FUNCTIONS: dict[str, tuple[Fn, Fn]] = {  # ours, and the plain one
         lambda x: sf.map(lambda r: torch.sin(r) * x[0], x),
         lambda x: torch.sin(x) * x[0],
     ),
-    "cond": (chosen, lambda x: torch.where(x.sum() > 0, wavy(x), torch.cos(x) * x)),
+    "cond": (
+        chosen,
+        lambda x: torch.where(x.sum() > 0, wavy(x), torch.cos(x) * x),
+    ),
     "solve": (solved, solved),
     "norm": (normed, normed),
     "checkpoint": (sf.checkpoint(wavy), wavy),

@@ -269,9 +269,14 @@ def test_a_mesh_of_an_ended_world_is_refused_in_one_of_the_same_size() -> None:
                 match="its mesh belongs to a world that has ended",
             ):
                 call()
-        with sf.use_mesh(mesh), pytest.raises(sf.PlacementError, match="has ended"):
+        with (
+            sf.use_mesh(mesh),
+            pytest.raises(sf.PlacementError, match="has ended"),
+        ):
             sf.shard(square, in_placements=P("a"), backend="aten")(x)
-        again = sf.shard(square, sf.make_mesh((4,), ("a",)), P("a"), backend="aten")
+        again = sf.shard(
+            square, sf.make_mesh((4,), ("a",)), P("a"), backend="aten"
+        )
         torch.testing.assert_close(sf.full(again(x)), square(x))
 
 

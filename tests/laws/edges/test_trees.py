@@ -123,7 +123,9 @@ def growing(turn: int) -> Callable[[Tree], Tree]:
 
 
 def batches(tree: Tree, n: int) -> Tree:
-    return sf.tree_map(lambda x: torch.stack([x * (i + 1) for i in range(n)]), tree)
+    return sf.tree_map(
+        lambda x: torch.stack([x * (i + 1) for i in range(n)]), tree
+    )
 
 
 def axes_like(tree: Tree) -> Tree:

@@ -87,7 +87,10 @@ def tried(fn: Callable[[], Any]) -> Any:
 
 
 def compiled(
-    fn: types.FunctionType, *args: Any, fullgraph: bool = False, backend: Any = None
+    fn: types.FunctionType,
+    *args: Any,
+    fullgraph: bool = False,
+    backend: Any = None,
 ) -> Any:
     """The graphs that Dynamo makes of a function that it has never seen, and what it returns."""
     graphs: list[Any] = []
@@ -115,7 +118,10 @@ COMPILED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "corrcoef": (lambda x: torch.corrcoef(x), (X,)),
     "combinations": (lambda x: torch.combinations(x, 2), (W,)),
     "istft": (lambda z: torch.istft(z, 8, 2, window=WINDOW), (SPECTRUM,)),
-    "istft with gaps": (lambda z: torch.istft(z, 8, 8, window=WINDOW), (SPECTRUM,)),
+    "istft with gaps": (
+        lambda z: torch.istft(z, 8, 8, window=WINDOW),
+        (SPECTRUM,),
+    ),
     "ctc_loss": (
         lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)),
         (LOGITS,),
@@ -329,7 +335,9 @@ EAGER: dict[str, Callable[[], Any]] = {
     "jvp": lambda: torch.func.jvp(torch.sin, (W,), (W,)),
     "hessian": lambda: torch.func.hessian(lambda x: (x.sin() * x).sum())(W[:2]),
     "jacrev": lambda: torch.func.jacrev(torch.sin)(W[:2]),
-    "vmap of grad": lambda: torch.vmap(torch.func.grad(lambda x: x.cos().sum()))(X),
+    "vmap of grad": lambda: torch.vmap(torch.func.grad(lambda x: x.cos().sum()))(
+        X
+    ),
     "forward AD": _forward_ad,
     "weight norm, forward": lambda: torch.func.jvp(
         lambda v: torch._weight_norm(v, X[:, :1], 0), (X,), (X,)
@@ -341,9 +349,9 @@ EAGER: dict[str, Callable[[], Any]] = {
     "custom op, autograd": lambda: torch.autograd.functional.vjp(
         lambda x: power(x, 3.0), W, W
     ),
-    "custom op, torch.func": lambda: torch.func.grad(lambda x: power(x, 3.0).sum())(
-        W
-    ),
+    "custom op, torch.func": lambda: torch.func.grad(
+        lambda x: power(x, 3.0).sum()
+    )(W),
     "custom op packet, torch.func": lambda: torch.func.grad(
         lambda x: torch.ops.bystander.power(x, 3.0).sum()
     )(W),
@@ -368,7 +376,9 @@ EAGER: dict[str, Callable[[], Any]] = {
         )[1]
     ),
     "fake nonzero": _faked(torch.nonzero),
-    "fake zeros": _faked(lambda x: x * torch._efficientzerotensor((7,), dtype=F64)),
+    "fake zeros": _faked(
+        lambda x: x * torch._efficientzerotensor((7,), dtype=F64)
+    ),
     "fake view of zeros": _faked(lambda x: _zero(6).view(2, 3)),
     "fake view, twice": _faked(
         lambda x: _zero(6).view(2, 3).view(6).view(3, 2) + 1

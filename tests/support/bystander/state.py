@@ -149,7 +149,11 @@ def _open_files() -> Any:
 
 
 def _random() -> Any:
-    states = torch.get_rng_state().tolist(), random.getstate(), torch.initial_seed()
+    states = (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        torch.initial_seed(),
+    )
     return digest(states)
 
 

@@ -126,7 +126,9 @@ def test_cutting_microbatches_sends_nothing(problem: Any, mesh: Any) -> None:
         (P(), P("dp")),
         backend="aten",
     )
-    assert {c.kind for c in step.lower(params, batch).collectives} == {"all_reduce"}
+    assert {c.kind for c in step.lower(params, batch).collectives} == {
+        "all_reduce"
+    }
 
 
 def test_a_function_of_ones_own_that_adds_gradients_up_reduces_them_once_too(
@@ -230,9 +232,9 @@ def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(
         sf.PlacementError,
         match="is placed Replicate\\(\\) on dp, in_placements says Partial\\(sum\\) on dp",
     ):
-        sf.shard(lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten")(
-            reduced
-        )
+        sf.shard(
+            lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten"
+        )(reduced)
 
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True])

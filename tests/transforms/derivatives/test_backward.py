@@ -74,7 +74,9 @@ class Case(NamedTuple):
     fn: Callable[..., Any]
     args: tuple[torch.Tensor, ...] = (A,)
     followed: tuple[int, ...] = (0,)  # which of them require grad
-    plain: Callable[..., Any] | None = None  # the same in plain torch, if fn is not
+    plain: Callable[..., Any] | None = (
+        None  # the same in plain torch, if fn is not
+    )
 
 
 CASES = {

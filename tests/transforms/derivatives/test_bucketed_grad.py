@@ -45,7 +45,10 @@ TREES: dict[str, tuple[Any, Callable[[Any], tuple[Any, Any]]]] = {
         lambda p: (p["l"][0].w, p["l"][0].b),
     ),
     "keys that are numbers": ({10: W, 9: B}, lambda p: (p[10], p[9])),
-    "ordered dict": (collections.OrderedDict(z=W, a=B), lambda p: (p["z"], p["a"])),
+    "ordered dict": (
+        collections.OrderedDict(z=W, a=B),
+        lambda p: (p["z"], p["a"]),
+    ),
     "a tensor": (W, lambda p: (p, B)),
 }
 
@@ -90,7 +93,10 @@ def test_every_kind_of_tree_gives_what_value_and_grad_gives(
         w, b = parts(params)
         return (torch.tanh(x @ w) + b).pow(2).mean()
 
-    wanted, bucketed = sf.value_and_grad(fn)(params, X), sf.bucketed_grad(fn, cap=1)
+    wanted, bucketed = (
+        sf.value_and_grad(fn)(params, X),
+        sf.bucketed_grad(fn, cap=1),
+    )
     assert [
         torch.equal(a, b)
         for a, b in zip(leaves(bucketed(params, X)), leaves(wanted), strict=True)
@@ -264,7 +270,8 @@ def test_compose_and_partial(mesh: Any) -> None:
     assert len(together(loss).lower(PARAMS, X, Y).plan.buckets) == 2
     with sf.use_mesh(mesh):
         same(
-            sf.full(sf.compose(sf.bucketed_grad, place)(loss)(PARAMS, X, Y)), wanted
+            sf.full(sf.compose(sf.bucketed_grad, place)(loss)(PARAMS, X, Y)),
+            wanted,
         )
     same(sf.compose(sf.bucketed_grad)(loss)(PARAMS, X, Y), wanted, 0)
 
@@ -356,7 +363,9 @@ def test_second_derivatives_pass_through() -> None:
             ):
                 same(
                     sf.full(
-                        aten(transform(outer(inner)), mesh, (placed, P("dp")))(W, X)
+                        aten(transform(outer(inner)), mesh, (placed, P("dp")))(
+                            W, X
+                        )
                     ),
                     wanted,
                 )

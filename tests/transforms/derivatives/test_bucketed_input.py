@@ -83,7 +83,9 @@ def test_sizes_that_are_none_are_refused_before_any_call(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["cap", "max_in_flight"])
 def test_none_is_no_size(what: str) -> None:
-    _, text = refusal(sf.ShardError, lambda: sf.bucketed_grad(loss, **{what: None}))
+    _, text = refusal(
+        sf.ShardError, lambda: sf.bucketed_grad(loss, **{what: None})
+    )
     assert (
         text
         == f"bucketed_grad(loss), {what}: None is not a number of bytes\n{SIZE_FIX}"
@@ -158,7 +160,9 @@ def test_a_loss_that_is_no_scalar() -> None:
             )
 
 
-def test_a_loss_that_is_no_floating_number_has_no_gradient_and_is_refused() -> None:
+def test_a_loss_that_is_no_floating_number_has_no_gradient_and_is_refused() -> (
+    None
+):
     with pytest.raises(sf.CaptureError):
         sf.bucketed_grad(lambda p, x: (x @ p["a"]).sum().long())(PARAMS, X)
 
@@ -242,7 +246,9 @@ def test_unused_parameters_have_a_zero_gradient_and_are_listed() -> None:
 
 
 def test_s9_3_an_ignore_that_matches_nothing() -> None:
-    fix = "a predicate of paths such as those, or a tree of bools with a True in it"
+    fix = (
+        "a predicate of paths such as those, or a tree of bools with a True in it"
+    )
     said = "it matches no leaf\n  the leaves are params['a'], params['b'], params['c'], params['d']"
     for ignore in (lambda path: "w" in path, False, dict.fromkeys("abcd", False)):
         error, text = refusal(
@@ -300,9 +306,9 @@ OTHER: dict[str, Callable[[sf.BucketPlan], Any]] = {
     )(PARAMS, X),
     "another placement": lambda p: bucketed(P("dp"), plan=p)(PARAMS, X),
     "no mesh": lambda p: sf.bucketed_grad(loss, plan=p)(PARAMS, X),
-    "another dtype to send": lambda p: bucketed(plan=p, reduce_dtype=torch.float32)(
-        PARAMS, X
-    ),
+    "another dtype to send": lambda p: bucketed(
+        plan=p, reduce_dtype=torch.float32
+    )(PARAMS, X),
     "an ignored leaf": lambda p: bucketed(
         plan=p, ignore=lambda path: "'b'" in path
     )(PARAMS, X),
@@ -502,7 +508,8 @@ def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
     )
     for what, size, said in cases:
         _, text = refusal(
-            sf.ShardError, lambda what=what, size=size: traced.lower(**{what: size})
+            sf.ShardError,
+            lambda what=what, size=size: traced.lower(**{what: size}),
         )
         assert text == f"shard(bucketed_grad(loss)), {what}: {said}\n{SIZE_FIX}"
     for caps in ({"cap": 1, "first_cap": 2}, {"first_cap": 2000}):
@@ -623,7 +630,9 @@ def test_that_does_not_depend_on_what_was_called_before() -> None:
     refusal(sf.PlacementError, lambda: fn(grads["a"]))
     refusal(
         sf.PlacementError,
-        lambda: sharded(lambda g: torch.tanh(g), None)(add(grads["a"], grads["b"])),
+        lambda: sharded(lambda g: torch.tanh(g), None)(
+            add(grads["a"], grads["b"])
+        ),
     )
 
 

@@ -261,7 +261,9 @@ def test_a_value_that_a_policy_excludes_is_computed_again() -> None:
 
 
 def test_a_name_counts_for_what_a_view_looks_at() -> None:
-    fn = lambda x, w: sf.checkpoint_name((x @ w).reshape(3, 5).t(), "h").sin().sum()
+    fn = lambda x, w: (
+        sf.checkpoint_name((x @ w).reshape(3, 5).t(), "h").sin().sum()
+    )
     kept, lost = (
         sf.checkpoint(fn, policy=p)
         for p in (
@@ -330,7 +332,9 @@ def test_every_call_is_a_call_of_its_own_and_keeps_its_own_input() -> None:
     ] * 2
 
 
-def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> None:
+def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> (
+    None
+):
     inner = sf.checkpoint(layer)
     pair = lambda u, v, x: inner(v, inner(u, x))
     grads = {}
@@ -419,7 +423,9 @@ def gpt_loss(
 @functools.cache  # one function for all worlds, which share its capture
 def gpt_step(policy: str | None) -> Any:
     return models.sgd_step(
-        functools.partial(gpt_loss, through=sf.checkpoint(gpt_block, policy=policy))
+        functools.partial(
+            gpt_loss, through=sf.checkpoint(gpt_block, policy=policy)
+        )
     )
 
 

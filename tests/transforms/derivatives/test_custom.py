@@ -203,7 +203,9 @@ def test_arguments_that_are_no_tensors_come_first_in_a_rule() -> None:
         lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),)
     )
     close(
-        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(X[0]),
+        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(
+            X[0]
+        ),
         torch.tensor([0.0, 0.5, 0.5], dtype=F64),
     )
 
@@ -273,7 +275,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "bwd returns another shape": (
         lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(x).sum()
+            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(
+                x
+            ).sum()
         )(X),
         sf.TreeError,
         "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n"

@@ -92,7 +92,8 @@ def test_auxiliary_data_comes_along() -> None:
         )
     value, tangent, found = sf.jvp(fn, (X[0],), (Y[0],), has_aux=True)
     close(
-        (value, tangent, found["twice"]), (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"])
+        (value, tangent, found["twice"]),
+        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
     )
     value, pull, found = sf.vjp(fn, X[0], has_aux=True)
     close(

@@ -178,7 +178,9 @@ def test_a_frozen_parameter_that_the_module_writes_to_is_returned() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(W.detach().clone())
-            self.mean = nn.Parameter(torch.zeros(3, dtype=F64), requires_grad=False)
+            self.mean = nn.Parameter(
+                torch.zeros(3, dtype=F64), requires_grad=False
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
@@ -198,7 +200,8 @@ def test_a_module_without_trainable_parameters_has_no_gradients() -> None:
         nn.Linear(3, 2).double().requires_grad_(False)
     )
     assert (
-        params == {} and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
+        params == {}
+        and sf.grad(lambda p: fn(p, buffers, X)[0].sum())(params) == {}
     )
 
 

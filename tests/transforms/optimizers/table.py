@@ -14,7 +14,10 @@ Tree = dict[str, Any]
 TABLE: list[tuple[type[O.Optimizer], dict[str, Any]]] = [
     (O.SGD, {}),
     (O.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
-    (O.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": True}),
+    (
+        O.SGD,
+        {"momentum": 0.9, "nesterov": True, "maximize": True, "foreach": True},
+    ),
     (O.SGD, {"momentum": 0.9, "fused": True}),
     (O.Adam, {}),
     (O.Adam, {"amsgrad": True, "weight_decay": 0.1, "foreach": True}),

@@ -187,7 +187,9 @@ REFUSED: dict[
     "placements": (
         lambda: OPT.state_placements({"in": sf.P()}, PARAMS),
         sf.TreeError,
-        ("optim(AdamW).state_placements: the whole tree: placements lack ['out']",),
+        (
+            "optim(AdamW).state_placements: the whole tree: placements lack ['out']",
+        ),
     ),
     "torch's placements": (
         lambda: OPT.state_placements(sf.Shard(0), PARAMS),

@@ -144,7 +144,9 @@ def test_a_step_has_derivatives_like_any_function(cls: Any) -> None:
     of_lr = (
         cls is not O.RMSprop
     )  # torch's step of RMSprop takes no lr with a derivative
-    found = sf.grad(loss, argnums=(0, 2) if of_lr else (0,))(GRADS[1], params, RATE)
+    found = sf.grad(loss, argnums=(0, 2) if of_lr else (0,))(
+        GRADS[1], params, RATE
+    )
     e, tensors = 1e-6, (GRADS[1]["in"]["w"], RATE)
     for tiny, g in zip(tensors, (found[0]["in"]["w"], *found[1:]), strict=False):
         place = (0,) * tiny.dim()
@@ -220,7 +222,9 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     eager, _ = ran(step, params, opt.init(params), grads)
     assert all(map(torch.equal, table.flat(eager), wanted))
     assert all(map(torch.equal, table.flat(grads), table.flat(GRADS)))
-    captured, _ = ran(sf.jit(step, backend="aten"), params, opt.init(params), grads)
+    captured, _ = ran(
+        sf.jit(step, backend="aten"), params, opt.init(params), grads
+    )
     assert table.largest(captured, wanted) < 1e-12
 
 

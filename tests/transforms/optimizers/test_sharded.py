@@ -115,7 +115,9 @@ def on_a_rank() -> Any:
     placed = {"in": {"w": P("a"), "b": P("a")}, "out": [P(None, "a"), P()]}
     params, state = steps(cls, options, mesh, placed)
     opt = sf.optim(cls, lr=LR, **options)
-    params, state = opt.update(params, sf.distribute(GRADS[0], mesh, placed), state)
+    params, state = opt.update(
+        params, sf.distribute(GRADS[0], mesh, placed), state
+    )
     return sf.full(params)
 
 

@@ -171,7 +171,9 @@ TRANSFORMS: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "vmap of grad": (
-        lambda f: lambda x: sf.vmap(sf.grad(squares(f)))(torch.stack([x, x.sin()])),
+        lambda f: (
+            lambda x: sf.vmap(sf.grad(squares(f)))(torch.stack([x, x.sin()]))
+        ),
         lambda f: (
             lambda x: torch.func.vmap(torch.func.grad(squares(f)))(
                 torch.stack([x, x.sin()])

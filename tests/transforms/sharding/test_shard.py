@@ -208,9 +208,9 @@ def test_value_and_grad_over_trees_argnums_and_aux() -> None:
         return (a["x"] * b * k).sum(), {"b": b + 1, "k": k, "none": None}
 
     a, b = {"x": torch.arange(3.0), "y": (torch.ones(2),)}, torch.ones(3)
-    (value, aux), (ga, gb) = sf.value_and_grad(loss, argnums=(0, -1), has_aux=True)(
-        a, 2, b
-    )
+    (value, aux), (ga, gb) = sf.value_and_grad(
+        loss, argnums=(0, -1), has_aux=True
+    )(a, 2, b)
     assert (
         value == 6
         and aux["k"] == 2
@@ -228,11 +228,17 @@ def test_value_and_grad_over_trees_argnums_and_aux() -> None:
     assert torch.equal(sf.grad(lambda x, y: (x * y).sum(), argnums=1)(b, b), b)
 
 
-def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> None:
+def test_donated_arguments_are_gone_and_say_which_call_took_them(
+    mesh: Any,
+) -> None:
     fn = aten(double, mesh, P("dp"), donate_argnums=0)
     for x in (sf.distribute(torch.ones(8), mesh, P("dp")), torch.ones(8)):
         assert torch.equal(sf.full(fn(x)), torch.full((8,), 2.0))
-        for use in (lambda x: x + 1, fn, sf.full if isinstance(x, DTensor) else fn):
+        for use in (
+            lambda x: x + 1,
+            fn,
+            sf.full if isinstance(x, DTensor) else fn,
+        ):
             with pytest.raises(sf.ShardError) as error:
                 use(x)
             assert str(error.value) == (

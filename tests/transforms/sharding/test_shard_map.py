@@ -71,7 +71,8 @@ def test_a_result_may_be_a_term_of_a_sum() -> None:
         close(sf.full(out), X.sum(0))
         inside = sf.shard(
             lambda x: (
-                sf.shard_map(lambda x: x.sum(0), None, P("dp"), sf.Partial())(x) * 2
+                sf.shard_map(lambda x: x.sum(0), None, P("dp"), sf.Partial())(x)
+                * 2
             ),
             mesh,
             backend="aten",
@@ -146,7 +147,9 @@ def test_what_the_body_closes_over_is_the_same_on_all_ranks() -> None:
             lambda x: sf.pmean((x @ w).sin().mean(), "dp"), None, P("dp"), P()
         )(x)
         for placed in (P(), P("dp"), P(None, "dp")):
-            step = sf.shard(sf.grad(outer), mesh, (placed, P("dp")), backend="aten")
+            step = sf.shard(
+                sf.grad(outer), mesh, (placed, P("dp")), backend="aten"
+            )
             close(
                 sf.full(step(W, X)),
                 torch.func.grad(lambda w: (X @ w).sin().mean())(W),
@@ -238,7 +241,10 @@ def test_the_transpose_of_a_gather_is_one_reduce_scatter() -> None:
         close(
             sf.full(step(W, X)), torch.func.grad(lambda w: (X @ w).sin().sum())(W)
         )
-        assert kinds(step, W, X) == [("all_gather", "dp"), ("reduce_scatter", "dp")]
+        assert kinds(step, W, X) == [
+            ("all_gather", "dp"),
+            ("reduce_scatter", "dp"),
+        ]
 
 
 @pytest.mark.parametrize("side", ["inside", "outside"])
@@ -421,7 +427,8 @@ def test_vmap_sends_one_collective_for_all_samples() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
         body = lambda x: (
-            sf.psum(x.sin().sum(0), "dp") + sf.all_gather(x, "dp", tiled=True).sum()
+            sf.psum(x.sin().sum(0), "dp")
+            + sf.all_gather(x, "dp", tiled=True).sum()
         )
         fn = sf.shard_map(body, None, P("dp"), P())
         step = sf.shard(sf.vmap(fn), mesh, P(None, "dp"), backend="aten")
@@ -448,7 +455,11 @@ def test_a_vmap_may_be_cut_over_a_mesh_axis() -> None:
         assert list(out.placements) == [sf.Shard(1), sf.Shard(2)]
         close(sf.full(out), (many @ W).sin())
         inner = sf.shard_map(
-            lambda x: sf.psum(x.sum(0), "tp"), None, P("tp"), P(), axis_names={"tp"}
+            lambda x: sf.psum(x.sum(0), "tp"),
+            None,
+            P("tp"),
+            P(),
+            axis_names={"tp"},
         )
         step = sf.shard(sf.vmap(inner, spmd_axis="dp"), mesh, backend="aten")
         many = torch.stack([X, X.sin()])
@@ -524,7 +535,11 @@ def test_everything_that_per_rank_code_sends_is_asked_for() -> None:
         )
         fn = sf.shard_map(local, None, (P(), P("dp")), P())
         step = sf.shard(
-            sf.grad(fn), mesh, (P(), P("dp")), implicit_comm="error", backend="aten"
+            sf.grad(fn),
+            mesh,
+            (P(), P("dp")),
+            implicit_comm="error",
+            backend="aten",
         )
         close(
             sf.full(step(W, X)),

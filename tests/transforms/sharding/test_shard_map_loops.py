@@ -38,7 +38,9 @@ def written_out(f: Callable[..., Any], init: Tensor, xs: Tensor) -> Any:
 
 def per_rank(body: Two, out: Any) -> Two:
     """Per-rank code of a shared matrix and of rows that are cut over a."""
-    return sf.shard_map(body, in_placements=(P(), P(None, "a")), out_placements=out)
+    return sf.shard_map(
+        body, in_placements=(P(), P(None, "a")), out_placements=out
+    )
 
 
 def zeros() -> Tensor:
@@ -213,9 +215,9 @@ TRANSFORMS: dict[str, Callable[[Any, Two], Any]] = {
     "grad": lambda m, f: m.grad(summed(f), argnums=(0, 1)),
     "jvp": lambda m, f: lambda w, xs: m.jvp(f, (w, xs), (w.cos(), xs.sin())),
     "vmap": lambda m, f: (
-        lambda w, xs: m.vmap(f, **{"in_axes" if m is sf else "in_dims": (0, None)})(
-            torch.stack([w, -w]), xs
-        )
+        lambda w, xs: m.vmap(
+            f, **{"in_axes" if m is sf else "in_dims": (0, None)}
+        )(torch.stack([w, -w]), xs)
     ),
     "grad of grad": lambda m, f: m.grad(
         lambda w, xs: m.grad(summed(f))(w, xs).square().sum()

@@ -216,7 +216,9 @@ def _without_partial(marks: Marks) -> Marks:
     return tuple("R" if m in PENDING else m for m in plain(marks))
 
 
-def evolved(loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int) -> Loop:
+def evolved(
+    loop: Loop, graphs: Sequence[torch.fx.Graph], coordinates: int
+) -> Loop:
     """The loop with the graphs of one rank. They take the rank's coordinates first."""
     return attrs.evolve(
         loop, graphs=tuple(graphs), consts=loop.consts + coordinates
