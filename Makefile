@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward conformance models gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-backward: venv  ## loss.backward() through a call, next to bucketed_grad a
 models: venv  ## the models that people use, one step each, and docs/models.md: ARGS="Llama T5" tries some
 	$(PIP) -e '.[models]'
 	$(BIN)/python -m bench.models $(ARGS)
+
+bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers
+	$(BIN)/python -m bench.planner $(ARGS)
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

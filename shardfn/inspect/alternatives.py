@@ -12,7 +12,7 @@ import torch
 
 from ..partition import plan
 from ..partition.propagate import walked
-from ..partition.propagation.choose import Placed
+from ..partition.propagation.values import NO_ADVICE, Placed
 from ..partition.propagation.walk import Walk
 from ..partition.rule_api.strategy import OpCall
 from ..types import PENDING, Mark, Marks, MeshAxes, Program
@@ -41,7 +41,7 @@ class _Noting(Walk):
     """A walk that records the strategies it considers."""
 
     def __init__(self, axes: MeshAxes, name: str, advice: Any) -> None:
-        super().__init__(axes, name, advice)
+        super().__init__(axes, name, advice or NO_ADVICE)
         self.weighed: dict[int, list[Alternative]] = collections.defaultdict(
             list
         )  # for the op at hand, by axis
@@ -62,7 +62,11 @@ class _Noting(Walk):
         self, call: OpCall, values: list[Any], node: torch.fx.Node
     ) -> Placed:
         found = self.weigh(call, values, node)
-        return super().choose(call, values, node) if node in self.advice else found
+        return (
+            super().choose(call, values, node)
+            if node in self.advice.ops
+            else found
+        )
 
     def price(
         self,

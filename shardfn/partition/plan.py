@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -134,10 +133,8 @@ class Plan:
     ] = ()  # outs that are gradients which somebody else is to reduce
     # of a function with its gradients: the cotangents of its results, by their number
     cotangents: tuple[tuple[int, Slot], ...] = ()
-    # the placements that a plan of the whole program has for its ops
-    advice: Mapping[torch.fx.Node, Any] | None = attrs.field(
-        default=None, repr=False
-    )
+    # the placements that a plan of the whole program has (propagation/choose.py)
+    advice: Any = attrs.field(default=None, repr=False)
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:

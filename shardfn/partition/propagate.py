@@ -13,9 +13,10 @@ import attrs
 from ..types import Marks, MeshAxes, Program
 from . import plan
 from .planner.advice import advise
-from .planner.axis_problem import Decided
+from .planner.carried import Carries, searched
 from .planner.observed import Observed
-from .planner.price import plan_price
+from .planner.price import PlanPrice, plan_price
+from .propagation.values import Advice
 from .propagation.walk import Walk
 
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
@@ -57,27 +58,44 @@ def propagate(
     """
     walk = Walk(axes, program.name)
     first = walked(walk, program, in_marks, out_marks, unreduced)
-    graph = program.graph.graph
-    usual = plan_price(first, graph)
+    usual = plan_price(first, program.graph.graph)
     if planner == GREEDY or unreduced or usual.unasked < WORTH:
         return first
-    advice = advise(Observed(walk, program, first))
-    second = followed(advice, first, program, in_marks, unreduced)
-    return second if plan_price(second, graph).is_below(usual) else first
+    second = _Second(program, in_marks, first).best(walk.carried)
+    return (
+        second
+        if plan_price(second, program.graph.graph).is_below(usual)
+        else first
+    )
 
 
-def followed(
-    advice: Decided,
-    first: plan.Plan,
-    program: Program,
-    in_marks: Sequence[Marks],
-    unreduced: Collection[int],
-) -> plan.Plan:
-    """The plan of a second walk, which follows advice. Results keep the placements of the first."""
-    walk = Walk(first.axes, program.name, advice)
-    outs = [slot.marks for slot in first.outs]
-    second = walked(walk, program, in_marks, outs, unreduced)
-    return attrs.evolve(second, advice=advice)
+@attrs.frozen(eq=False)
+class _Second:
+    """The search for a second plan, whose results keep the placements of the first."""
+
+    program: Program
+    in_marks: Sequence[Marks]
+    first: plan.Plan
+
+    def best(self, carried: Carries) -> plan.Plan:
+        """The plan with the cheapest carries of loops, and then of all ops around them."""
+        carries = searched(carried, self.first.axes, self.price)
+        walk, placed = self.followed(Advice({}, carries))
+        ops = advise(Observed(walk, self.program, placed))
+        _, found = self.followed(Advice(ops, carries))
+        return found
+
+    def price(self, carries: Carries) -> PlanPrice:
+        """The price of the program with such carries."""
+        _, found = self.followed(Advice({}, carries))
+        return plan_price(found, self.program.graph.graph)
+
+    def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
+        """A walk that follows advice, and its plan."""
+        walk = Walk(self.first.axes, self.program.name, advice)
+        outs = [slot.marks for slot in self.first.outs]
+        found = walked(walk, self.program, self.in_marks, outs, ())
+        return walk, attrs.evolve(found, advice=advice)
 
 
 def walked(

@@ -9,7 +9,7 @@ import torch
 
 from ..types import Mark, Marks, MeshAxes
 from . import plan
-from .propagation.values import Unaligned, Value
+from .propagation.values import Advice, Unaligned, Value
 
 
 class Prices(Protocol):
@@ -36,6 +36,8 @@ class Walk(Prices, Protocol):
 
     unaligned: dict[torch.fx.Node, Unaligned]
     gradients: dict[torch.fx.Node, plan.Gradient]
+    advice: Advice
+    carried: dict[tuple[int, ...], Marks]  # of loops, by shape
     merged: set[torch.fx.Node]  # gradients that are added before they are placed
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
     steps: list[plan.Step]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..propagation.choose import Placed
+from ..propagation.values import Placed
 from . import integer_program
 from .axis_problem import AxisProblem, Decided
 from .observed import Observed

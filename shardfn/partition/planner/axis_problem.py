@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ...types import Mark, Marks, MeshAxes
-from ..propagation.choose import Placed
+from ..propagation.values import Placed
 from . import work
 from .alike import alike
 from .integer_program import IntegerProgram

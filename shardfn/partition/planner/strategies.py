@@ -9,9 +9,9 @@ import torch
 
 from ...types import PENDING, Mark
 from .. import rules
-from ..propagation.choose import Chosen, Placed
+from ..propagation.choose import Chosen
 from ..propagation.units import in_units
-from ..propagation.values import Value
+from ..propagation.values import Placed, Value
 from ..propagation.walk import Walk
 from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall, replicated

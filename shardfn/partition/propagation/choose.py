@@ -4,7 +4,7 @@ between placements.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from ..rule_api.checked import answered, failed
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .lookahead import Ahead
 from .units import extended, in_units
-from .values import Value
+from .values import NO_ADVICE, Advice, Placed, Value
 
 # A gather of an input can start early and overlap with compute. Other collectives cannot.
 EARLY = 0.25
@@ -36,13 +36,6 @@ class Price(NamedTuple):
     def cost(self) -> tuple[float, float]:
         """Among strategies with equal values of this, the readers of the result decide."""
         return self.nbytes, self.shared_partial
-
-
-class Placed(NamedTuple):
-    """The placements of an op's inputs and outputs, on the mesh axes decided so far."""
-
-    ins: list[Marks]
-    outs: list[Marks]
 
 
 class Chosen(NamedTuple):
@@ -69,10 +62,10 @@ class Chooser:
         self,
         axes: MeshAxes,
         name: str,
-        advice: Mapping[torch.fx.Node, Placed] | None = None,
+        advice: Advice = NO_ADVICE,
     ) -> None:
         self.axes, self.name = axes, name
-        self.advice = advice or {}
+        self.advice = advice
         self.values: dict[torch.fx.Node, Any] = {}
         self.ahead = Ahead(self)
 
@@ -80,7 +73,7 @@ class Chooser:
         self, call: OpCall, values: list[Value], node: torch.fx.Node
     ) -> Placed:
         """The advice for an op if its inputs can be placed so, else its cheapest strategies."""
-        advised = self.advice.get(node)
+        advised = self.advice.ops.get(node)
         if advised is not None and all(map(self.reaches, values, advised.ins)):
             return advised
         return self.weigh(call, values, node)

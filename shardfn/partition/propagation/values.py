@@ -1,16 +1,37 @@
-"""The record of one global value in a walk: its slots, and the placements at which it may be
-read.
-"""
+"""The records of a walk: one global value with its slots, the placements of an op, and advice."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import attrs
 import torch
 
 from ...types import PENDING, Marks, MeshAxes
 from .. import layout, plan
+
+
+class Placed(NamedTuple):
+    """The placements of an op's inputs and outputs, on the mesh axes decided so far."""
+
+    ins: list[Marks]
+    outs: list[Marks]
+
+
+class Advice(NamedTuple):
+    """The placements that a plan of the whole program has.
+
+    Args:
+        ops: of ops.
+        carries: of the carries of loops, by shape.
+    """
+
+    ops: Mapping[torch.fx.Node, Placed]
+    carries: Mapping[tuple[int, ...], Marks]
+
+
+NO_ADVICE = Advice({}, {})
 
 
 @attrs.define(eq=False)

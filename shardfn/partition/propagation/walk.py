@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
 from . import made_anywhere, means, refusals, residuals, walk_shard_map
-from .choose import Chooser, Chosen, Placed
+from .choose import Chooser, Chosen
 from .constraints import add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
-from .values import Unaligned, Value, is_partial, settled
+from .values import NO_ADVICE, Advice, Unaligned, Value, is_partial, settled
 
 CONSTRAIN = "prim_redistribute"
 ALIGN = "prim_align"
@@ -42,9 +42,11 @@ class Walk(Chooser):
         self,
         axes: MeshAxes,
         name: str,
-        advice: Mapping[torch.fx.Node, Placed] | None = None,
+        advice: Advice = NO_ADVICE,
     ) -> None:
         super().__init__(axes, name, advice)
+        # the placements of the carries of loops, by shape
+        self.carried: dict[tuple[int, ...], Marks] = {}
         # what was chosen for each op, and for the ops that one was written out as, that one
         self.chosen: dict[torch.fx.Node, Chosen] = {}
         self.within: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -144,7 +146,9 @@ class Walk(Chooser):
 
     def fresh(self) -> Walk:
         """A walk over another graph of the same program."""
-        return Walk(self.axes, self.name)
+        inner = Walk(self.axes, self.name, Advice({}, self.advice.carries))
+        inner.carried = self.carried
+        return inner
 
     def valued(self, slot: plan.Slot, varies: frozenset[str]) -> Value:
         """A new value, at one placement."""
@@ -184,7 +188,7 @@ class Walk(Chooser):
         """Place an op by the cheapest strategy of its sharding rule."""
         call, values = self.call(node)
         readable = [v.readable(node.meta["phase"]) for v in values]
-        advised = node in self.advice
+        advised = node in self.advice.ops
         if not advised and is_cut(call, readable, self.axes.sizes):
             self.write_out(node, call, values)
             return

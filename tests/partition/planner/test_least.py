@@ -19,7 +19,7 @@ from shardfn.partition.planner.axis_problem import AxisProblem, Strategy
 from shardfn.partition.planner.observed import Observed
 from shardfn.partition.planner.supplies import IMPOSSIBLE, Supply
 from shardfn.partition.propagate import walked
-from shardfn.partition.propagation.choose import Placed
+from shardfn.partition.propagation.values import Placed
 from shardfn.partition.propagation.walk import Walk
 
 N = 64

@@ -213,7 +213,7 @@ def fixed_point(
         left = [natural(result, axes) for result in results]
         _refuse_changed(body, carries, left, len(consts))
         entering = [
-            _entering(value, carry, after)
+            _entering(value, carry, after, body.walk)
             for value, carry, after in zip(init, carries, left, strict=True)
         ]
         hoisted = [
@@ -224,6 +224,9 @@ def fixed_point(
         carries = entering
         consts = hoisted
         inner = body.inside(consts, carries, later)
+    for value, marks in zip(init, carries, strict=True):
+        if not is_partial(marks):
+            body.walk.carried[tuple(value.fake.shape)] = marks
     return FixedPoint(carries, consts, inner)
 
 
@@ -239,13 +242,20 @@ def _first_try(init: Value, walk: Walk) -> Marks:
         return tuple(
             "R" if name in init.varies else "sum" for name in walk.axes.names
         )
-    return plain(natural(init, walk.axes))
+    return advised(init, walk) or plain(natural(init, walk.axes))
 
 
-def _entering(init: Value, marks: Marks, left: Marks) -> Marks:
+def advised(init: Value, walk: Walk) -> Marks | None:
+    """The placements that a plan of the whole program has for a carry, if it has some."""
+    return walk.advice.carries.get(tuple(init.fake.shape))
+
+
+def _entering(init: Value, marks: Marks, left: Marks, walk: Walk) -> Marks:
     """The placements with which a carry enters: those with which a step leaves it, if they are
     possible before the first step.
     """
+    if advised(init, walk) == marks:
+        return marks
     zeros = _is_zeros(init)
     wanted = [
         m if m not in PENDING or (zeros and m == "sum") else old

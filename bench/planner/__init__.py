@@ -1,0 +1,1 @@
+"""What planning a program at once takes, and what it spares."""

@@ -1,0 +1,70 @@
+"""A Llama of 70 billion parameters on 1024 ranks (dp 128, tp 8), its gradient captured and placed:
+one op at a time, at once, and by hand with a constraint after the embedding.
+
+    python -m bench.planner [LAYERS] [--scan]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+
+import shardfn as sf
+from shardfn import P
+from shardfn.partition import GLOBAL, propagate
+from shardfn.partition.planner.price import plan_price
+
+from . import llama
+
+GIB = 2**30
+SLOWEST = 60.0  # seconds of planning
+WITHIN = 1.2  # of the plan made by hand
+LAYOUTS = {
+    'P("tp", "dp")': P("tp", "dp"),
+    'P("dp", "tp")': P("dp", "tp"),
+    'P(None, "dp")': P(None, "dp"),
+    'P(None, ("dp", "tp"))': P(None, ("dp", "tp")),
+}
+
+
+def sent(
+    layers: int, stacked: bool, embedding: P, planner: str, pinned: P | None = None
+) -> tuple[float, float]:
+    """GiB that a rank sends in a step, and the seconds that placing it takes."""
+    fn = sf.bucketed_grad(functools.partial(llama.loss, pinned=pinned))
+    places = (llama.placements(layers, stacked, embedding), P("dp"))
+    with sf.fake_world(1024):
+        mesh = sf.make_mesh((128, 8), ("dp", "tp"))
+        traced = sf.shard(fn, mesh, places).trace(*llama.shapes(layers, stacked))
+        start = time.process_time()
+        plan = propagate(traced.program, *traced.placements(), planner=planner)
+        seconds = time.process_time() - start
+    return plan_price(plan, traced.program.graph.graph).sent / GIB, seconds
+
+
+def main() -> None:
+    """Print a line for each layout of the embedding."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("layers", type=int, nargs="?", default=80)
+    parser.add_argument("--scan", action="store_true", help="stack the layers")
+    given = parser.parse_args()
+    layers, stacked = given.layers, given.scan
+    by_hand = min(
+        sent(layers, stacked, embedding, "greedy", P("dp"))[0]
+        for embedding in LAYOUTS.values()
+    )
+    print(f"by hand, the best of {len(LAYOUTS)} layouts: {by_hand:.1f} GiB a step")
+    for name, embedding in LAYOUTS.items():
+        alone, first = sent(layers, stacked, embedding, "greedy")
+        planned, both = sent(layers, stacked, embedding, GLOBAL)
+        print(
+            f"emb {name}: one op at a time {alone:.1f} GiB in {first:.1f} s, "
+            f"at once {planned:.1f} GiB in {both:.1f} s"
+        )
+        assert planned <= WITHIN * by_hand, "dearer than the plan made by hand"
+        assert both < SLOWEST, "slower than a minute"
+
+
+if __name__ == "__main__":
+    main()
