@@ -22,6 +22,8 @@ HELD = (
     "a new value; in a module, register_buffer for state that changes",
 )
 
+HIGHER_ORDER = "it uses torch.cond or another higher-order op under a gradient"
+
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (
@@ -72,7 +74,12 @@ CAUSES = (
     ),
     (
         "Expected FakeTensor",
-        "it uses torch.cond or another higher-order op under a gradient",
+        HIGHER_ORDER,
+        "shardfn.cond, scan or while_loop",
+    ),
+    (
+        "got KeyError(<TransformType",  # torch has no rule for it under the transform
+        HIGHER_ORDER,
         "shardfn.cond, scan or while_loop",
     ),
     (

@@ -359,7 +359,10 @@ def test_no_garbage_is_looked_for_while_a_program_is_placed(
     monkeypatch.setattr(
         stages,
         "propagate",
-        lambda *args: (seen.append(gc.isenabled()), propagate(*args))[1],
+        lambda *args, **options: (
+            seen.append(gc.isenabled()),
+            propagate(*args, **options),
+        )[1],
     )
     fn = aten(lambda x: x * 2, mesh, (P("dp"),))
     traced = fn.trace(sf.ShapeDtype((8, 16)))
