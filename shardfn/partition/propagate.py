@@ -21,7 +21,7 @@ from .propagation.walk import Walk
 
 GREEDY, GLOBAL = PLANNERS = ("greedy", "global")
 # The bytes that nothing asked for, below which a program is not worth a plan: some microseconds.
-WORTH = 2.0**20
+WORTH = 16 * 2.0**20
 
 
 def propagate(

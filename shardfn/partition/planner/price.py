@@ -27,12 +27,14 @@ class PlanPrice:
 
     Args:
         sent: of its collectives, with the time that each takes to start.
+        nbytes: of its collectives.
         unasked: the bytes of those that no placement of the user asks for, other than gathers of
             parameters.
         computed: of its ops: the bytes that a rank could send meanwhile.
     """
 
     sent: float
+    nbytes: float
     unasked: float
     computed: float
 
@@ -44,12 +46,15 @@ class PlanPrice:
     def is_below(self, other: PlanPrice) -> bool:
         """Whether it sends clearly less, for no more computation."""
         computes_more = self.computed > MORE * other.computed
-        return self.sent < LESS * other.sent and not computes_more
+        is_faster = self.sent < LESS * other.sent
+        sends_less = self.nbytes < LESS * other.nbytes
+        return is_faster and sends_less and not computes_more
 
     def plus(self, other: PlanPrice, times: int) -> PlanPrice:
         """The sum of this price and so many times another one."""
         return PlanPrice(
             self.sent + times * other.sent,
+            self.nbytes + times * other.nbytes,
             self.unasked + times * other.unasked,
             self.computed + times * other.computed,
         )
@@ -61,6 +66,7 @@ def plan_price(chosen: plan.Plan, graph: torch.fx.Graph) -> PlanPrice:
     moves = list(_distinct(chosen))
     total = PlanPrice(
         sent=sum(_sent(chosen.axes, step, move, ahead) for step, move in moves),
+        nbytes=sum(_nbytes(chosen.axes, step, move) for step, move in moves),
         unasked=sum(
             _unasked(chosen.axes, step, move, ahead) for step, move in moves
         ),
@@ -99,14 +105,17 @@ def _sent(
     return _price(timed(axes, is_ahead=is_ahead), step, move)
 
 
+def _nbytes(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
+    """The bytes that a rank sends in one move."""
+    return _price(attrs.evolve(axes, costs=()), step, move) if move.sends else 0.0
+
+
 def _unasked(
     axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]
 ) -> float:
     """The bytes that a rank sends in one move that no placement of the user asks for."""
-    is_parameter = step.source.number in ahead
-    if is_parameter or not step.implicit or not move.sends:
-        return 0.0
-    return _price(attrs.evolve(axes, costs=()), step, move)
+    is_asked = step.source.number in ahead or not step.implicit
+    return 0.0 if is_asked else _nbytes(axes, step, move)
 
 
 def _price(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:

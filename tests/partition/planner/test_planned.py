@@ -108,6 +108,7 @@ def test_values_are_those_of_one_device(
 
 
 def on_a_rank() -> Any:
+    planning.WORTH = 2.0**20  # so small a program is worth a plan here
     generator = torch.Generator().manual_seed(3)
     shapes = dict(emb=(500, 64), up=(64, 256), down=(256, 64), head=(64, 500))
     params = {
@@ -190,9 +191,10 @@ def scanned(p: Any, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy((x @ p["head"]).flatten(0, 1), tokens.flatten())
 
 
-def test_the_carry_of_a_scan_is_planned_and_its_values_are_those_of_one_device() -> (
-    None
-):
+def test_the_carry_of_a_scan_is_planned_and_its_values_are_those_of_one_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "WORTH", 2.0**20)
     generator = torch.Generator().manual_seed(5)
     drawn = lambda *shape: torch.randn(shape, generator=generator).double() / 8
     params = dict(
