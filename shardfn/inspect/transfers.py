@@ -114,21 +114,9 @@ def sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
 
 
 def _sent(plan: steps.Plan) -> Iterator[tuple[steps.Redistribute, Move]]:
-    seen = set()
-    for step in plan.steps:
-        if not isinstance(step, steps.Redistribute):
-            continue
-        for move in step.moves:
-            key = (
-                step.source.number,
-                move.before,
-                move.after,
-                move.perm,
-                step.node.meta.get("phase"),
-            )
-            if move.sends and plan.axes.sizes[move.axis] > 1 and key not in seen:
-                seen.add(key)
-                yield step, move
+    for step, move in steps.moves(plan):
+        if move.sends and plan.axes.sizes[move.axis] > 1:
+            yield step, move
 
 
 def strictest(node: torch.fx.Node, setting: str) -> str:

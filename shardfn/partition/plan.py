@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -133,8 +134,22 @@ class Plan:
     ] = ()  # outs that are gradients which somebody else is to reduce
     # of a function with its gradients: the cotangents of its results, by their number
     cotangents: tuple[tuple[int, Slot], ...] = ()
-    # the placements that a plan of the whole program has (propagation/choose.py)
+    # the placements that a plan of all ops has (propagation/choose.py)
     advice: Any = attrs.field(default=None, repr=False)
+
+
+def moves(chosen: Plan) -> Iterator[tuple[Redistribute, Move]]:
+    """The moves of a plan, without those of its loops. Equal ones become one collective."""
+    seen = set()
+    for step in chosen.steps:
+        if not isinstance(step, Redistribute):
+            continue
+        phase = step.node.meta.get("phase")
+        for move in step.moves:
+            key = (step.source.number, move.before, move.after, move.perm, phase)
+            if key not in seen:
+                seen.add(key)
+                yield step, move
 
 
 def needed(planned: list[Step], outs: tuple[Slot, ...]) -> tuple[Step, ...]:

@@ -15,7 +15,7 @@ from . import plan
 from .planner.advice import advise
 from .planner.carried import Carries, searched
 from .planner.observed import Observed
-from .planner.price import PlanPrice, plan_price
+from .planner.price import PlanPrice, plan_price, unasked_bytes
 from .propagation.values import Advice
 from .propagation.walk import Walk
 
@@ -58,15 +58,13 @@ def propagate(
     """
     walk = Walk(axes, program.name)
     first = walked(walk, program, in_marks, out_marks, unreduced)
-    usual = plan_price(first, program.graph.graph)
-    if planner == GREEDY or unreduced or usual.unasked < WORTH:
+    graph = program.graph.graph
+    is_fixed = planner == GREEDY or unreduced
+    if is_fixed or unasked_bytes(first, graph) < WORTH:
         return first
     second = _Second(program, in_marks, first).best(walk.carried)
-    return (
-        second
-        if plan_price(second, program.graph.graph).is_below(usual)
-        else first
-    )
+    is_better = plan_price(second, graph).is_below(plan_price(first, graph))
+    return second if is_better else first
 
 
 @attrs.frozen(eq=False)

@@ -1,1 +1,1 @@
-"""Placements chosen over the whole program: one integer program for each mesh axis."""
+"""Placements chosen over all ops of a program: one integer program for each mesh axis."""

@@ -1,4 +1,4 @@
-"""The placements that a plan of the whole program has for its ops: one axis after the other."""
+"""The placements that a plan of all ops has for its ops: one axis after the other."""
 
 from __future__ import annotations
 

@@ -28,14 +28,11 @@ class PlanPrice:
     Args:
         sent: of its collectives, with the time that each takes to start.
         nbytes: of its collectives.
-        unasked: the bytes of those that no placement of the user asks for, other than gathers of
-            parameters.
         computed: of its ops: the bytes that a rank could send meanwhile.
     """
 
     sent: float
     nbytes: float
-    unasked: float
     computed: float
 
     @property
@@ -55,44 +52,47 @@ class PlanPrice:
         return PlanPrice(
             self.sent + times * other.sent,
             self.nbytes + times * other.nbytes,
-            self.unasked + times * other.unasked,
             self.computed + times * other.computed,
         )
 
 
 def plan_price(chosen: plan.Plan, graph: torch.fx.Graph) -> PlanPrice:
     """The price of a plan of a graph. The steps of a scan count as often as they run."""
+    axes = chosen.axes
     ahead = parameter_slots(chosen, graph)
-    moves = list(_distinct(chosen))
+    moves = list(plan.moves(chosen))
     total = PlanPrice(
-        sent=sum(_sent(chosen.axes, step, move, ahead) for step, move in moves),
-        nbytes=sum(_nbytes(chosen.axes, step, move) for step, move in moves),
-        unasked=sum(
-            _unasked(chosen.axes, step, move, ahead) for step, move in moves
-        ),
-        computed=sum(_computed(chosen.axes, step) for step in chosen.steps),
+        sent=sum(_sent(axes, step, move, ahead) for step, move in moves),
+        nbytes=sum(_nbytes(axes, step, move) for step, move in moves),
+        computed=sum(_computed(axes, step) for step in chosen.steps),
     )
+    for inner, body, times in _loops(chosen):
+        total = total.plus(plan_price(inner, body), times)
+    return total
+
+
+def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+    """The bytes that a rank sends and no placement of the user asks for, other than parameters."""
+    ahead = parameter_slots(chosen, graph)
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        if step.implicit and step.source.number not in ahead:
+            total += _nbytes(chosen.axes, step, move)
+    for inner, body, times in _loops(chosen):
+        total += times * unasked_bytes(inner, body)
+    return total
+
+
+def _loops(
+    chosen: plan.Plan,
+) -> Iterator[tuple[plan.Plan, torch.fx.Graph, int]]:
+    """The plans inside a plan, with their graphs and how often they run."""
     for step in chosen.steps:
         if isinstance(step, plan.Nested):
             loop = loop_of(step.node)
             times = loop.length if isinstance(loop, Scan) else 1
             for inner, body in zip(step.plans, loop.graphs, strict=True):
-                total = total.plus(plan_price(inner, body), times)
-    return total
-
-
-def _distinct(chosen: plan.Plan) -> Iterator[tuple[plan.Redistribute, Move]]:
-    """The moves of a plan; equal ones become one collective."""
-    seen = set()
-    for step in chosen.steps:
-        if not isinstance(step, plan.Redistribute):
-            continue
-        phase = step.node.meta.get("phase")
-        for move in step.moves:
-            key = (step.source.number, move.before, move.after, move.perm, phase)
-            if key not in seen:
-                seen.add(key)
-                yield step, move
+                yield inner, body, times
 
 
 def _sent(
@@ -108,14 +108,6 @@ def _sent(
 def _nbytes(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
     """The bytes that a rank sends in one move."""
     return _price(attrs.evolve(axes, costs=()), step, move) if move.sends else 0.0
-
-
-def _unasked(
-    axes: MeshAxes, step: plan.Redistribute, move: Move, ahead: set[int]
-) -> float:
-    """The bytes that a rank sends in one move that no placement of the user asks for."""
-    is_asked = step.source.number in ahead or not step.implicit
-    return 0.0 if is_asked else _nbytes(axes, step, move)
 
 
 def _price(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:

@@ -55,7 +55,7 @@ class Chooser:
     Args:
         axes: of the mesh.
         name: of the program, for errors.
-        advice: the placements that a plan of the whole program has for its ops.
+        advice: the placements that a plan of all ops has for its ops.
     """
 
     def __init__(

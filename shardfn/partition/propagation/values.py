@@ -20,7 +20,7 @@ class Placed(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The placements that a plan of the whole program has.
+    """The placements that a plan of all ops has.
 
     Args:
         ops: of ops.

@@ -246,7 +246,7 @@ def _first_try(init: Value, walk: Walk) -> Marks:
 
 
 def advised(init: Value, walk: Walk) -> Marks | None:
-    """The placements that a plan of the whole program has for a carry, if it has some."""
+    """The placements that a plan of all ops has for a carry, if it has some."""
     return walk.advice.carries.get(tuple(init.fake.shape))
 
 
