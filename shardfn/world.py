@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -213,6 +214,14 @@ def join_world(device_type: str) -> None:
         dist.init_process_group(
             backend, store=_compat.own_store(), rank=0, world_size=1
         )
+    if backend == "gloo":
+        atexit.register(_leave_gloo, dist.group.WORLD)
+
+
+def _leave_gloo(group: dist.ProcessGroup | None) -> None:
+    """Stop the group's threads at exit, while they may still drop tensors (pytorch#179291)."""
+    if dist.is_initialized() and dist.group.WORLD is group:
+        dist.destroy_process_group()
 
 
 def default_device_type() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -223,3 +224,27 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
         )
         assert group_names(line) == group_names(again)
         assert len({group_names(m)[0] for m in (line, column, other)}) == 3
+
+
+AT_EXIT = """
+import atexit
+import torch.distributed as dist
+atexit.register(lambda: print("left:", not dist.is_initialized()))
+{before}
+import shardfn as sf
+sf.make_mesh((1,), ("dp",))
+"""
+OWN_GROUP = (
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+)
+
+
+@pytest.mark.parametrize(("before", "left"), [("", True), (OWN_GROUP, False)])
+def test_a_process_leaves_the_gloo_group_that_shardfn_joined_at_exit(
+    before: str, left: bool
+) -> None:
+    program = AT_EXIT.format(before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"left: {left}\n"
