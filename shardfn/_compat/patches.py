@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
-from .distributed import checkpoints, every_rank, groups
+from .distributed import checkpoints, every_rank, groups, subclasses
 from .dynamo import reading, refused, sizes
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
@@ -279,6 +279,15 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             ),
             takes="on_all_ranks",
             is_mine=lambda: True,
+        ),
+        Patch(
+            (
+                "the handlers of ops, and the search for a sharding, of torch.distributed.tensor",
+            ),
+            "C++ code takes a subclass of DTensor for a DTensor",
+            "2.12",
+            enter=subclasses.subclass_called,
+            takes="dispatched",
         ),
         Patch(
             ("torch.distributed.checkpoint.utils._DistWrapper.__init__",),

@@ -21,7 +21,12 @@ def constructors_simulated() -> AbstractContextManager[None]:
     """A context in which DTensor.from_local, distribute_tensor and the factories of
     torch.distributed.tensor make tensors for all ranks.
     """
-    return _compat.patched("simulated world", made=made, on_all_ranks=on_all_ranks)
+    return _compat.patched(
+        "simulated world",
+        made=made,
+        on_all_ranks=on_all_ranks,
+        dispatched=dispatched,
+    )
 
 
 def made(
@@ -54,6 +59,14 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = ranks.entering(given)
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
+
+
+def dispatched(func: Any, args: Any, kwargs: Any) -> Any:
+    """An op as SimulatedDTensor computes it; NotImplemented without such a tensor."""
+    leaves = _tree.leaves((args, kwargs))
+    if not any(isinstance(x, SimulatedDTensor) for x in leaves):
+        return NotImplemented
+    return SimulatedDTensor.__torch_dispatch__(func, (), args, kwargs)
 
 
 def _as_torch_does() -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from .subclasses import cache_forgotten
+
 _one_thread = threading.RLock()
 _INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "inside", default=False
@@ -36,6 +38,7 @@ def all_ranks(ranks: Sequence[int]) -> Iterator[None]:
             yield
         finally:
             _INSIDE.reset(token)
+            cache_forgotten()
 
 
 def one_thread() -> AbstractContextManager[Any]:
