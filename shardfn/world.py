@@ -214,14 +214,18 @@ def join_world(device_type: str) -> None:
         dist.init_process_group(
             backend, store=_compat.own_store(), rank=0, world_size=1
         )
-    if backend == "gloo":
-        atexit.register(_leave_gloo, dist.group.WORLD)
+    atexit.register(leave_gloo)
 
 
-def _leave_gloo(group: dist.ProcessGroup | None) -> None:
-    """Stop the group's threads at exit, while they may still drop tensors (pytorch#179291)."""
-    if dist.is_initialized() and dist.group.WORLD is group:
-        dist.destroy_process_group()
+def leave_gloo() -> None:
+    """Leave the process group at exit, if it is Gloo's: its threads would go on to drop tensors
+    when Python has ended (pytorch#179291). After an error they may wait for other ranks.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    other = dist.is_initialized() and dist.get_backend() != "gloo"
+    if not failed and not other:
+        _real.clear()
+        _compat.leave_groups()
 
 
 def default_device_type() -> str:

@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import spawn
 
 import shardfn as sf
 from shardfn import P
+from shardfn.world import leave_gloo
 from shardfn_demo import adamw, gpt, text, train
 
 Progress = Callable[[float], object]
@@ -174,9 +175,7 @@ def rank_main(rank: int, store: str, job: Job, backend: str, results: Any) -> No
     tell = results.put if rank == 0 else lambda said: None
     tell(sharded("2 Gloo processes", REAL, job, tell, backend=backend))
     dist.barrier()
-    os._exit(
-        0
-    )  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
+    leave_gloo()
 
 
 def drained(results: Any, progress: Progress) -> list[Run]:

@@ -44,6 +44,9 @@ SLOW = {
     if not line.startswith("#")
 }
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+collect_ignore = [
+    "runtime/warm.py"
+]  # it holds no test, and compiles when imported
 _made = pytest.StashKey[str]()
 
 

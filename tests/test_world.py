@@ -227,24 +227,46 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
 
 
 AT_EXIT = """
-import atexit
+import atexit, contextlib, pathlib
 import torch.distributed as dist
-atexit.register(lambda: print("left:", not dist.is_initialized()))
-{before}
+def end():
+    names = ""
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            names += (task / "comm").read_text()
+    print(dist.is_initialized(), "gloo" in names)
+atexit.register(end)
 import shardfn as sf
-sf.make_mesh((1,), ("dp",))
+{before}
+mesh = sf.make_mesh((1,), ("dp",))
+x = sf.distribute(dist.torch.ones(4), mesh, sf.P("dp"))
+y = sf.shard(lambda x: x.sum(), mesh, backend="aten")(x)
+{after}
 """
 OWN_GROUP = (
     "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
 )
 
 
-@pytest.mark.parametrize(("before", "left"), [("", True), (OWN_GROUP, False)])
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
+@pytest.mark.parametrize(
+    ("before", "after", "at_exit"),
+    [
+        ("", "", "False False"),
+        ("", "raise RuntimeError", "True True"),
+        ("", "dist.destroy_process_group()", "False False"),
+        (OWN_GROUP, "", "True True"),
+    ],
+    ids=["left", "failed", "destroyed", "theirs"],
+)
 def test_a_process_leaves_the_gloo_group_that_shardfn_joined_at_exit(
-    before: str, left: bool
+    before: str, after: str, at_exit: str
 ) -> None:
-    program = AT_EXIT.format(before=before)
+    program = AT_EXIT.format(before=before, after=after)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.stdout == f"left: {left}\n"
+    assert done.stdout == f"{at_exit}\n"

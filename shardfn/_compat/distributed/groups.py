@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers the functional collective ops
+import torch.distributed.nn  # its functions hold the group that they find when imported
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 # Private members of torch, each by a name of ours.
@@ -80,6 +83,16 @@ def register_group(name: str, group: dist.ProcessGroup) -> None:
     except RuntimeError:
         pass  # the name is unused
     registry._register_process_group(name, group)
+
+
+def leave_groups() -> None:
+    """Leave all process groups and end their threads. Meshes hold groups too, and lose them."""
+    meshes = [x for x in gc.get_objects() if type(x) is DeviceMesh]
+    for mesh in meshes:
+        getattr(mesh, "_pg_registry", {}).clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
 
 
 def root_mesh(mesh: Any) -> Any:
