@@ -15,7 +15,8 @@ from .errors import (
     ShardError,
     TreeError,
 )
-from .hardware import Link
+from .hardware import Hardware, Link
+from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
 from .plans import fsdp, placements
@@ -81,6 +82,7 @@ __all__ = [
     "CaptureError",
     "DivergenceError",
     "FakeValueError",
+    "Hardware",
     "Link",
     "P",
     "Partial",
@@ -127,6 +129,7 @@ __all__ = [
     "make_mesh",
     "map",
     "mark_dynamic",
+    "measure_hardware",
     "optim",
     "placements",
     "pmax",

@@ -1,14 +1,15 @@
-"""Figures of a device and its links, from which costs in milliseconds are computed."""
+"""Figures of a device and its links, from which the time of a program is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 
 from .collectives import COLLECTIVES
-from .types import Cost
+from .errors import ShardError
+from .types import Cost, MeshAxes
 
 MATMUL = 16  # bits of the dtypes that run at the full rate
 
@@ -33,6 +34,11 @@ class Link:
     latency: float
     bandwidth: float
 
+    def send(self, kind: str, nbytes: float, n: int) -> float:
+        """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
+        rounds = COLLECTIVES[kind].rounds
+        return self.latency + rounds * (n - 1) / n * nbytes / self.bandwidth
+
 
 def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
     """The costs of the axes, in bytes over the fastest of them."""
@@ -45,7 +51,7 @@ def costs(links: Sequence[Link]) -> tuple[Cost, ...]:
 
 @attrs.frozen
 class Hardware:
-    """A device and its links.
+    """A kind of node: its devices and their links.
 
     Args:
         name: for people.
@@ -54,6 +60,11 @@ class Hardware:
         memory: bytes a second between the device and its memory.
         link: bytes a second that one rank can send.
         latency: seconds that a collective takes beside its bytes.
+        node: the number of devices that `link` joins. None: all of them.
+        network: bytes a second that one rank can send to another node.
+        network_latency: seconds that a collective between nodes takes beside its bytes.
+
+    Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
     Example:
         >>> round(1e3 * H100.send("all_reduce", 2**30, 8), 2)
@@ -66,6 +77,9 @@ class Hardware:
     memory: float
     link: float
     latency: float
+    node: int | None = None
+    network: float = 0.0
+    network_latency: float = 0.0
 
     def compute(self, flops: float, nbytes: float, dtype: torch.dtype) -> float:
         """Seconds of an op: what takes longer, its arithmetic or its memory traffic."""
@@ -73,13 +87,78 @@ class Hardware:
         return max(flops / rate, nbytes / self.memory)
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Seconds of a collective over n ranks, as a ring: `nbytes` is the full payload."""
-        rounds = COLLECTIVES[kind].rounds
-        return self.latency + rounds * (n - 1) / n * nbytes / self.link
+        """Seconds of a collective over n ranks of one node."""
+        return Link(self.latency, self.link).send(kind, nbytes, n)
+
+    def links(self, axes: MeshAxes) -> dict[str, Link]:
+        """The link of each axis of a mesh whose ranks fill nodes in row-major order. The ranks
+        of an axis that share a node send to other nodes side by side.
+        """
+        found = {}
+        near = 1  # ranks from one to the next on this axis
+        for name, size in reversed([*zip(axes.names, axes.sizes, strict=True)]):
+            inside = Link(self.latency, self.link)
+            if self.node is None or near * size <= self.node:
+                found[name] = inside
+            else:
+                together = max(1, self.node // near)
+                bandwidth = min(self.link, together * self.network)
+                found[name] = Link(self.network_latency, bandwidth)
+            near *= size
+        return found
 
 
-# NVIDIA's H100 SXM datasheet: dense BF16 and TF32, HBM3, NVLink in one direction; the latency
-# is a round figure.
+def hardware_of(given: Hardware | str) -> Hardware:
+    """Hardware, given as such or by its name in HARDWARE.
+
+    Raises:
+        ShardError: HARDWARE has no such name.
+    """
+    if isinstance(given, Hardware):
+        return given
+    if isinstance(given, str) and given in HARDWARE:
+        return HARDWARE[given]
+    raise ShardError.of(
+        "Lowered.time",
+        f"hardware is {given!r}",
+        needed=f"one of {', '.join(HARDWARE)}, or an sf.Hardware",
+        fix="sf.Hardware(name, flops, ...) with the figures of the machine, or "
+        "sf.measure_hardware() for this one",
+    )
+
+
+def links_of(
+    given: Mapping[str, Link] | None, axes: Sequence[str]
+) -> Mapping[str, Link]:
+    """The links of some mesh axes, checked.
+
+    Raises:
+        ShardError: the mesh has no such axis, or a value is not a link.
+    """
+    for axis, link in (given or {}).items():
+        if axis not in axes or not isinstance(link, Link):
+            raise ShardError.of(
+                "Lowered.time",
+                f"links[{axis!r}] is {link!r}",
+                needed=f"an sf.Link for one of the axes {', '.join(axes)}",
+                fix="sf.Link(latency=10e-6, bandwidth=50e9)",
+            )
+    return given or {}
+
+
+# NVIDIA's datasheets of the SXM modules: dense BF16 and TF32, memory, NVLink in one direction;
+# of the DGX systems: 8 modules, one network card for each. The latencies are round figures.
+A100 = Hardware(
+    "A100 SXM, NVLink",
+    flops=312e12,
+    flops32=156e12,
+    memory=2.04e12,
+    link=300e9,
+    latency=10e-6,
+    node=8,
+    network=25e9,
+    network_latency=20e-6,
+)
 H100 = Hardware(
     "H100 SXM, NVLink",
     flops=989e12,
@@ -87,4 +166,20 @@ H100 = Hardware(
     memory=3.35e12,
     link=450e9,
     latency=10e-6,
+    node=8,
+    network=50e9,
+    network_latency=20e-6,
 )
+H200 = attrs.evolve(H100, name="H200 SXM, NVLink", memory=4.8e12)
+B200 = Hardware(
+    "B200 SXM, NVLink",
+    flops=2.25e15,
+    flops32=1.1e15,
+    memory=8e12,
+    link=900e9,
+    latency=10e-6,
+    node=8,
+    network=50e9,
+    network_latency=20e-6,
+)
+HARDWARE = {"A100": A100, "H100": H100, "H200": H200, "B200": B200}

@@ -17,26 +17,7 @@ from ..partition.planner import work
 from ..schedule.agenda import Agenda
 from ..types import Collective, LocalProgram, MeshAxes
 from .memory import peak_bytes
-
-
-@attrs.frozen
-class Timeline:
-    """One rank's step, with one queue of computation and one of communication for each mesh
-    axis; seconds.
-    """
-
-    compute: float
-    communication: float
-    exposed: float  # exposed communication
-
-    @property
-    def hidden(self) -> float:
-        """The share of communication that overlaps with compute."""
-        return (
-            1.0
-            if self.communication == 0
-            else max(0.0, 1 - self.exposed / self.communication)
-        )
+from .step_time import Clock, Timeline
 
 
 @attrs.frozen
@@ -133,6 +114,7 @@ def certify(
         agenda: the schedule that all ranks agreed on.
         hardware: the model.
     """
+    clock = Clock(hardware, mine.axes, {})
     return Certificate(
         name=mine.name,
         kinds=len(programs),
@@ -144,8 +126,8 @@ def certify(
         waits_hold=all(_waits_hold(p.graph) for p in programs),
         peak_before=peak_bytes(mine.unordered),
         peak_after=peak_bytes(mine.graph),
-        before=timeline(mine.unordered, mine.axes, hardware),
-        after=timeline(mine.graph, mine.axes, hardware),
+        before=clock.timeline(mine.unordered),
+        after=clock.timeline(mine.graph),
         hardware=hardware,
         order=_order(mine.graph, mine.axes),
     )
@@ -188,30 +170,3 @@ def _waits_hold(graph: torch.fx.Graph) -> bool:
             ):
                 return False
     return True
-
-
-def timeline(
-    graph: torch.fx.Graph, axes: MeshAxes, hardware: Hardware
-) -> Timeline:
-    """The time of a graph. Compute runs in order, and the collectives of each axis run in order
-    beside it.
-    """
-    sizes = dict(zip(axes.names, axes.sizes, strict=True))
-    now = compute = communication = exposed = 0.0
-    free = dict.fromkeys(axes.names, 0.0)
-    ends: dict[torch.fx.Node, float] = {}
-    for node in graph.nodes:
-        record = node.meta.get("collective")
-        if record is not None:
-            took = hardware.send(record.kind, record.nbytes, sizes[record.axis])
-            ends[node] = free[record.axis] = max(now, free[record.axis]) + took
-            communication += took
-        elif node.target is work.WAIT:
-            waited = max(0.0, ends.get(node.args[0], now) - now)
-            exposed += waited
-            now += waited
-        elif node.op == "call_function":
-            took = work.seconds(node, hardware)
-            compute += took
-            now += took
-    return Timeline(compute, communication, exposed)

@@ -11,8 +11,9 @@ import torch
 import shardfn as sf
 from shardfn import P
 from shardfn.hardware import H100, Hardware
-from shardfn.inspect.certificate import certify, timeline
+from shardfn.inspect.certificate import certify
 from shardfn.inspect.memory import peak_bytes
+from shardfn.inspect.step_time import Clock
 from shardfn.schedule import copied
 
 SLOW = Hardware("slow", flops=1e9, flops32=1e9, memory=1e9, link=1e8, latency=1e-6)
@@ -107,7 +108,7 @@ def test_a_lost_node_is_noticed() -> None:
 
 def test_the_timeline_of_a_chain_is_the_sum_of_its_parts() -> None:
     made = lowered(2)
-    times = timeline(made.program.graph, made.program.axes, SLOW)
+    times = Clock(SLOW, made.program.axes, {}).timeline(made.program.graph)
     sent = sum(SLOW.send(c.kind, c.nbytes, 2) for c in made.collectives)
     assert (
         times.communication == pytest.approx(sent)

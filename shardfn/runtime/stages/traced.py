@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -16,11 +17,12 @@ from ...buckets import BucketPlan
 from ...capture import Captured
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
-from ...hardware import H100, Hardware
+from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory, memory
+from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names, refuse_other
@@ -238,6 +240,27 @@ class Lowered:
             self.program,
             self.agenda,
             hardware,
+        )
+
+    def time(
+        self,
+        hardware: Hardware | str = H100,
+        links: Mapping[str, Link] | None = None,
+    ) -> StepTime:
+        """The time of this rank's step, before it runs. Each op takes its arithmetic or its
+        memory traffic, whichever is longer; each collective its latency and its bytes. They
+        overlap as scheduled. Compilers fuse ops and move fewer bytes.
+
+        Args:
+            hardware: an `sf.Hardware`, or "A100", "H100", "H200" or "B200".
+            links: `sf.Link`s of mesh axes, by name, in place of those of the hardware.
+
+        Raises:
+            ShardError: the hardware or an axis is unknown.
+        """
+        names = self.program.axes.names
+        return step_time(
+            self.program, hardware_of(hardware), links_of(links, names)
         )
 
     @property

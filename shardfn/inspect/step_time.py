@@ -1,0 +1,261 @@
+"""The time of one rank's program under a model of the hardware, before it runs."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+
+from ..hardware import Hardware, Link
+from ..ops.loops import Branch, Loop, Scan, While, loop_of
+from ..partition.planner import work
+from ..types import Collective, LocalProgram, MeshAxes
+
+SHOWN = 10  # rows in the text
+Key = tuple[str, str | None, str | None]  # op, axis, line
+
+
+@attrs.frozen
+class Timeline:
+    """One rank's step, with one queue of computation and one of communication for each mesh
+    axis; seconds.
+    """
+
+    compute: float = 0.0
+    communication: float = 0.0
+    exposed: float = 0.0  # exposed communication
+
+    @property
+    def total(self) -> float:
+        """The time of the step."""
+        return self.compute + self.exposed
+
+    @property
+    def hidden(self) -> float:
+        """The share of communication that overlaps with compute."""
+        return (
+            1.0
+            if self.communication == 0
+            else max(0.0, 1 - self.exposed / self.communication)
+        )
+
+    def times(self, n: int) -> Timeline:
+        """The timeline of n steps, one after the other."""
+        return Timeline(n * self.compute, n * self.communication, n * self.exposed)
+
+
+@attrs.frozen
+class OpTime:
+    """The time of the equal ops of one line.
+
+    Args:
+        name: the op, or the kind of collective.
+        axis: the mesh axis of a collective. None for an op.
+        count: how often a step runs it.
+        seconds: of all of them.
+        source: the line.
+    """
+
+    name: str
+    axis: str | None
+    count: int
+    seconds: float
+    source: str | None
+
+    def __str__(self) -> str:
+        name = self.name if self.axis is None else f"{self.name} over {self.axis}"
+        line = f"{_ms(self.seconds)}  {self.count:>5} x {name:<28} {self.source or ''}"
+        return line.rstrip()
+
+
+@attrs.frozen
+class StepTime:
+    """The time of one rank's step, in seconds.
+
+    Args:
+        name: of the program.
+        hardware: the name of the model.
+        compute: of all ops.
+        communication: of all collectives.
+        exposed: the communication that no op runs beside, in the order of the schedule.
+        ops: the ops and collectives of each line, the longest first.
+        endless: the number of while loops. Each counts as one step, as the number of steps
+            depends on values.
+    """
+
+    name: str
+    hardware: str
+    compute: float
+    communication: float
+    exposed: float
+    ops: tuple[OpTime, ...]
+    endless: int = 0
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return self.compute + self.exposed
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {_ms(self.total).strip()} a step on {self.hardware}",
+            f"  compute        {_ms(self.compute)}",
+            f"  communication  {_ms(self.communication)}",
+            f"  exposed        {_ms(self.exposed)}",
+            "the longest first",
+        ]
+        shown = self.ops[:SHOWN]
+        lines += [f"  {row}" for row in shown]
+        if len(self.ops) > len(shown):
+            lines.append(f"  and {len(self.ops) - len(shown)} more")
+        if self.endless:
+            lines.append(f"{self.endless} while loops count as one step each")
+        return "\n".join(lines)
+
+
+def step_time(
+    program: LocalProgram,
+    hardware: Hardware,
+    links: Mapping[str, Link] | None = None,
+) -> StepTime:
+    """The time of one rank's program, in the order of its schedule.
+
+    Args:
+        program: of the rank.
+        hardware: the model.
+        links: of mesh axes, by name, in place of the hardware's.
+    """
+    clock = Clock(hardware, program.axes, links or {})
+    times = clock.timeline(program.graph)
+    counts: collections.Counter[Key] = collections.Counter()
+    seconds: dict[Key, float] = collections.defaultdict(float)
+    for key, count, took in clock.entries(program.graph):
+        if took:
+            counts[key] += count
+            seconds[key] += count * took
+    rows = [
+        OpTime(name, axis, counts[name, axis, source], took, source)
+        for (name, axis, source), took in seconds.items()
+    ]
+    longest = sorted(rows, key=lambda row: -row.seconds)
+    return StepTime(
+        program.name,
+        hardware.name,
+        times.compute,
+        times.communication,
+        times.exposed,
+        tuple(longest),
+        _endless(program.graph),
+    )
+
+
+class Clock:
+    """The time of each node of a program.
+
+    Args:
+        hardware: the model.
+        axes: of the mesh.
+        links: of axes, in place of the hardware's.
+    """
+
+    def __init__(
+        self, hardware: Hardware, axes: MeshAxes, links: Mapping[str, Link]
+    ) -> None:
+        self.hardware = hardware
+        self.sizes = dict(zip(axes.names, axes.sizes, strict=True))
+        self.links = {**hardware.links(axes), **links}
+
+    def send(self, record: Collective) -> float:
+        """Seconds of a collective."""
+        link, n = self.links[record.axis], self.sizes[record.axis]
+        return link.send(record.kind, record.nbytes, n)
+
+    def timeline(self, graph: torch.fx.Graph) -> Timeline:
+        """The time of a graph. Compute runs in order, and the collectives of each axis run in
+        order beside it.
+        """
+        now = compute = communication = exposed = 0.0
+        free = dict.fromkeys(self.sizes, 0.0)
+        ends: dict[torch.fx.Node, float] = {}
+        for node in graph.nodes:
+            record = node.meta.get("collective")
+            if record is not None:
+                took = self.send(record)
+                ends[node] = free[record.axis] = max(now, free[record.axis]) + took
+                communication += took
+            elif node.target is work.WAIT:
+                waited = max(0.0, ends.get(node.args[0], now) - now)
+                exposed += waited
+                now += waited
+            elif isinstance(node.target, Loop):
+                inside = self.loop(loop_of(node))
+                compute += inside.compute
+                communication += inside.communication
+                exposed += inside.exposed
+                now += inside.total
+            elif node.op == "call_function":
+                took = work.seconds(node, self.hardware)
+                compute += took
+                now += took
+        return Timeline(compute, communication, exposed)
+
+    def loop(self, loop: Loop) -> Timeline:
+        """The time of a loop: of its longer branch, or of all its steps."""
+        inside = [self.timeline(graph) for graph in loop.graphs]
+        if isinstance(loop, Branch):
+            return max(inside, key=lambda times: times.total)
+        steps = [times.times(_steps(loop)) for times in inside]
+        return Timeline(
+            sum(times.compute for times in steps),
+            sum(times.communication for times in steps),
+            sum(times.exposed for times in steps),
+        )
+
+    def entries(
+        self, graph: torch.fx.Graph, times: int = 1
+    ) -> Iterator[tuple[Key, int, float]]:
+        """The ops of a graph that runs so often: the op, axis and line; how often it runs; the
+        seconds of one run.
+        """
+        for node in graph.nodes:
+            source = node.meta.get("source")
+            record = node.meta.get("collective")
+            if record is not None:
+                yield (record.kind, record.axis, source), times, self.send(record)
+            elif isinstance(node.target, Loop):
+                loop = loop_of(node)
+                for inner in self._run(loop):
+                    yield from self.entries(inner, times * _steps(loop))
+            elif node.op == "call_function" and node.target is not work.WAIT:
+                name = getattr(node.target, "_opname", node.name)
+                took = work.seconds(node, self.hardware)
+                yield (name, None, source), times, took
+
+    def _run(self, loop: Loop) -> tuple[torch.fx.Graph, ...]:
+        """The graphs of a loop that count: of a cond the longer one."""
+        if isinstance(loop, Branch):
+            return (
+                max(loop.graphs, key=lambda graph: self.timeline(graph).total),
+            )
+        return loop.graphs
+
+
+def _steps(loop: Loop) -> int:
+    return loop.length if isinstance(loop, Scan) else 1
+
+
+def _endless(graph: torch.fx.Graph) -> int:
+    """The number of while loops, those inside other loops included."""
+    count = 0
+    for node in graph.nodes:
+        if isinstance(node.target, Loop):
+            loop = loop_of(node)
+            count += isinstance(loop, While)
+            count += sum(_endless(inner) for inner in loop.graphs)
+    return count
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:>10.3f} ms"
