@@ -92,7 +92,7 @@ gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
 
 sizes:  ## AST nodes a line of code; functions, files, lines and folders that are too long
-	$(PYTHON) -m tests.support.sizes
+	$(PYTHON) -m tests.support.reading.sizes
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* build dist demo-report *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ from shardfn.partition.redistribute import Move, kind_of, mark_price, price
 from shardfn.runtime.simulator import Request, simulate
 from shardfn.schedule.check import check, sends
 from shardfn.types import LocalProgram
-from tests.support.source import modules
+from tests.support.reading.source import modules
 
 SIZES = (3,)
 MOVE = Move("all_reduce_twice", 0, ("sum",), ("R",))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sizes import (
+from tests.support.reading.sizes import (
     MAX_FILE_LINES,
     MAX_FOLDER_FILES,
     MAX_FUNCTION_NODES,
@@ -29,7 +29,7 @@ from tests.support.sizes import (
     over,
     wide_lines,
 )
-from tests.support.source import (
+from tests.support.reading.source import (
     Module,
     imports,
     modules,

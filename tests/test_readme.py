@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from tests.support.sizes import ROOT
+from tests.support.reading.sizes import ROOT
 
 
 def test_the_examples_in_the_readme_run(tmp_path):

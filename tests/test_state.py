@@ -17,8 +17,8 @@ from shardfn import state
 from shardfn.partition import redistribute
 from shardfn.partition.rule_api import registry
 from shardfn.runtime import cache
-from tests.support.sizes import ROOT
-from tests.support.source import Module, imports, modules, parse
+from tests.support.reading.sizes import ROOT
+from tests.support.reading.source import Module, imports, modules, parse
 
 # Made to be written to, whether a write is seen or not.
 ALWAYS = {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms as _functorch_transforms
 from torch._functorch import vmap as _functorch_vmap
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
@@ -59,7 +60,8 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
 
     Two are of flex attention, once that is imported: a check, since its kernel has no derivative
     on CPU, which the formula has, and a warning of old options. One names what vmap maps: torch
-    2.11 asks it at every call, and Dynamo cannot read the repr of an object.
+    2.11 asks it at every call, and Dynamo cannot read the repr of an object. One makes the basis
+    of a Jacobian: torch 2.12 reads the places of its ones from a tensor.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
     rows = ("_validate_device", _any_device), ("_warn_once", _unsaid)
@@ -67,13 +69,36 @@ def substitutes() -> dict[Any, Callable[..., Any]]:
         (getattr(module, name, None), ours) for name, ours in rows
     ]
     found.append((_functorch_vmap._get_name, _name_of))
-    return {torchs: ours for torchs, ours in found if torchs is not None}
+    if torch.__version__ < "2.13":
+        torchs = _functorch_transforms._chunked_standard_basis_for_
+        found.append((torchs, _standard_basis))
+    return {known: ours for known, ours in found if known is not None}
 
 
 @read_by_dynamo
 def _name_of(func: Any) -> str:
     """The name of a function."""
     return getattr(func, "__name__", "a function")
+
+
+@read_by_dynamo
+def _standard_basis(
+    tensors: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    chunk_size: int | None = None,
+) -> list[tuple[torch.Tensor, ...]]:
+    """The rows of an identity matrix in the shapes of these tensors, in chunks of rows."""
+    total = sum(sizes)
+    basis, start = [], 0
+    for x, n in zip(tensors, sizes, strict=True):
+        rows = x.new_zeros(total, n)
+        rows.diagonal(-start).fill_(1)
+        basis.append(rows.view(total, *x.shape))
+        start += n
+    step = min(chunk_size or total, total) or 1
+    return [
+        tuple(rows[i : i + step] for rows in basis) for i in range(0, total, step)
+    ]
 
 
 @read_by_dynamo

@@ -13,7 +13,7 @@ import pytest
 from bystander import run
 
 from shardfn import _compat
-from tests.support.sizes import ROOT
+from tests.support.reading.sizes import ROOT
 
 PHASES = (
     "imported",

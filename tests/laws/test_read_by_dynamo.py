@@ -17,7 +17,7 @@ from torch._dynamo import symbolic_convert
 
 import shardfn as sf
 from shardfn import P
-from tests.support.sizes import PACKAGE, ROOT
+from tests.support.reading.sizes import PACKAGE, ROOT
 
 SENTENCE, DECORATOR = "Dynamo reads this.", "read_by_dynamo"
 Read = set[tuple[Path, str]]  # (file, qualified name) of each function

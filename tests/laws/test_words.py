@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sizes import PACKAGE, ROOT, files
+from tests.support.reading.sizes import PACKAGE, ROOT, files
 
 INSTEAD = {
     r"whole (tensor|value|input|array|batche?)s?": "global tensor",

@@ -24,7 +24,7 @@ from shardfn.ops.graph_keys import (
 )
 from shardfn.ops.loops import inner_nodes
 from shardfn.types import Collective
-from tests.support.sizes import PACKAGE
+from tests.support.reading.sizes import PACKAGE
 
 X = torch.ones(6, 4)
 

@@ -26,7 +26,7 @@ from shardfn import P, ShapeDtype
 from shardfn.placements import marks_of, torch_placements
 from shardfn.plans.styles import HUGGING_FACE, OF_ACTIVATIONS, known_names
 from shardfn.types import MeshAxes
-from tests.support.sizes import ROOT
+from tests.support.reading.sizes import ROOT
 
 LINE = MeshAxes(("tp",), (2,))
 hub = pytest.importorskip("transformers")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from versions import is_before, needs_torch
 
 import shardfn as sf
 from shardfn import P
@@ -18,7 +19,6 @@ from shardfn.world import current_world
 from tests.simulated import eager
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
-OLD = torch.__version__ < "2.12"  # type: ignore[operator]
 CLIPS = ("sgd", "adamw", "adamw, one by one")  # gradients that are Partial
 
 
@@ -42,7 +42,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("name", eager.SCRIPTS)
 def test_a_script_answers_as_on_real_ranks(name: str, answers: Any) -> None:
     shape, wanted = answers
-    if OLD and name in CLIPS:
+    if is_before("2.12") and name in CLIPS:
         pytest.skip("torch 2.11 clips Partial gradients wrongly on real ranks")
     with sf.fake_world(len(wanted)):
         found = eager.answer(name, sf.make_mesh(shape, MESHES[shape]))
@@ -199,9 +199,7 @@ def test_threads_compute_beside_each_other() -> None:
         torch.testing.assert_close(sums, wanted.expand(4, 5, 3))
 
 
-@pytest.mark.skipif(
-    OLD, reason="torch 2.11 calls no subclass outside a fake world"
-)
+@needs_torch("2.12", "it calls no subclass outside of a fake world")
 def test_a_tensor_of_another_world_is_refused_by_name() -> None:
     with sf.fake_world(4):
         x = sf.distribute(eager.X, sf.make_mesh((4,), ("dp",)), P("dp"))

@@ -14,6 +14,8 @@ from .shells import Shell
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+LOOKUP = "pytree_node_registry_get"  # optree's
+
 CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype)
 
 
@@ -50,6 +52,8 @@ def run_as_it_is(
     """Dynamo's call of a Python function: one that is marked `of_trees` is run, not read."""
     fn = function.fn
     run = _mapped if fn is _pytree.tree_map else _run if is_of_trees(fn) else read
+    if fn.__name__ == LOOKUP:
+        run = _registered_class
     try:
         return run(function, tx, args, kwargs)
     except UnknownVariable:
@@ -62,6 +66,18 @@ def _run(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     given = [values.of(x) for x in args]
     named = {name: values.of(x) for name, x in kwargs.items()}
     return values.variable(function.fn(*given, **named))
+
+
+def _registered_class(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """optree's lookup of a class. Dynamo cannot compare `sys.version_info` before torch 2.13."""
+    from torch._dynamo import variables
+
+    cls = args[0].as_python_constant()
+    named = {name: x.as_python_constant() for name, x in kwargs.items()}
+    entry = function.fn(cls, **named)
+    if entry is None:
+        return Values().variable(None)
+    return variables.UserDefinedObjectVariable(entry)
 
 
 def _mapped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -118,6 +118,11 @@ CAUSES = (
         "pass random tensors in as arguments",
     ),
     (
+        "Generator.__new__",  # before torch 2.13
+        "it makes an object that is not a tensor, such as a generator",
+        "pass random tensors in as arguments",
+    ),
+    (
         "of class `LeakedTensor`",
         "it uses a traced value that an earlier call has stored",
         "return the value from the function that computes it",

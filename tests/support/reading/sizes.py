@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "shardfn"
 WATCHED = ("shardfn", "shardfn_demo", "tests", "bench", "examples")
 MAX_FILE_LINES, MAX_FUNCTION_NODES = 400, 350

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.sizes import PACKAGE, ROOT, files
+from tests.support.reading.sizes import PACKAGE, ROOT, files
 
 
 class Module(NamedTuple):
