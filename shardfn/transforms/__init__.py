@@ -37,6 +37,7 @@ from .sharding._collectives import (
 )
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
+from .sharding._pin import pin
 from .sharding._scatter import all_to_all, ppermute, psum_scatter
 from .sharding._shard import shard
 from .sharding._shard_map import shard_map
@@ -77,6 +78,7 @@ __all__ = [
     "map",
     "mark_dynamic",
     "optim",
+    "pin",
     "pmax",
     "pmean",
     "pmin",

@@ -148,6 +148,9 @@ ELSEWHERE = {
     "_optim_checks.check_trees": "called by Optim.checked",
     "_placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
+    "_pin.pin": "refused in a trace",
+    "_pin._layers": "called by pin",
+    "_pin._check": "called by pin",
     "_distribute.distribute": "refused in a trace",
     "_distribute._refuse_dtensors": "called by distribute and from_local",
     "_distribute._check_shards": "called by from_local",
@@ -229,6 +232,8 @@ def inside_world(x: Tensor) -> Tensor:
         return x * 2
 
 
+LINEAR = torch.nn.Linear(2, 2)
+
 # What cannot be captured -> what the error says to write instead.
 UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "new_group": (
@@ -273,6 +278,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
         "make it outside",
     ),
+    "pin": (meets(lambda x: sf.pin(LINEAR, {"": P("dp")})), "sf.constrain"),
     "init": (lambda x: sf.init(torch.nn.Identity), "outside of the function"),
     "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
     "check": (meets(lambda x: sf.check(torch.sin, x)), "outside of the function"),

@@ -65,6 +65,10 @@ LOCAL_MAP = (
     "local_map: a DTensor is placed otherwise than in_placements say",
     "redistribute_inputs=True of local_map, or x.redistribute before it",
 )
+PINS = (
+    "it pins activations of a module",
+    "sf.pin outside of the function; inside, sf.constrain of the value",
+)
 PROOF = ("it checks another function", "call it outside of the function")
 
 # (folder or file, name of a function) -> the problem, what to write instead.
@@ -99,6 +103,7 @@ OURS: dict[str, tuple[str, str]] = {
     "make_mesh": MESH,
     "fake_world": WORLD,
     "functionalize": MODULE,
+    "pin": PINS,
 }
 MESHES = ("device_mesh.py", "__init__")  # DeviceMesh(...)
 # Dynamo's text, for errors without frames (torch 2.13 to 2.15).

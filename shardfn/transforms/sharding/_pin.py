@@ -1,0 +1,165 @@
+"""pin: sharding constraints on what the layers of a module take and return.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from torch import nn
+
+from ...errors import PlacementError, ShardError, TreeError
+from ...plans.patterns import compiled, general, near, written
+from ._constrain import is_constraint, pinned
+
+Pattern = str | re.Pattern[str]
+
+
+@attrs.frozen(eq=False)
+class Pins:
+    """The constraints of one call of `pin`. `remove()`, or leaving it as a context manager,
+    takes them away.
+
+    Args:
+        paths: of the layers that have one.
+    """
+
+    paths: tuple[str, ...]
+    handles: tuple[Any, ...] = attrs.field(repr=False)
+
+    def remove(self) -> None:
+        """Take the constraints away."""
+        for handle in self.handles:
+            handle.remove()
+
+    def __enter__(self) -> Pins:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def pin(
+    module: nn.Module,
+    outputs: Mapping[Pattern, Any] | None = None,
+    *,
+    inputs: Mapping[Pattern, Any] | None = None,
+) -> Pins:
+    """Constrain the placements of what layers of a module return, or take, by their names. The
+    module's code stays as it is; outside of `shard` it computes as before.
+
+    Args:
+        module: the module. Its layers get hooks.
+        outputs: patterns over paths of layers -> the placement of what they return: a `P` for
+            every tensor of it, or a tree of them. A pattern is a glob, as in `placements`, or
+            a regular expression; "" is the module itself.
+        inputs: the same for what layers take: a `P` for the first argument, or a tuple with one
+            for each positional argument; None leaves one free.
+
+    Returns:
+        The constraints, with `remove()`. It is a context manager too.
+
+    Raises:
+        TreeError: patterns that match no layer; neither outputs nor inputs.
+        PlacementError: a value that holds something else than `P`.
+        ShardError: the module is not an nn.Module.
+
+    Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and
+        PrepareModuleOutput.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)
+        ... )
+        >>> sf.pin(model, {"0": sf.P("dp", "tp")}, inputs={"0": sf.P("dp")}).paths
+        ('0', '0')
+    """
+    if not isinstance(module, nn.Module):
+        got = f"module is a {type(module).__name__}"
+        raise ShardError.of("pin", got, needed="an nn.Module", arg_path="module")
+    given = {"outputs": outputs or {}, "inputs": inputs or {}}
+    chosen = [
+        (verb, path, placement)
+        for verb, patterns in given.items()
+        for path, placement in _layers(module, verb, patterns)
+    ]
+    if not chosen:
+        fix = "sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})"
+        raise TreeError.of("pin", "neither outputs nor inputs", fix=fix)
+    layers = dict(module.named_modules(remove_duplicate=False))
+    handles = []
+    for verb, path, placement in chosen:
+        where = f"pin, {verb}[{path!r}]"
+        handles.append(HOOKS[verb](layers[path], placement, where))
+    return Pins(tuple(path for _, path, _ in chosen), tuple(handles))
+
+
+def _output(layer: nn.Module, placement: Any, where: str) -> Any:
+    """A hook on what a layer returns."""
+
+    def hook(_: nn.Module, args: Any, out: Any) -> Any:
+        return pinned(out, placement, where)
+
+    return layer.register_forward_hook(hook)
+
+
+def _input(layer: nn.Module, placement: Any, where: str) -> Any:
+    """A hook on what a layer takes."""
+    specs = placement if isinstance(placement, tuple) else (placement,)
+
+    def hook(_: nn.Module, args: Any) -> Any:
+        count = min(len(specs), len(args))
+        rows = zip(args[:count], specs[:count], strict=True)
+        held = [pinned(x, spec, where) for x, spec in rows]
+        return (*held, *args[count:])
+
+    return layer.register_forward_pre_hook(hook)
+
+
+HOOKS: dict[str, Callable[[nn.Module, Any, str], Any]] = {
+    "outputs": _output,
+    "inputs": _input,
+}
+
+
+def _layers(
+    module: nn.Module, verb: str, patterns: Mapping[Pattern, Any]
+) -> list[tuple[str, Any]]:
+    """The layers that patterns match, each with the placement of the first that does."""
+    paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
+    found: dict[str, Any] = {}
+    idle = []
+    for pattern, placement in patterns.items():
+        _check(placement, f"pin, {verb}[{written(pattern)}]")
+        matched = [path for path in paths if compiled(pattern).fullmatch(path)]
+        if not matched:
+            text = pattern if isinstance(pattern, str) else pattern.pattern
+            close = ", ".join(near(text, map(general, paths[1:])))
+            idle.append(
+                f"{verb}[{written(pattern)}] matches no layer; near it: {close}"
+            )
+        for path in matched:
+            found.setdefault(path, placement)
+    if idle:
+        fix = "paths of module.named_modules(), with * for one name and ** for several"
+        raise TreeError.of("pin", *idle, fix=fix)
+    return list(found.items())
+
+
+def _check(placement: Any, where: str) -> None:
+    """Refuse a placement that is neither a `P` nor a tree of them."""
+    rows = placement if isinstance(placement, (tuple, list)) else [placement]
+    if isinstance(placement, dict):
+        rows = list(placement.values())
+    for row in rows:
+        if isinstance(row, (tuple, list, dict)):
+            _check(row, where)
+        elif not is_constraint(row):
+            raise PlacementError.of(
+                where, f"{row!r}", needed="a P, a tree of them, or None"
+            )
