@@ -101,6 +101,7 @@ CACHES = (
     State(
         "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
     ),
+    State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .cpp_kernels.units import kernels_joined
 from .distributed import checkpoints, every_rank, groups, subclasses
 from .dynamo import reading, refused, sizes
 from .dynamo.patches import READING
@@ -309,6 +310,16 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     ),
     "compilation": (
         SIZES,
+        Patch(
+            methods(
+                "torch._inductor.async_compile:AsyncCompile",
+                "cpp_pybinding",
+                "wait",
+            ),
+            "it compiles a file for each kernel, and mostly reads the same header",
+            NEVER,
+            enter=kernels_joined,
+        ),
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",
