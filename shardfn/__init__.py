@@ -5,9 +5,17 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from . import random
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
+from .checkpoints import (
+    Saving,
+    load,
+    load_safetensors,
+    save,
+    save_safetensors,
+)
 from .errors import (
     BudgetError,
     CaptureError,
+    CheckpointError,
     DivergenceError,
     FakeValueError,
     PlacementError,
@@ -81,6 +89,7 @@ __all__ = [
     "BucketPlan",
     "BudgetError",
     "CaptureError",
+    "CheckpointError",
     "DivergenceError",
     "FakeValueError",
     "Hardware",
@@ -90,6 +99,7 @@ __all__ = [
     "PlacementError",
     "Replicate",
     "RuleError",
+    "Saving",
     "ShapeDtype",
     "Shard",
     "ShardError",
@@ -127,6 +137,8 @@ __all__ = [
     "jit",
     "jvp",
     "linearize",
+    "load",
+    "load_safetensors",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -142,6 +154,8 @@ __all__ = [
     "psum_scatter",
     "random",
     "rule",
+    "save",
+    "save_safetensors",
     "saved_residuals",
     "scan",
     "shard",

@@ -3,6 +3,12 @@
 """
 
 from .dispatch import aten_ops, ops_replaced, takes_context
+from .distributed.checkpoint_plans import (
+    Chunk,
+    Writing,
+    load_planned,
+    save_planned,
+)
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -160,6 +166,7 @@ from .zeros import write_out_zeros
 __all__ = [
     "ASKS_RANK",
     "COMMUNICATES",
+    "Chunk",
     "DATA_DEPENDENT",
     "DYNAMIC_SHAPE",
     "FOLLOWED",
@@ -173,9 +180,9 @@ __all__ = [
     "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
     "MODULE_OPS",
-    "ORDINARY",
     "Memo",
     "NO_DERIVATIVE",
+    "ORDINARY",
     "OpOverload",
     "PATCHES",
     "READS_CONTEXT",
@@ -186,6 +193,7 @@ __all__ = [
     "Sized",
     "Sizes",
     "Symbols",
+    "Writing",
     "all_ranks",
     "are_alone",
     "are_plain",
@@ -232,9 +240,9 @@ __all__ = [
     "is_differentiating",
     "is_fake",
     "is_foreign",
+    "is_forgotten",
     "is_in_dynamo",
     "is_of_one_process",
-    "is_forgotten",
     "is_sole_owner",
     "is_symbol",
     "is_tracing",
@@ -243,9 +251,10 @@ __all__ = [
     "jvp",
     "keep_in_graph",
     "kernels",
+    "leave_groups",
     "level",
     "level_of",
-    "leave_groups",
+    "load_planned",
     "local_tensor",
     "located",
     "lower_by_formula",
@@ -279,6 +288,7 @@ __all__ = [
     "root_mesh",
     "runs_on_all_ranks",
     "same_tensors",
+    "save_planned",
     "schema",
     "sequence_number",
     "settings",
