@@ -17,15 +17,21 @@ from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import made_anywhere, means, refusals, residuals, walk_shard_map
+from . import (
+    gradient_casts,
+    made_anywhere,
+    means,
+    refusals,
+    residuals,
+    walk_shard_map,
+)
 from .choose import Chooser, Chosen
-from .constraints import add_unaligned, align, constrain
+from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
 from .values import NO_ADVICE, Advice, Unaligned, Value, is_partial, settled
 
 CONSTRAIN = "prim_redistribute"
-ALIGN = "prim_align"
 AFTER = "after"
 COTANGENT = "prim_cotangent"
 
@@ -196,7 +202,8 @@ class Walk(Chooser):
             self.values[node] = made_anywhere.unmade(node, values)
             return
         refusals.refuse_random(node, self.name, self.axes)
-        placed = self.choose(call, values, node)
+        placed = gradient_casts.placed(self, node, call, values)
+        placed = placed or self.choose(call, values, node)
         self.chosen[node] = Chosen(call, values, placed)
         in_marks, out_marks = placed
         ins = tuple(
