@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,16 @@ import pytest
 from tests.support.reading.sizes import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = ["checkpoints.md"]
+PAGES = ["checkpoints.md", "mixed-precision.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run(page: str) -> None:
+def test_the_examples_of_a_page_run(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = Path(ROOT, "docs", page).read_text()
     program = "\n".join(EXAMPLE.findall(text))
     assert program
-    exec(compile(program, f"docs/{page}", "exec"), {"__name__": page})
+    module = types.ModuleType("examples_of_a_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(program, f"docs/{page}", "exec"), vars(module))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ...buckets import Wish
+from ...capture import annotations
 from ...ops.nodes import args_of
 from ..protocols import Walk
 from ..rule_api.strategy import OpCall
@@ -39,7 +40,7 @@ def placed(
     if not is_gradient or not is_term:
         return None
     _, parameter, wish = args_of(reader)
-    is_after = reader in walk.later or _reduces_after(wish, call)
+    is_after = reader in walk.later or _reduces_after(node, wish, call)
     own = slots[0].marks
     marks = own if is_after and widens(call) else None
     if marks is None:
@@ -47,7 +48,10 @@ def placed(
     return Placed([marks], [marks]) if walk.reaches(value, marks) else None
 
 
-def _reduces_after(wish: str, call: OpCall) -> bool:
-    """Whether the gradient is to be reduced in the dtype that the cast makes."""
-    name = Wish.of(wish).reduce_dtype if wish else None
-    return name is not None and getattr(torch, name) == call.outs[0].dtype
+def _reduces_after(node: torch.fx.Node, wish: str, call: OpCall) -> bool:
+    """Whether the gradient is to be reduced in the dtype that the cast makes. The options of
+    bucketed_grad go before those of mixed_precision.
+    """
+    asked = Wish.of(wish).reduce_dtype if wish else None
+    name = asked or (annotations.reduced_in(node) or "").removeprefix("torch.")
+    return name == str(call.outs[0].dtype).removeprefix("torch.")

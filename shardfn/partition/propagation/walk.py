@@ -29,7 +29,15 @@ from .choose import Chooser, Chosen
 from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
-from .values import NO_ADVICE, Advice, Unaligned, Value, is_partial, settled
+from .values import (
+    NO_ADVICE,
+    Advice,
+    Placed,
+    Unaligned,
+    Value,
+    is_partial,
+    settled,
+)
 
 CONSTRAIN = "prim_redistribute"
 AFTER = "after"
@@ -202,8 +210,7 @@ class Walk(Chooser):
             self.values[node] = made_anywhere.unmade(node, values)
             return
         refusals.refuse_random(node, self.name, self.axes)
-        placed = gradient_casts.placed(self, node, call, values)
-        placed = placed or self.choose(call, values, node)
+        placed = self.choose(call, values, node)
         self.chosen[node] = Chosen(call, values, placed)
         in_marks, out_marks = placed
         ins = tuple(
@@ -219,6 +226,13 @@ class Walk(Chooser):
         if len(values) == len(results) == 1 and results[0].early:
             self.rearrange(node, call, values[0], results[0])
         self.assign(node, results)
+
+    def choose(
+        self, call: OpCall, values: list[Value], node: torch.fx.Node
+    ) -> Placed:
+        """A cast that makes a gradient is placed like the parameter; else the cheapest."""
+        cast = gradient_casts.placed(self, node, call, values)
+        return cast or super().choose(call, values, node)
 
     def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
         """An op's call in the form that its rule takes, and its input values."""
