@@ -27,6 +27,7 @@ LAWS = [  # folders in which nearly every test captures a program
         "capture",
         "conformance",
         "laws",
+        "models",
         "partition",
         "schedule",
         "transforms",

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import shardfn as sf
 from shardfn import P, _tree
 from shardfn.simulated import SimulatedTensor
-from tests.transforms.test_tensor_subclasses import A, B, Pair, staged
+from tests.transforms.test_flattened import A, B, Pair, staged
 
 
 class Shifted(torch.Tensor):

@@ -10,20 +10,21 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import pieces
 import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 
 import shardfn as sf
-from shardfn import P, _compat
+from shardfn import P
 from shardfn._tree import leaves
 from shardfn.compile.collective_order import events
-from shardfn.partition import Plan, layout
-from shardfn.partition import plan as steps
-from shardfn.partition.redistribute import route
-from shardfn.types import Marks
+from shardfn.partition.rules import conv as convolutions
+from tests.support.stages.rule_proofs import (
+    family,
+    prove_on_grids,
+    prove_on_lines,
+)
 
 Net = Callable[..., torch.Tensor]
 FLOAT = 8  # bytes
@@ -284,55 +285,6 @@ def test_a_convolution_over_input_channels_adds_its_bias_once() -> None:
             equal(sf.full(mine(gradient)(*args)), gradient(*args))
 
 
-def halves(
-    size: int, mark: tuple[int, int, int, int], n: int
-) -> tuple[Plan, torch.Tensor]:
-    """The plan that brings (size, 2), cut on dim 0 over n ranks, to its chunks with a halo."""
-    x = torch.arange(2.0 * size, dtype=torch.float64).view(size, 2)
-    fake, axes = _compat.FakeTensorMode().from_tensor(x), pieces.mesh_axes((n,))
-    src, dst = (
-        layout.canonical(x.shape, (m,), (n,))
-        for m in (layout.joined(*mark[:2]), mark)
-    )
-    _, moves = route(tuple(x.shape), FLOAT, src, dst, axes)
-    source, target = steps.Slot(0, fake, src), steps.Slot(1, fake, dst)
-    step = steps.Redistribute(
-        torch.fx.Graph().placeholder("x"), source, target, moves, False
-    )
-    return Plan(axes=axes, steps=(step,), ins=(source,), outs=(target,)), x
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 7])
-def test_a_halo_is_the_edges_of_the_neighbours_and_zeros_at_the_ends(
-    n: int,
-) -> None:
-    for size, unit, before, after in itertools.product(
-        (6, 7, 9), (1, 3), (0, 1), (0, 1)
-    ):
-        if size % unit == 0 and before + after:
-            plan, x = halves(size, (0, unit, before, after), n)
-            wanted = pieces.cut(x, plan.outs[0].marks, (n,))
-            for got, chunk in zip(
-                pieces.run_plan(plan, [pieces.cut(x, plan.ins[0].marks, (n,))])[0],
-                wanted,
-                strict=True,
-            ):
-                assert torch.equal(got, chunk), (
-                    f"{size} in units of {unit} over {n}: {got}, not {chunk}"
-                )
-
-
-def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
-    fits: dict[Marks, bool] = {
-        ((0, 1, 3, 3), "R"): True, ((0, 1, 4, 0), "R"): False, ((0, 1, 1, 1), 1): True,
-        ((0, 1, 1, 1), 0): False, (0, (0, 1, 1, 1)): False, ((0, 4, 1, 1), "R"): False,
-    }  # fmt: skip
-    assert {
-        marks: layout.canonical((6, 4), marks, (2, 2)) is not None
-        for marks in fits
-    } == fits
-
-
 def twice(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (
         F.conv2d(
@@ -377,3 +329,13 @@ def test_gloo_equals_one_device_and_the_simulator(backend: str) -> None:
                 torch.equal(a, b.to_local().shards[rank])
                 for a, b in zip(local, simulated, strict=True)
             )
+
+
+@pytest.mark.parametrize(("name", "position"), family(convolutions))
+def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
+    prove_on_lines(name, position)
+
+
+@pytest.mark.parametrize(("name", "position"), family(convolutions))
+def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
+    prove_on_grids(name, position)

@@ -1,5 +1,5 @@
 """Bucket plans: what travels together, when a bucket closes, and that the plan is what runs.
-Order is in test_bucket_order.py.
+Order is in tests/schedule/test_sequence.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROMPT = "(Pdb) "
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
