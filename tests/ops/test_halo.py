@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from shardfn import _compat
+from shardfn.ops.halo import halo
 from shardfn.partition import Plan, layout
 from shardfn.partition import plan as steps
 from shardfn.partition.redistribute import route
 from shardfn.types import Marks
+from tests.support.stages.exchange import exchanged
 
 FLOAT = 8  # bytes
 
@@ -64,3 +66,16 @@ def test_a_halo_fits_the_chunks_it_comes_from_and_its_dim_is_cut_once() -> None:
         marks: layout.canonical((6, 4), marks, (2, 2)) is not None
         for marks in fits
     } == fits
+
+
+def test_the_op_takes_from_the_neighbours_and_leaves_zeros_at_the_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank sends one element back and two on."""
+    mine = lambda rank: torch.tensor([1.0, 2.0, 3.0]) + 10 * rank
+    got = exchanged(monkeypatch, lambda rank: halo(mine(rank), 2, "g"), 3)
+    assert [x.tolist() for x in got] == [
+        [0, 0, 11],
+        [2, 3, 21],
+        [12, 13, 0],
+    ]
