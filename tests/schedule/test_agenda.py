@@ -87,4 +87,4 @@ def test_a_plan_with_collectives_that_the_program_does_not_send_is_refused() -> 
     other = attrs.evolve(given, buckets=tuple(rows))
     with pytest.raises(sf.TreeError) as caught:
         agenda(rewished(PLAN, "f", None, None, other), "f")
-    assert "over z" in str(caught.value)
+    assert "w has an all_reduce over a in the backward" in str(caught.value)

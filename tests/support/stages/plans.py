@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pieces
 import torch
 
+from shardfn import _compat
 from shardfn.buckets import Wish
 from shardfn.capture.printing import program_text
+from shardfn.ops.loops import Loop, shapes_of
 from shardfn.ops.placement import prim_align
 from shardfn.partition import Plan, propagate
 from shardfn.partition import plan as steps
@@ -21,16 +24,18 @@ REGION = "0"
 
 
 def program_of(
-    fn: Callable[..., Any], *args: Any, backward: Sequence[str] = ()
+    fn: Callable[..., Any] | torch.fx.Graph,
+    *args: Any,
+    backward: Sequence[str] = (),
 ) -> Program:
     """The Program of a function that returns a list of tensors.
 
     Args:
-        fn: the function.
+        fn: the function, or its graph.
         args: its tensors.
         backward: the names of the nodes of the backward.
     """
-    graph = graph_of(fn, *args)
+    graph = fn if isinstance(fn, torch.fx.Graph) else graph_of(fn, *args)
     (output,) = graph.find_nodes(op="output")
     for node in graph.nodes:
         kept = {"val": node.meta.get("val"), "source": f"model.py:{node.name}"}
@@ -49,7 +54,7 @@ def program_of(
 
 
 def planned(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | torch.fx.Graph,
     args: Sequence[Any],
     ins: Sequence[Marks],
     outs: Sequence[Marks | None] | None = None,
@@ -116,3 +121,25 @@ def data_parallel(cap: int = 10**6, **options: Any) -> Plan:
         [("R",), ("R",), ("R",)],
         backward=["t", "mm_2", "t_1", "t_2", "mm_3", "mm_4"],
     )
+
+
+def graph_with_loop(loop: Loop, *inputs: torch.Tensor) -> torch.fx.Graph:
+    """A graph that runs a loop on its inputs and returns the loop's results."""
+    mode = _compat.FakeTensorMode()
+    for body in loop.graphs:
+        for node in body.nodes:
+            node.meta.setdefault("phase", "forward")
+            node.meta.setdefault("source", f"model.py:{node.name}")
+    graph = torch.fx.Graph()
+    holders = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
+    for holder, x in zip(holders, inputs, strict=True):
+        holder.meta["val"] = mode.from_tensor(x)
+    node = graph.call_function(loop, tuple(holders))
+    node.meta["val"] = shapes_of(loop)
+    results = []
+    for i, value in enumerate(node.meta["val"]):
+        item = graph.call_function(operator.getitem, (node, i))
+        item.meta["val"] = value
+        results.append(item)
+    graph.output(results)
+    return graph
