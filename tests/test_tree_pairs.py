@@ -87,5 +87,5 @@ def test_containers_and_leaves() -> None:
 
 
 def test_containers_of_other_classes_are_found_with_their_paths() -> None:
-    tree = {"a": [deque([1, 2])], "b": Pair(1, 2)}
-    assert classes(tree, "x") == [("x['a'][0]", "deque")]
+    tree = {"a": [X.max(0)], "b": Pair(1, deque([2]))}
+    assert classes(tree, "x") == [("x['a'][0]", "max")]
