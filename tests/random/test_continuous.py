@@ -77,58 +77,6 @@ def test_a_million_draws_pass_kolmogorov_smirnov(
     assert distance < KS_LIMIT
 
 
-P5 = torch.tensor([0.1, 0.2, 0.4, 0.25, 0.05])
-DISCRETE: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
-    "bits, 8 of them": (
-        lambda k: random.bits(k, (N,), torch.uint8),
-        torch.full((256,), 1 / 256),
-    ),
-    "bernoulli": (
-        lambda k: random.bernoulli(k, 0.3, (N,)),
-        torch.tensor([0.7, 0.3]),
-    ),
-    "randint": (
-        lambda k: random.randint(k, (N,), 3, 10) - 3,
-        torch.full((7,), 1 / 7),
-    ),
-    "categorical": (lambda k: random.categorical(k, P5.log(), shape=(N,)), P5),
-    "choice": (lambda k: random.choice(k, 5, (N,)), torch.full((5,), 0.2)),
-    "choice by p": (lambda k: random.choice(k, 5, (N,), p=P5), P5),
-    "the first of a permutation": (
-        lambda k: torch.func.vmap(lambda k: random.permutation(k, 4)[0])(
-            random.split(k, 20_000)
-        ),
-        torch.full((4,), 0.25),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DISCRETE)
-def test_a_million_draws_pass_chi_square(name: str) -> None:
-    draw, p = DISCRETE[name]
-    drawn = draw(KEY)
-    counts = torch.bincount(drawn.flatten().to(torch.int64), minlength=p.numel())
-    assert counts.numel() == p.numel()
-    wanted = p.double() * drawn.numel()
-    chi2, freedom = ((counts - wanted) ** 2 / wanted).sum(), p.numel() - 1
-    assert chi2 < freedom + 5 * math.sqrt(2 * freedom) + 15
-
-
-def test_streams_of_one_key_are_uncorrelated() -> None:
-    keys = [
-        *random.split(KEY, 3),
-        random.fold_in(KEY, 0),
-        random.fold_in(KEY, 1),
-        random.fold_in(KEY, torch.tensor(2)),
-        KEY,
-    ]
-    draws = torch.stack(
-        [random.normal(k, (100_000,), torch.float64) for k in keys]
-    )
-    others = torch.corrcoef(draws) - torch.eye(len(keys), dtype=torch.float64)
-    assert others.abs().max() < 5 / math.sqrt(100_000)
-
-
 W = torch.linspace(0.5, 3, 6 * 5, dtype=torch.float64).view(6, 5)
 EVERY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bits": lambda k, w: random.bits(k, (6, 5)) + 0 * w.to(torch.int32),

@@ -60,27 +60,6 @@ def test_linearize_is_the_tangent_at_that_point() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
-@pytest.mark.parametrize("argnums", [0, -1, (0, 1), (1, 0)])
-def test_jacobians_over_trees(name: str, argnums: Any) -> None:
-    got = getattr(sf, name)(of_tree, argnums=argnums)(TREE, Y)
-    close(
-        got,
-        torch.func.jacrev(of_tree, argnums=1 if argnums == -1 else argnums)(
-            TREE, Y
-        ),
-    )
-
-
-@pytest.mark.parametrize("argnums", [0, (0, 1)])
-def test_hessian_over_trees(argnums: Any) -> None:
-    loss = lambda p, y: (p["w"] ** 3 * y).sum()
-    close(
-        sf.hessian(loss, argnums=argnums)(TREE, Y),
-        torch.func.hessian(loss, argnums=argnums)(TREE, Y),
-    )
-
-
 def test_auxiliary_data_comes_along() -> None:
     fn = lambda x: (x**2, {"twice": 2 * x, "k": 3, "none": None})
     aux = {"twice": 2 * X[0], "k": 3, "none": None}
@@ -100,31 +79,6 @@ def test_auxiliary_data_comes_along() -> None:
         (value, pull(Y[0])[0], found["twice"]),
         (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
     )
-
-
-def test_vmap_takes_prefixes_negative_axes_and_shared_arguments() -> None:
-    fn = lambda p, y, k: {"a": p["w"] * y, "b": (p["w"].sum() + y.sum()) * k}
-    got = sf.vmap(fn, in_axes=({"w": -1}, 1, None), out_axes={"a": 1, "b": 0})(
-        TREE, Y, torch.tensor(2.0)
-    )
-    close(
-        got,
-        torch.func.vmap(
-            fn, in_dims=({"w": -1}, 1, None), out_dims={"a": 1, "b": 0}
-        )(TREE, Y, torch.tensor(2.0)),
-    )
-
-
-def test_vmap_of_nothing_mapped_repeats_axis_size_times() -> None:
-    close(
-        sf.vmap(lambda x: x + 1, in_axes=None, axis_size=3)(X[0]),
-        (X[0] + 1).expand(3, 3),
-    )
-
-
-def test_closed_over_mapped_values_keep_their_shape() -> None:
-    outer = lambda x: sf.vmap(lambda y: (x * y).sum())(Y)
-    close(sf.vmap(outer)(X), X @ Y.T)
 
 
 def test_third_order() -> None:
