@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from message import without_line
 from ranks import run_ranks
 from torch import Tensor
 
@@ -469,102 +468,6 @@ def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_th
         "try: constrain the initial carry to the placement with which the function returns it"
         in str(error.value)
     )
-
-
-REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "other numbers of rows": (
-        lambda: sf.scan(lambda c, x: (c, x["a"]), W, {"a": Q, "b": W}),
-        sf.TreeError,
-        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
-    ),
-    "a scalar has no rows": (
-        lambda: sf.scan(lambda c, x: (c, x), W, torch.tensor(1.0)),
-        sf.TreeError,
-        "scan(<lambda>): xs has no rows: it is a scalar\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
-    ),
-    "no rows and no length": (
-        lambda: sf.scan(lambda c, x: (c, None), W),
-        sf.TreeError,
-        "scan(<lambda>): it has no xs, and length is not given\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
-    ),
-    "another length": (
-        lambda: sf.scan(lambda c, x: (c, None), W, Q, length=4),
-        sf.TreeError,
-        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
-    ),
-    "a carry that is no tensor": (
-        lambda: sf.scan(lambda c, x: (c, None), (W, 0), Q),
-        sf.TreeError,
-        "scan(<lambda>): init[1] is a int, and not a tensor\n  needed: a carry of tensors\n"
-        "  try: torch.tensor(x) for a value that changes from step to step; the function "
-        "may close over constants",
-    ),
-    "a carry that changes its tree": (
-        lambda: sf.scan(lambda c, x: ((c[0],), None), (W, W), Q),
-        sf.TreeError,
-        "scan(<lambda>): carry: the carries that leave lack [1]\n  needed: the same tree\n"
-        "  try: return a carry of the same tree as the one that enters",
-    ),
-    "a carry that changes its type": (
-        lambda: sf.scan(lambda c, x: ((c[0].float(), c[1][:2]), None), (W, Q), Q),
-        sf.TreeError,
-        "scan(<lambda>): carry[0] enters as (3, 3) torch.float64 and leaves as (3, 3) "
-        "torch.float32\n"
-        "  carry[1] enters as (5, 3) torch.float64 and leaves as (2, 3) torch.float64\n"
-        "  needed: a carry of the same shapes and dtypes in every step\n"
-        "  try: cast or reshape the carry before it is returned, or start with what the "
-        "function returns",
-    ),
-    "branches that differ": (
-        lambda: sf.cond(
-            torch.tensor(True), lambda x: (x, x), lambda x: (x[0], x.float()), W
-        ),
-        sf.TreeError,
-        "cond(<lambda>, <lambda>): result[0]: true_fn returns (3, 3) torch.float64, "
-        "false_fn (3,) torch.float64\n"
-        "  result[1]: true_fn returns (3, 3) torch.float64, false_fn (3, 3) torch.float32\n"
-        "  needed: branches with the same results\n  try: cast, or expand, the result of "
-        "one branch; torch.tensor(x) for a number",
-    ),
-    "branches of other trees": (
-        lambda: sf.cond(torch.tensor(True), lambda x: {"a": x}, lambda x: [x], W),
-        sf.TreeError,
-        "cond(<lambda>, <lambda>): result: the results of false_fn have a list, the "
-        "results of true_fn have a dict\n"
-        "  needed: branches with the same results\n  try: return the same tree from both branches",
-    ),
-    "several truths": (
-        lambda: sf.cond(Q > 0, torch.sin, torch.cos, Q),
-        sf.TreeError,
-        "cond(sin, cos), pred: (5, 3) torch.bool\n  needed: a bool, or a tensor with one element\n"
-        "  try: torch.where(pred, a, b), which chooses element by element, or vmap",
-    ),
-    "a carry that is written to": (
-        lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
-        sf.CaptureError,
-        "scan, argument (a carry or a per-step input): the function writes to it in place\n"
-        "  needed: a function that only returns\n  try: return the new value, or write "
-        "to a copy: (a carry or a per-step input).clone()",
-    ),
-    "a while loop in reverse": (
-        lambda: sf.grad(lambda x: growing(W, x).sum())(XS),
-        sf.CaptureError,
-        "while_loop: it is differentiated in reverse, and how often it runs is not known\n"
-        "  try: scan with a fixed length, and torch.where for conditional updates; or jvp",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_is_refused_is_said(name: str) -> None:
-    call, kind, text = REFUSALS[name]
-    with pytest.raises(kind) as error:
-        call()
-    assert without_line(error.value) == text
 
 
 def products(wrap: Any) -> list[tuple[int, int]]:
