@@ -16,8 +16,7 @@ from torch._inductor.cpp_builder import CppBuilder
 
 import shardfn as sf
 from shardfn._compat import patches
-from shardfn._compat.cpp_kernels import source, units
-from shardfn._compat.cpp_kernels.source import Kernel, can_join
+from shardfn._compat.cpp_kernels import units
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 BODY = 'extern "C"  void  kernel(double* x)\n{ x[0] += %s; }\n'
@@ -130,29 +129,6 @@ def test_an_error_of_a_kernel_reaches_python() -> None:
         kernel()
     with pytest.raises((RuntimeError, TypeError)):
         kernel(1, 2, 3)
-
-
-JOINABLE = [
-    (("double*",), HEADER + BODY % 1, True),
-    (("const at::BFloat16*", "const int64_t", "long"), HEADER + BODY % 1, True),
-    (("double",), HEADER + BODY % 1, False),
-    (("double*",), "#define N 3\n" + BODY % "N", False),
-    (("double*",), BODY % 1 + BODY % 2, False),
-    (("double*",), "void other() {}", False),
-]
-
-
-@pytest.mark.parametrize(("types", "text", "wanted"), JOINABLE)
-def test_what_may_stand_in_a_unit(types: Any, text: str, wanted: bool) -> None:
-    assert can_join(Kernel(types, text)) == wanted
-
-
-def test_a_unit_includes_each_header_once_and_names_its_kernels_apart() -> None:
-    kernels = [Kernel(("double*",), HEADER + BODY % i) for i in range(3)]
-    text = source.unit(kernels)
-    assert text.count("cpp_prefix.h") == 1 and 'extern "C"  void' not in text
-    for i in range(3):
-        assert f"namespace {source.name_of(i)} {{" in text
 
 
 TWO = """
