@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def _declares(statement: ast.stmt) -> bool:
     return is_text or isinstance(statement, ast.Pass)
 
 
+@functools.cache
 def with_logic() -> list[str]:
     """Every source file that holds logic, from the folder of the package."""
     return [
