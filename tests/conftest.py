@@ -31,6 +31,7 @@ LAWS = [  # folders in which nearly every test captures a program
         "capture",
         "conformance",
         "laws",
+        "models",
         "partition",
         "schedule",
         "transforms",
