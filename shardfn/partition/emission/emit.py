@@ -70,7 +70,10 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
             )
             if key in sizes:
                 return
-            sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
+            sizes[key] = (
+                *layout.local_shape(*key, plan.axes.sizes, coordinates),
+                *layout.strided_factors(*key, plan.axes.sizes, coordinates),
+            )
 
     nested = [
         local_sizes(inner, coordinates)

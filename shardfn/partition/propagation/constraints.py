@@ -137,6 +137,7 @@ def constrained(
                 entry == (KEEP,)
                 and name not in named
                 and layout.split(current[k]) == (dim, 1)
+                and layout.is_plain(current[k])
             )
             if name in entry or kept:
                 marks[k] = dim

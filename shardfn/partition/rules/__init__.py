@@ -71,6 +71,17 @@ PUBLIC: dict[object, object] = {
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
 }
 
+# Ops of which a strategy for a chunk of a dim is one for any elements of it. The others read
+# where a shard is, or neighbours.
+STRIDED = {
+    *reduction.TABLE,
+    *matmul.TABLE,
+    *norm.TABLE,
+    *attention.TABLE,
+    *view.TABLE,
+    AFTER,
+} - {*LOWER, *BY_PLACE, *view.IN_ONE_RUN}
+
 is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
 
@@ -83,6 +94,13 @@ def find(target: object) -> Rule | None:
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
     )
+
+
+def takes_strided(target: object) -> bool:
+    """Whether an op may run on strided shards, by our own rule."""
+    is_theirs = registry.find(target) or registry.find(PUBLIC.get(target))
+    is_ours = target in STRIDED or pointwise.is_pointwise(target)
+    return is_ours and not is_theirs
 
 
 def lowering(target: object) -> Callable[..., Any] | None:

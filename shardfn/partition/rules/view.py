@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...types import Mark
+from .. import layout
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
@@ -25,32 +27,55 @@ def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
 
 
 def reshape(call: OpCall) -> list[Choice]:
-    """Shards the leading dim of each group of merged and split dims, in units that do not split
-    rows.
+    """Shards a factor that a dim before and a dim after have in common: of the leading dims in
+    units that do not split rows, of others as a strided shard.
     """
     (x,), (out,) = call.ins, call.outs
     if x.numel() == 0:
         return [replicated(call)]
     choices: list[Choice] = []
-    for i, rows, j, other in groups(list(x.shape), list(out.shape)):
-        run = math.lcm(rows, other)
-        of_x = _scaled(i, run // rows)
-        of_out = _scaled(j, run // other)
-        choices.append(((of_x,), (of_out,)))
+    for before, after in groups(list(x.shape), list(out.shape)):
+        for i, j in itertools.product(before, after):
+            marks = _in_common(i, j)
+            if marks is not None:
+                choices.append(((marks[0],), (marks[1],)))
     return _linear(choices, call)
 
 
-def _scaled(dim: int, scale: int) -> Mark:
-    return dim if scale == 1 else (dim, scale)
+class Part(NamedTuple):
+    """A dim of a group that a reshape mixes."""
+
+    dim: int
+    outer: int  # the product of the group's dims before it
+    size: int
+    inner: int  # the product of the group's dims after it
 
 
-def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
-    """(leading dim of a, elements after it, leading dim of b, elements after it) for each
-    group of dims that a reshape mixes.
+def _in_common(a: Part, b: Part) -> tuple[Mark, Mark] | None:
+    """The placements of two dims that shard the factor that they have in common, None where
+    they have none.
+    """
+    inner = math.lcm(a.inner, b.inner)
+    outer = math.lcm(a.outer, b.outer)
+    marks: list[Mark] = []
+    for part in (a, b):
+        unit = inner // part.inner
+        blocks = outer // part.outer
+        if part.size % (unit * blocks) or (
+            outer > 1 and part.size == unit * blocks
+        ):
+            return None
+        marks.append(layout.joined(part.dim, unit, outer=blocks))
+    return marks[0], marks[1]
+
+
+def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
+    """The dims of a and of b in each group of dims that a reshape mixes. Other dims of size 1
+    are in no group.
 
     Example:
-        >>> groups([6, 4], [2, 3, 4])
-        [(0, 1, 0, 3), (1, 1, 2, 1)]
+        >>> [[[p.dim for p in dims] for dims in group] for group in groups([6, 4], [2, 3, 4])]
+        [[[0], [0, 1]], [[1], [2]]]
     """
     found = []
     i = 0
@@ -75,8 +100,21 @@ def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
             else:
                 nb *= b[j]
                 j += 1
-        found.append((lead_a, na // a[lead_a], lead_b, nb // b[lead_b]))
+        found.append((_parts(a, lead_a, i), _parts(b, lead_b, j)))
     return found
+
+
+def _parts(shape: list[int], start: int, end: int) -> list[Part]:
+    """Some dims of a shape, as a group."""
+    return [
+        Part(
+            dim,
+            math.prod(shape[start:dim]),
+            shape[dim],
+            math.prod(shape[dim + 1 : end]),
+        )
+        for dim in range(start, end)
+    ]
 
 
 def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
@@ -302,6 +340,9 @@ REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {
     aten.cat.default,
     aten.stack.default,
 }
+
+# Ops that need the elements of a shard in one run of memory.
+IN_ONE_RUN = {aten.as_strided.default, aten.as_strided_scatter.default}
 
 # Ops that a rank runs as a view to its local shape: a dim of local size 1 need not have global
 # size 1.
