@@ -29,6 +29,8 @@ from .distributed.groups import (
     register_group,
     root_mesh,
     spec_of,
+    split_factor,
+    strided_shard,
     unreduced_spec,
     wait_later,
 )
@@ -246,6 +248,8 @@ __all__ = [
     "level",
     "level_of",
     "leave_groups",
+    "split_factor",
+    "strided_shard",
     "local_tensor",
     "located",
     "lower_by_formula",

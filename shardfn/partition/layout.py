@@ -9,10 +9,13 @@ view one dim as different numbers of blocks shard different factors of it, in an
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import attrs
+import torch
 
 from ..types import Mark, Marks
 
@@ -181,7 +184,7 @@ def _is_product(
     chunks of one consist of blocks of the next.
     """
     outers = levels(dim, marks)
-    for outer, finer in zip(outers, outers[1:], strict=False):
+    for outer, finer in itertools.pairwise(outers):
         length, _ = grain(size, dim, marks, sizes, outer)
         if finer % outer or length % (size // finer):
             return False
@@ -260,12 +263,42 @@ def strided_factors(
     coordinates: Sequence[int],
 ) -> tuple[int, ...]:
     """The factors of the local sizes of all dims that have strided shards."""
-    dims = sorted({cut_of(m)[0] for m in marks if not is_plain(m)})
     return tuple(
         n
-        for dim in dims
+        for dim in strided_dims(marks)
         for n in factors(shape[dim], dim, marks, sizes, coordinates)
     )
+
+
+def strided_dims(marks: Sequence[Mark]) -> list[int]:
+    """The dims that have strided shards."""
+    return sorted({cut_of(m)[0] for m in marks if not is_plain(m)})
+
+
+def elements(
+    size: int,
+    dim: int,
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    coordinates: Sequence[int],
+) -> torch.Tensor:
+    """The numbers of the elements of a dim that a rank holds."""
+    held = torch.arange(size)
+    shards = [
+        (outer_of(m), cut_of(m)[1], n, c)
+        for m, n, c in zip(marks, sizes, coordinates, strict=True)
+        if _shards(m, dim)
+    ]
+    length = size
+    before = 0
+    for outer, unit, n, c in sorted(shards, key=operator.itemgetter(0)):
+        length = length if outer == before else size // outer
+        before = outer
+        start, length_here = chunk(length, unit, n, c)
+        held = held.view(-1, max(length, 1)).narrow(1, start, length_here)
+        held = held.flatten()
+        length = length_here
+    return held
 
 
 @attrs.frozen

@@ -1,7 +1,8 @@
 """The cheapest way from one placement to another, as steps on one mesh axis each.
 
 Two axes that shard the same dim are a stack: only the inner one can be gathered, and a new one
-goes innermost. Axes that view the dim as different numbers of blocks are stacks of their own. Under that rule Dijkstra's algorithm over placements finds the steps.
+goes innermost. Axes that view the dim as different numbers of blocks are stacks of their own.
+Under that rule Dijkstra's algorithm over placements finds the steps.
 """
 
 from __future__ import annotations

@@ -202,7 +202,9 @@ def joined(
         once = [
             rows[at]
             for at in ranks(sizes)
-            if not any(c for c, is_other in zip(at, shards, strict=True) if is_other)
+            if not any(
+                c for c, is_other in zip(at, shards, strict=True) if is_other
+            )
         ]
         whole = whole.index_select(dim, torch.cat(once).argsort())
     return whole

@@ -117,7 +117,9 @@ def _open(
     return b.call(aten.view.default, b.contiguous(x), opened_shape)
 
 
-def _closed(b: Builder, x: torch.fx.Node, piece: Piece, move: Move) -> torch.fx.Node:
+def _closed(
+    b: Builder, x: torch.fx.Node, piece: Piece, move: Move
+) -> torch.fx.Node:
     """A value whose opened dims are one again."""
     local_shape = b.local_shape(piece.shape, move.after)
     if tuple(_shape(x)) == local_shape:

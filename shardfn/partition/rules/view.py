@@ -74,7 +74,10 @@ def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
     are in no group.
 
     Example:
-        >>> [[[p.dim for p in dims] for dims in group] for group in groups([6, 4], [2, 3, 4])]
+        >>> [
+        ...     [[p.dim for p in dims] for dims in group]
+        ...     for group in groups([6, 4], [2, 3, 4])
+        ... ]
         [[[0], [0, 1]], [[1], [2]]]
     """
     found = []
