@@ -53,9 +53,13 @@ def choices(op: pieces.OneOp, units: Sequence[int] = (1, 2, 3)) -> list[Choice]:
     found = dict.fromkeys(
         rule(op.call) if rule and op.call.ins else [replicated(op.call)]
     )
-    is_strided = rules.takes_strided(op.call.target) and len(units) > 1
-    blocks = (1, 2, 3) if is_strided else (1,)
-    return [_coarser(c, u, o) for c in found for u in units for o in blocks]
+    return [
+        _coarser(c, u, o)
+        for c in found
+        for u in units
+        for o in ((1, 2, 3) if len(units) > 1 else (1,))
+        if o == 1 or rules.takes_strided(op.call, c)
+    ]
 
 
 def _coarser(choice: Choice, unit: int, outer: int) -> Choice:

@@ -39,8 +39,8 @@ def fitting(
     """
     axis = len(before.outs[0])
     found: dict[Any, Placed] = {}
-    strided = rules.takes_strided(chosen.call.target)
     for row in _rows(walk, node, chosen, axis):
+        strided = rules.takes_strided(chosen.call, row)
         for choice in in_units(row, held, strided=strided):
             placed = walk.fit(chosen.call, choice, before)
             if placed is not None and _can_read(chosen.values, placed, axis):

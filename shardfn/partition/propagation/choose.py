@@ -90,11 +90,12 @@ class Chooser:
             # values that vary between ranks are computed by each rank alone
             rows = [replicated(call)] if name in varies else strategies
             marks = [{slot.marks[axis] for slot in slots} for slots in held]
-            strided = rules.takes_strided(call.target)
             fitting = [
                 fit
                 for row in rows
-                for strategy in in_units(row, marks, strided=strided)
+                for strategy in in_units(
+                    row, marks, strided=rules.takes_strided(call, row)
+                )
                 if (fit := self.fit(call, strategy, placed)) is not None
             ]
             if not fitting:

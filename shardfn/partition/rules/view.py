@@ -11,6 +11,7 @@ import torch
 
 from ...types import Mark
 from .. import layout
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
 
 aten = torch.ops.aten
@@ -167,6 +168,57 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
         return _linear(together(call, dims), call)
 
     return rule
+
+
+def parts_of(call: OpCall, whole: torch.Tensor, dim: int) -> int:
+    """The number of equal parts into which an op splits a dim, or of which it makes one: 0 if
+    they are not equal.
+    """
+    parts = call.outs if whole is call.ins[0] else call.ins
+    sizes = {x.shape[dim] for x in parts}
+    return len(parts) if len(sizes) == 1 and len(parts) > 1 else 0
+
+
+def split(call: OpCall) -> list[Choice]:
+    """Shards other dims, or each of several equal parts alike: a strided shard of all."""
+    choices = all_but(2)(call)
+    (x,) = call.ins
+    dim = call.arg(2, "dim", 0) % max(x.dim(), 1)
+    n = parts_of(call, x, dim)
+    if n:
+        choices.append(((layout.joined(dim, 1, outer=n),), (dim,) * n))
+    return choices
+
+
+def cat(call: OpCall) -> list[Choice]:
+    """The inverse of split."""
+    choices = all_but(1)(call)
+    out = call.outs[0]
+    dim = call.arg(1, "dim", 0) % max(out.dim(), 1)
+    is_same = all(x.dim() == out.dim() for x in call.ins)
+    n = parts_of(call, out, dim) if is_same else 0
+    if n and len(call.ins) == n:
+        choices.append(((dim,) * n, (layout.joined(dim, 1, outer=n),)))
+    return choices
+
+
+def lower_split(target: Any) -> Any:
+    """Equal parts of a strided shard: each is as large as the rank's share of it."""
+
+    def lower(
+        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+    ) -> Any:
+        (x,) = pieces
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % len(x.shape)
+        if x.cuts(dim):
+            size = args[1] if isinstance(args[1], int) else args[1][0]
+            n = x.shape[dim] // size
+            own = x.local_shape[dim] // n
+            sizes = own if isinstance(args[1], int) else [own] * n
+            args = [args[0], sizes, *args[2:]]
+        return b.call(target, *args, **kwargs)
+
+    return lower
 
 
 def _whole(call: OpCall, d: int) -> bool:
@@ -329,9 +381,9 @@ TABLE: dict[object, Rule] = {
     aten.expand.default: expand,
     aten.slice.Tensor: all_but(1),
     aten.slice_backward.default: all_but(2),
-    aten.split.Tensor: all_but(2),
-    aten.split_with_sizes.default: all_but(2),
-    aten.cat.default: all_but(1),
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    aten.cat.default: cat,
     aten.stack.default: stack,
     aten.select.int: select,
     aten.select_backward.default: select_backward,
@@ -373,4 +425,8 @@ def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
+LOWER = {
+    op: lower_split(op)
+    for op in (aten.split.Tensor, aten.split_with_sizes.default)
+}
 LOCAL_ARGS = {aten.as_strided_scatter.default: _written_size}
