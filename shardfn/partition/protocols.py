@@ -39,6 +39,9 @@ class Walk(Prices, Protocol):
     advice: Advice
     carried: dict[tuple[int, ...], Marks]  # of loops, by shape
     merged: set[torch.fx.Node]  # gradients that are added before they are placed
+    within: dict[
+        torch.fx.Node, torch.fx.Node
+    ]  # of ops that stand for one: that one
     summed: dict[torch.fx.Node, list[torch.fx.Node]]  # the terms of sums
     left: set[torch.fx.Node]  # sums whose terms a later sum adds
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop

@@ -33,7 +33,7 @@ def add_later(walk: Walk, node: torch.fx.Node) -> bool:
     """Leave a sum to the one sum that reads it, if some of its terms are Partial and others are
     not; else add the terms that earlier sums have left. Returns whether the node is done.
     """
-    if not is_sum(node):
+    if not is_sum(node) or node in walk.within:
         return False
     terms = [t for x in node.args for t in walk.summed.get(x, (x,))]
     partial = [t for t in terms if _is_partial(walk.values[t], node)]
