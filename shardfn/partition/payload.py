@@ -17,7 +17,7 @@ from ..collectives import (
     implement,
 )
 from ..types import Marks, MeshAxes
-from . import layout
+from . import layout, strided
 from .redistribute import Move
 
 
@@ -39,13 +39,13 @@ class Sender:
         """The local shape before the move."""
         return list(self._local_shape(self.move.before))
 
-    def opened(self, marks: Marks) -> layout.Open:
+    def opened(self, marks: Marks) -> strided.Open:
         """How the axis shards its dim, at one of the placements of the move."""
-        return layout.opened(
+        return strided.opened(
             self.shape, marks, self.move.axis, self.axes.sizes, self.coordinates
         )
 
-    def padded(self, cut: layout.Open, chunks: int) -> int:
+    def padded(self, cut: strided.Open, chunks: int) -> int:
         """The size of a dim with so many full chunks of the axis, to which shorter ones are
         padded.
         """

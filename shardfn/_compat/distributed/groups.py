@@ -144,7 +144,9 @@ def split_factor(placement: Placement) -> int | None:
     """The number of blocks of a strided shard; None for another placement."""
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    return placement.split_factor if type(placement) is _StridedShard else None
+    if type(placement) is not _StridedShard:
+        return None
+    return int(placement.split_factor)
 
 
 def strided_shard(dim: int, blocks: int) -> Placement:

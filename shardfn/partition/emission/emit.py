@@ -10,7 +10,7 @@ import torch
 from ... import _compat
 from ...ops.loops import loop_of
 from ...types import Marks
-from .. import layout, rules
+from .. import layout, rules, strided
 from .. import plan as steps
 from ..propagation import means, refusals
 from ..propagation.loops import walk_loops as nested
@@ -72,7 +72,7 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
                 return
             sizes[key] = (
                 *layout.local_shape(*key, plan.axes.sizes, coordinates),
-                *layout.strided_factors(*key, plan.axes.sizes, coordinates),
+                *strided.strided_factors(*key, plan.axes.sizes, coordinates),
             )
 
     nested = [

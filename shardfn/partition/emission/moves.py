@@ -18,7 +18,7 @@ from ...collectives import (
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
 from ...types import Collective, Marks
-from .. import layout
+from .. import layout, strided
 from ..payload import nbytes
 from ..redistribute import SLICE, Move
 from . import wire
@@ -98,15 +98,15 @@ def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
     )
 
 
-def _opened(b: Builder, piece: Piece, move: Move, marks: Marks) -> layout.Open:
+def _opened(b: Builder, piece: Piece, move: Move, marks: Marks) -> strided.Open:
     """How the axis of a move shards its dim, at one of its placements."""
-    return layout.opened(
+    return strided.opened(
         piece.shape, marks, move.axis, b.axes.sizes, b.coordinates
     )
 
 
 def _open(
-    b: Builder, x: torch.fx.Node, cut: layout.Open, size: int
+    b: Builder, x: torch.fx.Node, cut: strided.Open, size: int
 ) -> torch.fx.Node:
     """A value with its dim, of which the axis has so many elements, viewed as three."""
     if cut.is_dim:
@@ -127,12 +127,12 @@ def _closed(
     return b.call(aten.view.default, b.contiguous(x), list(local_shape))
 
 
-def _place(cut: layout.Open) -> int:
+def _place(cut: strided.Open) -> int:
     """The number of the sharded dim of an opened value."""
     return cut.dim if cut.is_dim else cut.dim + 1
 
 
-def _own_size(b: Builder, move: Move, cut: layout.Open) -> int:
+def _own_size(b: Builder, move: Move, cut: strided.Open) -> int:
     """The size of this rank's chunk of a dim."""
     coordinate = b.coordinates[move.axis]
     _, mine = layout.chunk(cut.size, cut.unit, _ranks(b, move), coordinate)
@@ -254,12 +254,7 @@ def all_to_all(
     n = _ranks(b, move)
     src_full = layout.full_chunk(src.size, src.unit, n)
     dst_full = layout.full_chunk(dst.size, dst.unit, n)
-    sides = [(src, _own_size(b, move, src)), (dst, dst.size)]
-    x = piece.node
-    for side, size in sorted(sides, key=lambda s: -s[0].dim):
-        x = _open(b, x, side, size)
-    src_dim = _place(src) + _inserted(dst, src)
-    dst_dim = _place(dst) + _inserted(src, dst)
+    x, src_dim, dst_dim = _opened_twice(b, piece.node, move, src, dst)
     x = _padded(b, x, src_dim, src_full)
     x = _padded(b, x, dst_dim, dst_full * n)
     chunks = _split_dim(b, x, dst_dim, n)
@@ -274,9 +269,25 @@ def all_to_all(
     return _closed(b, out, piece, move)
 
 
-def _inserted(other: layout.Open, cut: layout.Open) -> int:
-    """How many dims before that of a cut opening another dim inserts."""
-    return 2 if other.dim < cut.dim and not other.is_dim else 0
+def _opened_twice(
+    b: Builder,
+    x: torch.fx.Node,
+    move: Move,
+    src: strided.Open,
+    dst: strided.Open,
+) -> tuple[torch.fx.Node, int, int]:
+    """A value opened at the dim that is gathered and at the one that is sharded, and the numbers
+    of the two dims.
+    """
+    sides = [(src, _own_size(b, move, src)), (dst, dst.size)]
+    for side, size in sorted(sides, key=lambda s: -s[0].dim):
+        x = _open(b, x, side, size)
+    return x, _place(src) + _inserted(dst, src), _place(dst) + _inserted(src, dst)
+
+
+def _inserted(other: strided.Open, own: strided.Open) -> int:
+    """How many dims opening another dim inserts before an axis' own."""
+    return 2 if other.dim < own.dim and not other.is_dim else 0
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:

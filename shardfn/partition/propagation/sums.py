@@ -35,7 +35,8 @@ def add_later(walk: Walk, node: torch.fx.Node) -> bool:
     """
     if not is_sum(node) or node in walk.within:
         return False
-    terms = [t for x in node.args for t in walk.summed.get(x, (x,))]
+    read = [x for x in node.args if isinstance(x, torch.fx.Node)]
+    terms = [t for x in read for t in walk.summed.get(x, (x,))]
     partial = [t for t in terms if _is_partial(walk.values[t], node)]
     if 0 < len(partial) < len(terms) and _is_term(node):
         walk.summed[node] = terms
@@ -67,7 +68,7 @@ def _is_term(node: torch.fx.Node) -> bool:
 
 
 def _notes(node: torch.fx.Node) -> dict[str, Any]:
-    """What capture notes of a node, without where it comes from."""
+    """The notes of capture on a node, without its origin."""
     custom = node.meta.get("custom") or {}
     return {key: custom[key] for key in custom if key not in ORIGIN}
 

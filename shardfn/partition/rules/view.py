@@ -2,123 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ...types import Mark
 from .. import layout
 from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from .reshape import linear, reshape
 
 aten = torch.ops.aten
-
-
-def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
-    sums_in = ("sum",) * len(call.ins)
-    sums_out = ("sum",) * len(call.outs)
-    return [
-        replicated(call),
-        (sums_in, sums_out),
-        *choices,
-    ]
-
-
-def reshape(call: OpCall) -> list[Choice]:
-    """Shards a factor that a dim before and a dim after have in common: of the leading dims in
-    units that do not split rows, of others as a strided shard.
-    """
-    (x,), (out,) = call.ins, call.outs
-    if x.numel() == 0:
-        return [replicated(call)]
-    choices: list[Choice] = []
-    for before, after in groups(list(x.shape), list(out.shape)):
-        for i, j in itertools.product(before, after):
-            marks = _in_common(i, j)
-            if marks is not None:
-                choices.append(((marks[0],), (marks[1],)))
-    return _linear(choices, call)
-
-
-class Part(NamedTuple):
-    """A dim of a group that a reshape mixes."""
-
-    dim: int
-    outer: int  # the product of the group's dims before it
-    size: int
-    inner: int  # the product of the group's dims after it
-
-
-def _in_common(a: Part, b: Part) -> tuple[Mark, Mark] | None:
-    """The placements of two dims that shard the factor that they have in common, None where
-    they have none.
-    """
-    inner = math.lcm(a.inner, b.inner)
-    outer = math.lcm(a.outer, b.outer)
-    marks: list[Mark] = []
-    for part in (a, b):
-        unit = inner // part.inner
-        blocks = outer // part.outer
-        if part.size % (unit * blocks) or (
-            outer > 1 and part.size == unit * blocks
-        ):
-            return None
-        marks.append(layout.joined(part.dim, unit, outer=blocks))
-    return marks[0], marks[1]
-
-
-def groups(a: list[int], b: list[int]) -> list[tuple[list[Part], list[Part]]]:
-    """The dims of a and of b in each group of dims that a reshape mixes. Other dims of size 1
-    are in no group.
-
-    Example:
-        >>> [
-        ...     [[p.dim for p in dims] for dims in group]
-        ...     for group in groups([6, 4], [2, 3, 4])
-        ... ]
-        [[[0], [0, 1]], [[1], [2]]]
-    """
-    found = []
-    i = 0
-    j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == 1 and b[j] != 1:
-            i += 1
-            continue
-        if b[j] == 1 and a[i] != 1:
-            j += 1
-            continue
-        na = a[i]
-        nb = b[j]
-        lead_a = i
-        lead_b = j
-        i += 1
-        j += 1
-        while na != nb:
-            if na < nb:
-                na *= a[i]
-                i += 1
-            else:
-                nb *= b[j]
-                j += 1
-        found.append((_parts(a, lead_a, i), _parts(b, lead_b, j)))
-    return found
-
-
-def _parts(shape: list[int], start: int, end: int) -> list[Part]:
-    """Some dims of a shape, as a group."""
-    return [
-        Part(
-            dim,
-            math.prod(shape[start:dim]),
-            shape[dim],
-            math.prod(shape[dim + 1 : end]),
-        )
-        for dim in range(start, end)
-    ]
 
 
 def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
@@ -130,7 +24,7 @@ def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
         for d in range(len(dims)):
             place = dims.index(d)
             choices.append(((d,), (place,)))
-        return _linear(choices, call)
+        return linear(choices, call)
 
     return rule
 
@@ -152,7 +46,7 @@ def expand(call: OpCall) -> list[Choice]:
         place = d + lead
         if x.shape[d] == out.shape[place]:
             choices.append(((d,), (place,)))
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
@@ -163,9 +57,9 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
         dim = call.arg(position, name, default) % max(n, 1)
         same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
         if not same:
-            return _linear([], call)
+            return linear([], call)
         dims = [d for d in range(n) if d != dim or _whole(call, d)]
-        return _linear(together(call, dims), call)
+        return linear(together(call, dims), call)
 
     return rule
 
@@ -241,7 +135,7 @@ def select(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[1] % n
     choices: list[Choice] = [((d,), (j,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def select_backward(call: OpCall) -> list[Choice]:
@@ -249,7 +143,7 @@ def select_backward(call: OpCall) -> list[Choice]:
     n = call.outs[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((j,), (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def stack(call: OpCall) -> list[Choice]:
@@ -258,7 +152,7 @@ def stack(call: OpCall) -> list[Choice]:
     dim = call.arg(1, "dim", 0) % n
     count = len(call.ins)
     choices: list[Choice] = [((j,) * count, (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def pad(call: OpCall) -> list[Choice]:
@@ -276,7 +170,7 @@ def same_dims(call: OpCall) -> list[Choice]:
     """
     n = min(call.ins[0].dim(), call.outs[0].dim())
     choices: list[Choice] = [((d,), (d,)) for d in range(n)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
@@ -290,14 +184,14 @@ def diagonal(call: OpCall) -> list[Choice]:
     """Shards the dims that are not part of the diagonal."""
     dims = _off_diagonal(call, call.ins[0].dim(), 2)
     choices: list[Choice] = [((d,), (j,)) for j, d in enumerate(dims)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
     """`diagonal` for the tensor, and for the values written on its diagonal."""
     dims = _off_diagonal(call, call.ins[0].dim(), 3)
     choices: list[Choice] = [((d, j), (d,)) for j, d in enumerate(dims)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
@@ -305,7 +199,7 @@ def select_scatter(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((d, j), (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def unfold(call: OpCall) -> list[Choice]:
@@ -313,7 +207,7 @@ def unfold(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[1] % max(n, 1)
     choices: list[Choice] = [((d,), (d,)) for d in range(n) if d != dim]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def repeat(call: OpCall) -> list[Choice]:
@@ -326,21 +220,21 @@ def repeat(call: OpCall) -> list[Choice]:
         place = d + lead
         if times[place] == 1:
             choices.append(((d,), (place,)))
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def strided(call: OpCall) -> list[Choice]:
     """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
     if not _rows_apart(call.ins[0], *call.args[1:4]):
-        return _linear([], call)
-    return _linear([((0,), (0,))], call)
+        return linear([], call)
+    return linear([((0,), (0,))], call)
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
     """`strided` for the tensor and the written values."""
     if not _rows_apart(call.ins[0], *call.args[2:5]):
-        return _linear([], call)
-    return _linear([((0, 0), (0,))], call)
+        return linear([], call)
+    return linear([((0, 0), (0,))], call)
 
 
 def _rows_apart(

@@ -10,6 +10,7 @@ import torch
 from ... import _compat
 from ...mesh import all_coordinates
 from ...partition import layout
+from ...partition.strided import elements, strided_dims
 from ...placements import torch_placements
 from ...simulated import SimulatedTensor
 from ...types import MEAN, Marks, MeshAxes
@@ -63,10 +64,10 @@ def cut(
     the global tensor.
     """
     out = x
-    strided = layout.strided_dims(marks)
+    strided = strided_dims(marks)
     for dim in strided:
         size = x.shape[dim]
-        mine = layout.elements(size, dim, marks, axes.sizes, coordinate)
+        mine = elements(size, dim, marks, axes.sizes, coordinate)
         out = out.index_select(dim, mine.to(x.device))
     for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
         found = layout.split(mark)
@@ -99,7 +100,7 @@ def join(
             groups.setdefault(c[:k], []).append(value)
         values = {c: _joined(group, marks[k]) for c, group in groups.items()}
     (whole,) = values.values()
-    for dim in layout.strided_dims(marks):
+    for dim in strided_dims(marks):
         order = _stored(shape[dim], dim, marks, axes).argsort()
         whole = whole.index_select(dim, order.to(whole.device))
     return whole
@@ -111,7 +112,7 @@ def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:
         layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks
     ]
     held = [
-        layout.elements(size, dim, marks, axes.sizes, c)
+        elements(size, dim, marks, axes.sizes, c)
         for c in all_coordinates(axes)
         if all(is_shard or not k for k, is_shard in zip(c, shards, strict=True))
     ]

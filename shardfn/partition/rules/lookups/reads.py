@@ -12,18 +12,9 @@ import torch
 
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from .counted import along
 
 aten = torch.ops.aten
-
-
-WIDE = 4  # bytes of a number that holds every index
-# Ops that keep the elements of an index in their order.
-COPIES = {
-    aten.unsqueeze.default,
-    aten.view.default,
-    aten.alias.default,
-    aten._to_copy.default,
-}
 
 
 def embedding(call: OpCall) -> list[Choice]:
@@ -171,36 +162,6 @@ def _every_element(
             marks[k] = dim
             choices.append(((first + k, *marks), (first + place,)))
     return choices
-
-
-def along(node: torch.fx.Node, size: int) -> int | None:
-    """The dim along which an index counts from 0 to the size, with one element in other dims;
-    None if the program does not say so.
-    """
-    value = node.meta["val"]
-    wide = [d for d, n in enumerate(value.shape) if n != 1]
-    if value.numel() != size or len(wide) != 1:
-        return None
-    while node.target in COPIES or _adds_zero(node):
-        node = node.args[0]
-        if node.meta["val"].dtype.itemsize < WIDE:
-            return None
-    return wide[0] if _counts(node, size) else None
-
-
-def _counts(node: torch.fx.Node, size: int) -> bool:
-    ends = {
-        aten.arange.default: (size,),
-        aten.arange.start: (0, size),
-        aten.arange.start_step: (0, size),
-    }
-    if node.target is aten.arange.start_step and node.args[2:] not in ((), (1,)):
-        return False
-    return node.target in ends and node.args[:2] == ends[node.target]
-
-
-def _adds_zero(node: torch.fx.Node) -> bool:
-    return node.target is aten.add.Tensor and node.args[1] == 0
 
 
 def index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
