@@ -16,8 +16,9 @@ class P:
     """The mesh axes over which each tensor dim is sharded.
 
     Args:
-        parts: for each dim an axis name, a tuple of names (in mesh order), or None. Dims
-            without an entry are not sharded.
+        parts: for each dim an axis name, a tuple of names, or None. Dims without an entry are
+            not sharded. The first axis of a tuple shards the dim, the next one each chunk. In
+            another order than the mesh's, the axes before must divide the dim.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -65,7 +66,10 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
         raise ValueError(
             f"{len(placements)} placements {placements} for a mesh of {len(axes.names)} axes {axes}"
         )
-    marks = tuple(_mark(p, shape) for p in placements)
+    marks = tuple(
+        _mark(p, shape, n) for p, n in zip(placements, axes.sizes, strict=True)
+    )
+    _check_strided(placements, marks, shape, axes)
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
         raise ValueError(
@@ -102,7 +106,6 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
             f"{spec} names dim {len(spec.parts) - 1} of a tensor with {len(shape)} dims, "
             f"shape {tuple(shape)}"
         )
-    marks: list[Mark] = ["R"] * len(axes.names)
     unknown = next(
         (
             name
@@ -114,11 +117,80 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     )
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
-    check_axes(spec, axes.names)
-    for dim, names in enumerate(names_of(spec)):
+    check_axes(spec)
+    return named(names_of(spec), shape, axes)
+
+
+def named(
+    rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes
+) -> Marks:
+    """The placements of the names of the axes that shard each dim, in their order.
+
+    Raises:
+        ValueError: axes that come before an earlier axis of the mesh do not divide the dim.
+    """
+    marks: list[Mark] = ["R"] * len(axes.names)
+    for dim, names in enumerate(rows):
+        ranks = 1
+        outer = 1
+        last = -1
         for name in names:
-            marks[axes.names.index(name)] = dim
+            k = axes.names.index(name)
+            outer = ranks if k < last else outer
+            last = k
+            if shape[dim] % outer:
+                raise ValueError(_undivided(dim, shape[dim], names, outer, axes))
+            is_plain = outer == 1 or axes.sizes[k] == 1 or shape[dim] == 0
+            marks[k] = dim if is_plain else (dim, 1, outer)
+            ranks *= axes.sizes[k]
     return tuple(marks)
+
+
+def _undivided(
+    dim: int, size: int, names: Sequence[str], ranks: int, axes: MeshAxes
+) -> str:
+    in_order = tuple(sorted(names, key=axes.names.index))
+    return (
+        f"P({tuple(names)}) shards dim {dim} of size {size} over axes in another order than the "
+        f"mesh's {axes}, so {ranks} must divide it; pad it by {-size % ranks}, or write {in_order}"
+    )
+
+
+def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
+    """The axes that shard a dim, in the order in which they do."""
+    found = [
+        (mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1, k)
+        for k, mark in enumerate(marks)
+        if not isinstance(mark, str)
+        and (mark[0] if isinstance(mark, tuple) else mark) == dim
+    ]
+    return tuple(axes.names[k] for _, k in sorted(found))
+
+
+def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
+    """Whether axes shard dims in plain chunks, in some order: whether a P says so."""
+    rows = [names_in(dim, marks, axes) for dim in range(len(shape))]
+    sharded = [m for m in marks if not isinstance(m, str)]
+    try:
+        plain = named(rows, shape, axes)
+    except ValueError:
+        return False
+    return [m for m in plain if not isinstance(m, str)] == sharded
+
+
+def _check_strided(
+    placements: list[Placement],
+    marks: Marks,
+    shape: Sequence[int],
+    axes: MeshAxes,
+) -> None:
+    """Raise ValueError for a strided shard that no order of axes gives."""
+    is_strided = any(isinstance(m, tuple) for m in marks)
+    if is_strided and not in_some_order(marks, shape, axes):
+        raise ValueError(
+            f"{placements} has a strided shard that no order of axes on a dim of "
+            f"{tuple(shape)} gives; redistribute it to Shard"
+        )
 
 
 def names_of(spec: P) -> list[tuple[str, ...]]:
@@ -150,9 +222,8 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
     return rows
 
 
-def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
-    """Check that no axis is named twice. Where the mesh is known, also check that the axes of
-    one dim are in mesh order.
+def check_axes(spec: P) -> None:
+    """Check that no axis is named twice.
 
     Raises:
         ValueError: names the axis.
@@ -165,20 +236,28 @@ def check_axes(spec: P, known: tuple[str, ...] | None) -> None:
                     f"{spec} uses axis {name!r} twice, for dims {used[name]} and {dim}"
                 )
             used[name] = dim
-        ordered = (
-            tuple(sorted(names, key=known.index))
-            if known and set(names) <= set(known)
-            else names
-        )
-        if names != ordered:
+
+
+def check_order(spec: P, known: tuple[str, ...]) -> None:
+    """Check that the axes of one dim are in mesh order.
+
+    Raises:
+        ValueError: names the dim.
+    """
+    for dim, names in enumerate(names_of(spec)):
+        if names != tuple(sorted(names, key=known.index)):
             raise ValueError(
                 f"{spec} shards dim {dim} over {names}; axes on one dim go in mesh order {known}"
             )
 
 
-def _mark(placement: Placement, shape: Sequence[int]) -> Mark:
+def _mark(placement: Placement, shape: Sequence[int], n: int) -> Mark:
     if type(placement) is Replicate:
         return "R"
+    blocks = _compat.split_factor(placement)
+    if blocks is not None:
+        dim = placement.dim % max(len(shape), 1)
+        return dim if blocks == 1 or n == 1 else (dim, 1, blocks)
     if type(placement) is Shard:
         dim = placement.dim + len(shape) if placement.dim < 0 else placement.dim
         if not 0 <= dim < len(shape):
@@ -205,6 +284,8 @@ def _placement(mark: Mark) -> Placement:
         return Replicate()
     if isinstance(mark, str):
         return Partial(mark)
+    if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1:
+        return _compat.strided_shard(mark[0], mark[2])
     assert isinstance(mark, int), (
         f"an inner layout {mark} cannot leave the program"
     )

@@ -13,13 +13,17 @@ from torch.distributed.tensor import Placement
 #   "R"                         replicated
 #   d                           sharded on dim d, in chunks as torch.chunk makes them
 #   (d, unit)                   the same, but no chunk boundary inside a run of `unit` elements
+#   (d, unit, outer)            a strided shard: dim d is viewed as so many blocks of equal size, of
+#                               each of which a rank holds such a chunk
 #   (d, unit, before, after)    the same with a halo: so many elements of the neighbours on
 #                               either side, zeros at the ends
 #   "sum" "max" "min"           Partial: each rank holds a term; the value is the reduction over
 #                               the axis
 #   "avg"                       Partial mean, of arguments and results only; inside a program it
 #                               is a sum of shares
-Mark = str | int | tuple[int, int] | tuple[int, int, int, int]
+Mark = (
+    str | int | tuple[int, int] | tuple[int, int, int] | tuple[int, int, int, int]
+)
 Marks = tuple[Mark, ...]  # one for each mesh axis
 PENDING = ("sum", "max", "min")
 MEAN = "avg"

@@ -61,10 +61,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         P("dp", ("dp", "tp")),
         "P('dp', ('dp', 'tp')) uses axis 'dp' twice, for dims 0 and 1",
     ),
-    "not in mesh order": (
+    "not in mesh order, and not divided": (
         P(("tp", "dp")),
-        "P(('tp', 'dp')) shards dim 0 over ('tp', 'dp'); axes on one dim go in mesh order "
-        "('dp', 'tp')",
+        "P(('tp', 'dp')) shards dim 0 of size 4 over axes in another order than the mesh's "
+        "(dp=2, tp=3), so 3 must divide it; pad it by 2, or write ('dp', 'tp')",
     ),
     "a string": (
         "dp",

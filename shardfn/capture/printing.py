@@ -27,6 +27,7 @@ LEGEND = {
     r"\d@": "n@axis: global size n, sharded over the axis",
     r"\d@\w+:\d": "@axis:n: shards of a multiple of n",
     r"\d@[\w:]+\+\d": "@axis+before+after: with a halo of so many rows",
+    r"\d@[\w:]+\*\d": "@axis*n: strided, a shard of each of n equal blocks",
     r"\bsum@": "sum@axis: Partial sum over the axis",
     r"\bmax@": "max@axis: Partial max over the axis",
     r"\bmin@": "min@axis: Partial min over the axis",
@@ -46,11 +47,12 @@ def tensor_type(
     sizes = [str(n) for n in shape]
     for name, mark in zip(names, marks, strict=True):
         if not isinstance(mark, str):
-            dim, unit, *halo = mark if isinstance(mark, tuple) else (mark, 1)
+            dim, unit, *rest = mark if isinstance(mark, tuple) else (mark, 1)
+            blocks = "*" if len(rest) == 1 else "+"
             sizes[dim] += (
                 f"@{name}"
                 + (f":{unit}" if unit > 1 else "")
-                + "".join(f"+{rows}" for rows in halo)
+                + "".join(f"{blocks}{number}" for number in rest)
             )
     reductions = [
         f"{mark}@{name}"

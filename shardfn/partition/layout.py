@@ -2,10 +2,15 @@
 
 Chunks follow torch.chunk (full ones, then one remainder, then empty ones), as DTensor's do. Two
 axes on one dim shard in mesh order: the first axis shards the dim, the next one each chunk.
+
+A strided shard views its dim as blocks of equal size and holds a chunk of each block. Axes that
+view one dim as different numbers of blocks shard different factors of it, in any order.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 from ..types import Mark, Marks
@@ -25,11 +30,28 @@ def cut_of(mark: Mark) -> tuple[int, int]:
     return found
 
 
-def joined(dim: int, unit: int, halo: tuple[int, int] = (0, 0)) -> Mark:
-    """The placement of a dim, a unit and a halo."""
+def joined(
+    dim: int, unit: int, halo: tuple[int, int] = (0, 0), outer: int = 1
+) -> Mark:
+    """The placement of a dim, a unit, and a halo or a number of blocks."""
+    if outer > 1:
+        assert not any(halo), "a strided shard has no halo"
+        return (dim, unit, outer)
     if any(halo):
         return (dim, unit, *halo)
     return dim if unit == 1 else (dim, unit)
+
+
+def outer_of(mark: Mark) -> int:
+    """The number of equal blocks of the dim, of each of which a rank holds a chunk: 1 for a
+    shard that is not strided.
+    """
+    return mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
+
+
+def is_plain(mark: Mark) -> bool:
+    """Whether a placement is not a strided shard."""
+    return outer_of(mark) == 1
 
 
 def halo(mark: Mark) -> tuple[int, int]:
@@ -51,13 +73,13 @@ def halo_share(shape: Sequence[int], mark: Mark) -> float:
     return width / max(shape[dim], 1)
 
 
-def scaled(mark: Mark, unit: int) -> Mark:
-    """The same placement with its unit multiplied."""
+def scaled(mark: Mark, unit: int, outer: int = 1) -> Mark:
+    """The same placement with its unit and its number of blocks multiplied."""
     cut = split(mark)
     if cut is None:
         return mark
     dim, own_unit = cut
-    return joined(dim, own_unit * unit, halo(mark))
+    return joined(dim, own_unit * unit, halo(mark), outer_of(mark) * outer)
 
 
 def full_chunk(size: int, unit: int, n: int) -> int:
@@ -74,16 +96,20 @@ def chunk(size: int, unit: int, n: int, coordinate: int) -> tuple[int, int]:
 
 
 def grain(
-    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
+    size: int,
+    dim: int,
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    outer: int = 1,
 ) -> tuple[int, bool]:
-    """The size of which every chunk of a dim is a multiple, after these axes have sharded it,
-    and whether all chunks have that size.
+    """The size of which every chunk of a block of a dim is a multiple, after the axes that view
+    the dim as so many blocks have sharded it, and whether all chunks have that size.
     """
-    length = size
+    length = size // outer
     even = True
     for mark, n in zip(marks, sizes, strict=False):
         cut = split(mark)
-        if cut is None or cut[0] != dim:
+        if cut is None or cut[0] != dim or outer_of(mark) != outer or n == 1:
             continue
         if even and (length // cut[1]) % n == 0:
             length //= n
@@ -93,7 +119,7 @@ def grain(
     return length, even
 
 
-def _shards(mark: Mark, dim: int) -> bool:
+def shards(mark: Mark, dim: int) -> bool:
     cut = split(mark)
     return cut is not None and cut[0] == dim
 
@@ -104,24 +130,61 @@ def canonical(
     """The same sharding in the simplest placements, or None if a unit does not fit the chunks
     that it shards.
 
-    A halo must fit into its neighbours' chunks, and no other axis may shard its dim.
+    A halo must fit into its neighbours' chunks, and no other axis may shard its dim. Axes that
+    view a dim as different numbers of blocks must shard different factors of it.
     """
     out: list[Mark] = []
     for mark, n in zip(marks, sizes, strict=True):
-        cut = split(mark)
-        if cut is not None:
-            dim, unit = cut
-            length, even = grain(shape[dim], dim, out, sizes)
-            if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
-                return None
-            has_halo = any(any(halo(m)) for m in (*out, mark))
-            if has_halo and any(_shards(m, dim) for m in out):
-                return None
-            if even and (length // unit) % n == 0:
-                unit = 1
-            mark = joined(dim, unit, halo(mark))
-        out.append(mark)
-    return tuple(out)
+        simplest = _simplest(shape, out, mark, n, sizes)
+        if simplest is None:
+            return None
+        out.append(simplest)
+    strided = {cut_of(m)[0] for m in out if not is_plain(m)}
+    is_product = all(_is_product(shape[d], d, out, sizes) for d in strided)
+    return tuple(out) if is_product else None
+
+
+def _simplest(
+    shape: Sequence[int], out: list[Mark], mark: Mark, n: int, sizes: Sequence[int]
+) -> Mark | None:
+    """The placement on one more axis, or None if it does not fit those before it."""
+    cut = split(mark)
+    if cut is None:
+        return mark
+    if n == 1 and not is_plain(mark):
+        return cut[0]
+    dim, unit = cut
+    outer = outer_of(mark)
+    if outer > 1 and (shape[dim] == 0 or shape[dim] % outer):
+        return None
+    length, even = grain(shape[dim], dim, out, sizes, outer)
+    if length % unit or max(halo(mark)) > full_chunk(length, unit, n):
+        return None
+    has_halo = any(any(halo(m)) for m in (*out, mark))
+    if has_halo and any(shards(m, dim) for m in out):
+        return None
+    if even and (length // unit) % n == 0:
+        unit = 1
+    return joined(dim, unit, halo(mark), outer)
+
+
+def levels(dim: int, marks: Sequence[Mark]) -> list[int]:
+    """The numbers of blocks as which the axes that shard a dim view it, the fewest first."""
+    return sorted({outer_of(m) for m in marks if shards(m, dim)})
+
+
+def _is_product(
+    size: int, dim: int, marks: Sequence[Mark], sizes: Sequence[int]
+) -> bool:
+    """Whether axes with different numbers of blocks shard different factors of a dim: the
+    chunks of one consist of blocks of the next.
+    """
+    outers = levels(dim, marks)
+    for outer, finer in itertools.pairwise(outers):
+        length, _ = grain(size, dim, marks, sizes, outer)
+        if finer % outer or length % (size // finer):
+            return False
+    return True
 
 
 def fitted(
@@ -141,14 +204,52 @@ def local_shape(
 ) -> tuple[int, ...]:
     """The shape of one rank's local tensor."""
     out = list(shape)
+    strided: set[int] = set()
     for mark, n, c in zip(marks, sizes, coordinates, strict=True):
         cut = split(mark)
-        if cut is not None:
-            dim, unit = cut
-            _, mine = chunk(out[dim], unit, n, c)
-            # an empty chunk has no neighbours
-            out[dim] = mine + sum(halo(mark)) if mine else 0
+        if cut is None:
+            continue
+        dim, unit = cut
+        if not is_plain(mark):
+            strided.add(dim)
+            continue
+        _, mine = chunk(out[dim], unit, n, c)
+        # an empty chunk has no neighbours
+        out[dim] = mine + sum(halo(mark)) if mine else 0
+    for dim in strided:
+        out[dim] = math.prod(factors(shape[dim], dim, marks, sizes, coordinates))
     return tuple(out)
+
+
+def factors(
+    size: int,
+    dim: int,
+    marks: Sequence[Mark],
+    sizes: Sequence[int],
+    coordinates: Sequence[int],
+    outers: Sequence[int] = (),
+) -> list[int]:
+    """The factors of the local size of a dim: the number of blocks that no axis shards, and for
+    each number of blocks the local length, in blocks of the next.
+
+    Args:
+        size: of the dim.
+        dim: the dim.
+        marks: the placements of the tensor.
+        sizes: of the mesh.
+        coordinates: of the rank.
+        outers: the numbers of blocks. By default those that the placements have.
+    """
+    outers = outers or levels(dim, marks) or [1]
+    found = [outers[0]]
+    for i, outer in enumerate(outers):
+        length = size // outer
+        for mark, n, c in zip(marks, sizes, coordinates, strict=True):
+            if shards(mark, dim) and outer_of(mark) == outer:
+                length = chunk(length, cut_of(mark)[1], n, c)[1]
+        block = size // outers[i + 1] if i + 1 < len(outers) else 1
+        found.append(length // max(block, 1))
+    return found
 
 
 def stride_order(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ from ..collectives import (
     REDUCE_SCATTER,
     implement,
 )
-from ..types import MeshAxes
-from . import layout
+from ..types import Marks, MeshAxes
+from . import layout, strided
 from .redistribute import Move
 
 
@@ -39,15 +39,18 @@ class Sender:
         """The local shape before the move."""
         return list(self._local_shape(self.move.before))
 
-    def full_chunk(self, dim: int, unit: int) -> int:
-        """The size of a full chunk of a dim that this axis shards, to which shorter ones are
+    def opened(self, marks: Marks) -> strided.Open:
+        """How the axis shards its dim, at one of the placements of the move."""
+        return strided.opened(
+            self.shape, marks, self.move.axis, self.axes.sizes, self.coordinates
+        )
+
+    def padded(self, cut: strided.Open, chunks: int) -> int:
+        """The size of a dim with so many full chunks of the axis, to which shorter ones are
         padded.
         """
-        marks = self.move.before
-        outer = [m if k < self.move.axis else "R" for k, m in enumerate(marks)]
-        return layout.full_chunk(
-            self._local_shape(tuple(outer))[dim], unit, self.n
-        )
+        full = layout.full_chunk(cut.size, cut.unit, self.n)
+        return cut.outer * full * chunks * cut.inner
 
     def _local_shape(self, marks: tuple) -> tuple[int, ...]:
         return layout.local_shape(
@@ -78,25 +81,25 @@ def nbytes(
 
 
 def _gathered(sender: Sender) -> list[int]:
-    dim, unit = layout.cut_of(sender.move.before[sender.move.axis])
+    cut = sender.opened(sender.move.before)
     local = sender.local()
-    local[dim] = sender.full_chunk(dim, unit) * sender.n
+    local[cut.dim] = sender.padded(cut, sender.n)
     return local
 
 
 def _scattered(sender: Sender) -> list[int]:
-    dim, unit = layout.cut_of(sender.move.after[sender.move.axis])
+    cut = sender.opened(sender.move.after)
     local = sender.local()
-    local[dim] = sender.full_chunk(dim, unit) * sender.n
+    local[cut.dim] = sender.padded(cut, sender.n)
     return local
 
 
 def _exchanged(sender: Sender) -> list[int]:
-    src, src_unit = layout.cut_of(sender.move.before[sender.move.axis])
-    dst, dst_unit = layout.cut_of(sender.move.after[sender.move.axis])
+    src = sender.opened(sender.move.before)
+    dst = sender.opened(sender.move.after)
     local = sender.local()
-    local[src] = sender.full_chunk(src, src_unit)
-    local[dst] = layout.full_chunk(local[dst], dst_unit, sender.n) * sender.n
+    local[src.dim] = sender.padded(src, 1)
+    local[dst.dim] = sender.padded(dst, sender.n)
     return local
 
 

@@ -39,6 +39,11 @@ class Walk(Prices, Protocol):
     advice: Advice
     carried: dict[tuple[int, ...], Marks]  # of loops, by shape
     merged: set[torch.fx.Node]  # gradients that are added before they are placed
+    within: dict[
+        torch.fx.Node, torch.fx.Node
+    ]  # of ops that stand for one: that one
+    summed: dict[torch.fx.Node, list[torch.fx.Node]]  # the terms of sums
+    left: set[torch.fx.Node]  # sums whose terms a later sum adds
     later: Collection[torch.fx.Node]  # gradients that stay Partial in their loop
     steps: list[plan.Step]
     leaving: dict[torch.fx.Node, Marks]  # the placements of results that are set
@@ -60,6 +65,10 @@ class Walk(Prices, Protocol):
 
     def visit(self, node: torch.fx.Node) -> None:
         """Place the result of one node."""
+        ...
+
+    def visit_in_place(self, node: torch.fx.Node, graph: torch.fx.Graph) -> None:
+        """Place the ops that stand for a node."""
         ...
 
     def apply(self, node: torch.fx.Node) -> None:

@@ -1,7 +1,8 @@
 """The cheapest way from one placement to another, as steps on one mesh axis each.
 
 Two axes that shard the same dim are a stack: only the inner one can be gathered, and a new one
-goes innermost. Under that rule Dijkstra's algorithm over placements finds the steps.
+goes innermost. Axes that view the dim as different numbers of blocks are stacks of their own.
+Under that rule Dijkstra's algorithm over placements finds the steps.
 """
 
 from __future__ import annotations
@@ -198,9 +199,12 @@ def _moves(
 
 
 def _innermost(marks: Marks, k: int, mark: Mark) -> bool:
+    """Whether no later axis shards a chunk of this axis."""
     cut = layout.split(mark)
     return cut is None or all(
-        layout.split(m) is None or layout.cut_of(m)[0] != cut[0]
+        layout.split(m) is None
+        or layout.cut_of(m)[0] != cut[0]
+        or layout.outer_of(m) != layout.outer_of(mark)
         for m in marks[k + 1 :]
     )
 

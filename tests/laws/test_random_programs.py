@@ -82,16 +82,49 @@ def compare(drawn: Drawn) -> None:
         )
 
 
-@given(programs())
-@examples(25)
-def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(
-    drawn: Drawn,
-) -> None:
+# Ops that shard an inner factor of a dim, and those that carry such a shard.
+MIXING = (
+    "unary",
+    "binary",
+    "matmul",
+    "batched",
+    "reduce",
+    "along",
+    "transpose",
+    "merge",
+    "split",
+    "reshape",
+    "cat",
+    "norm",
+    "parts",
+    "attention",
+    "gather",
+)
+
+
+def checked(drawn: Drawn) -> None:
+    """`compare`, of programs that have a gradient."""
     try:
         compare(drawn)
     except AssertionError:
         assume(has_gradient(drawn))
         raise
+
+
+@given(programs())
+@examples(25)
+def test_a_sharded_program_and_its_gradients_equal_the_plain_ones(
+    drawn: Drawn,
+) -> None:
+    checked(drawn)
+
+
+@given(programs(kinds=MIXING))
+@examples(25)
+def test_programs_that_merge_and_split_dims_equal_the_plain_ones(
+    drawn: Drawn,
+) -> None:
+    checked(drawn)
 
 
 def test_a_program_without_a_gradient_says_nothing() -> None:

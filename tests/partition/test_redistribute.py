@@ -22,7 +22,8 @@ from shardfn.partition.redistribute import Move, price, route
 from shardfn.types import PENDING, Cost, Mark, Marks
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (2, 2, 2))
-SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
+SIZES = st.integers(0, 7) | st.sampled_from((6, 8, 9, 12, 18))
+SHAPES = st.lists(SIZES, max_size=3).map(tuple)
 Case = tuple[tuple[int, ...], tuple[int, ...], Marks, Marks]
 
 
@@ -68,7 +69,9 @@ def marks(
     for k in range(len(sizes)):
         offered: list[Mark] = ["R", *pending[k : k + 1]] if pending else ["R"]
         dims = [
-            layout.joined(d, u) for d in range(len(shape)) for u in (1, 1, 2, 3)
+            layout.joined(d, u, outer=o)
+            for d in range(len(shape))
+            for u, o in ((1, 1), (1, 1), (2, 1), (3, 1), (1, 2), (1, 3), (2, 2))
         ]
         mark = draw(st.sampled_from(offered + dims))
         plain = layout.canonical(shape, (*out, mark), sizes[: k + 1])
@@ -128,9 +131,12 @@ def test_only_the_innermost_axis_of_a_dim_is_gathered_cut_or_exchanged(
             for m in (move.before[move.axis], move.after[move.axis])
             if not isinstance(m, str)
         ]
-        for dim, _ in map(layout.cut_of, touched):
+        for one in touched:
+            dim, outer = layout.cut_of(one)[0], layout.outer_of(one)
             inner = [
-                m for m in move.before[move.axis + 1 :] if not isinstance(m, str)
+                m
+                for m in move.before[move.axis + 1 :]
+                if not isinstance(m, str) and layout.outer_of(m) == outer
             ]
             assert all(layout.cut_of(m)[0] != dim for m in inner), (
                 f"{move} works on dim {dim} under an inner axis"

@@ -141,7 +141,6 @@ MISFITS: dict[str, tuple[Any, str]] = {
         "layers.0.up.bias: P('pp') names axis 'pp'; the mesh has (dp=2, tp=2)",
     ),
     "an axis twice": (P(("tp", "tp")), "uses axis 'tp' twice"),
-    "axes in another order": (P(("tp", "dp")), "axes on one dim go in mesh order"),
     "another number of placements": (
         [Shard(0)],
         "1 placements [Shard(dim=0)] for a",

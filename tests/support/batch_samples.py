@@ -76,6 +76,12 @@ def _resized_back(*rest: Any) -> list[Callable[[], Sample]]:
     ]
 
 
+def _nearest(n: int, back: str) -> list[Callable[[], Sample]]:
+    """Images of 4 x 4 that become 3 x 7, or gradients of these."""
+    size = [3, 7, 2][:n]
+    return _resized_back(size) if back else _resized(size)
+
+
 def _matrices(
     make: Callable[..., torch.Tensor], *rest: Any
 ) -> list[Callable[[], Sample]]:
@@ -180,6 +186,12 @@ IMAGES: dict[str, list[Callable[[], Sample]]] = {
     "aten.upsample_trilinear3d_backward.default": _resized_back((3, 7, 2), True),
     "aten.upsample_linear1d.default": _resized((7,), True),
     "aten.upsample_linear1d_backward.default": _resized_back((7,), True),
+    **{
+        f"aten.{name}{n}d{back}.default": _nearest(n, back)
+        for back in ("", "_backward")
+        for name in ("upsample_nearest", "_upsample_nearest_exact")
+        for n in (1, 2, 3)
+    },
 }
 REST: dict[str, list[Callable[[], Sample]]] = {
     "aten._fft_c2c.default": [

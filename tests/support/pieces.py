@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shardfn import _compat
-from shardfn.partition import Plan, emit, local_sizes
+from shardfn.partition import Plan, emit, layout, local_sizes
 from shardfn.partition import plan as steps
 from shardfn.partition.printing import local_text
 from shardfn.partition.rule_api.strategy import OpCall
@@ -57,6 +57,43 @@ def with_halo(
         wide.narrow(dim, start, size + before + after if size else 0)
         for start, size in zip(starts, sizes, strict=True)
     ]
+
+
+def held_rows(
+    size: int, dim: int, marks: Marks, sizes: Sequence[int]
+) -> dict[tuple[int, ...], torch.Tensor]:
+    """The elements of a dim that the rank at each coordinate holds, where some axis has a
+    strided shard of it: those that every axis says are its own.
+
+    An axis views the dim as so many blocks, each of runs that a finer axis does not cut, and
+    holds a chunk of the runs of each block.
+    """
+    mine = [
+        (*(mark if isinstance(mark, tuple) else (mark, 1)), 1)[1:3]
+        if not isinstance(mark, str)
+        and (mark if isinstance(mark, int) else mark[0]) == dim
+        else None
+        for mark in marks
+    ]
+    outers = sorted({outer for _, outer in filter(None, mine)})
+    found = {}
+    for at in ranks(sizes):
+        rows = torch.arange(size)
+        for k, cut_by in enumerate(mine):
+            if cut_by is None:
+                continue
+            unit, outer = cut_by
+            finer = [o for o in outers if o > outer]
+            run = size // finer[0] if finer else 1
+            runs = rows % (size // outer) // run
+            kept = chunks(runs.unique(), 0, max(unit // run, 1), sizes[k])[at[k]]
+            rows = rows[torch.isin(runs, kept)]
+        found[at] = rows
+    return found
+
+
+def is_strided(mark: Mark) -> bool:
+    return isinstance(mark, tuple) and len(mark) == 3
 
 
 def split(
@@ -114,11 +151,22 @@ def cut(
     """Every rank's piece of x; the first axis cuts first."""
     generator = torch.Generator().manual_seed(seed)
     level = [x]
-    for mark, n in zip(marks, sizes, strict=True):
+    strided = {m[0] for m in marks if is_strided(m)}
+    plain = [
+        "R" if not isinstance(m, str) and layout.cut_of(m)[0] in strided else m
+        for m in marks
+    ]
+    for mark, n in zip(plain, sizes, strict=True):
         level = [
             piece
             for whole in level
             for piece in split(whole, mark, n, generator, exact)
+        ]
+    for dim in strided:
+        rows = held_rows(x.shape[dim], dim, marks, sizes)
+        level = [
+            piece.index_select(dim, rows[at])
+            for piece, at in zip(level, ranks(sizes), strict=True)
         ]
     return [_ordered(piece, x) for piece in level]
 
@@ -148,6 +196,17 @@ def joined(
             for i in range(0, len(level), n)
         ]
     (whole,) = level
+    for dim in {m[0] for m in marks if is_strided(m)}:
+        rows = held_rows(whole.shape[dim], dim, marks, sizes)
+        shards = [isinstance(m, str) or layout.cut_of(m)[0] != dim for m in marks]
+        once = [
+            rows[at]
+            for at in ranks(sizes)
+            if not any(
+                c for c, is_other in zip(at, shards, strict=True) if is_other
+            )
+        ]
+        whole = whole.index_select(dim, torch.cat(once).argsort())
     return whole
 
 

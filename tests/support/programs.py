@@ -188,8 +188,9 @@ def spread(x: torch.Tensor, mesh: Any, placements: list[Any]) -> Any:
 class Writer:
     """A program that is being drawn."""
 
-    def __init__(self, draw: st.DrawFn) -> None:
+    def __init__(self, draw: st.DrawFn, kinds: tuple[str, ...] = ()) -> None:
         self.draw = draw
+        self.kinds = kinds or tuple(KINDS)
         self.mesh: dict[str, int] = draw(st.sampled_from(MESHES))
         self.inputs: dict[str, tuple[Shape, Any]] = {}
         self.indices: dict[str, list[int]] = {}
@@ -203,12 +204,18 @@ class Writer:
         return self.draw(st.integers(0, len(shape) - 1))
 
     def placement(self, shape: Shape) -> sf.P:
-        """Each axis cuts some dim, or none."""
+        """Each axis cuts some dim, or none. Axes on one dim are in any order that fits it."""
         parts: list[tuple[str, ...]] = [()] * len(shape)
         for axis in self.mesh:
             dim = self.draw(st.integers(-1, len(shape) - 1))
-            if dim >= 0:
-                parts[dim] = (*parts[dim], axis)
+            if dim < 0:
+                continue
+            ranks = self.mesh[axis]
+            is_first = shape[dim] % ranks == 0 and self.draw(st.booleans())
+            mine = parts[dim]
+            parts[dim] = (
+                (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
+            )
         return sf.P(*(p[0] if len(p) == 1 else p or None for p in parts))
 
     def input(self, shape: Shape) -> str:
@@ -263,7 +270,7 @@ class Writer:
         shape = self.shapes[x]
         kinds = [
             k
-            for k in KINDS
+            for k in self.kinds
             if (shape or k in SCALAR_KINDS)
             and (len(shape) < 4 or k not in GROWING)
         ]
@@ -526,11 +533,15 @@ GROWING = {"split", "stack", "expand"}
 
 
 @st.composite
-def programs(draw: st.DrawFn, most: int = 12) -> Drawn:
-    """A program of 3 to 12 lines over shapes of 1 to 7."""
-    w = Writer(draw)
+def programs(
+    draw: st.DrawFn, most: int = 12, kinds: tuple[str, ...] = ()
+) -> Drawn:
+    """A program of 3 to 12 lines, of these kinds, over shapes of 1 to 7."""
+    w = Writer(draw, kinds)
+    dims = 3 if kinds else 1
     for _ in range(draw(st.integers(1, 2))):
-        w.input(tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))))
+        sizes = st.lists(st.integers(1, 7), min_size=dims, max_size=3)
+        w.input(tuple(draw(sizes)))
     for _ in range(draw(st.integers(3, most))):
         w.step()
     result = list(w.shapes)[-1]

@@ -22,6 +22,14 @@ def distinct(n: int, *shape: int) -> torch.Tensor:
     return torch.stack(columns, 1).view(shape)
 
 
+def _grouped(
+    x: tuple[int, ...], w: tuple[int, ...], ends: list[int] | None
+) -> Sample:
+    """A product for each group, of small integers, which its dtype adds exactly."""
+    offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    return call(i(3, *x).bfloat16(), i(3, *w).bfloat16(), offsets)
+
+
 def _softmax(*shape: int, dim: int = -1) -> torch.Tensor:
     return f(*shape).softmax(dim)
 
@@ -139,14 +147,19 @@ def _avg_pool_backward(dims: int, *shape: int) -> Sample:
     return call(f(*out.shape), x, two, two, [0] * dims, False, True, None)
 
 
-def _attention(*shape: int, causal: bool = False, mask: Any = None) -> Sample:
-    return call(f(*shape), f(*shape), f(*shape), 0.0, causal, attn_mask=mask)
+def _attention(
+    *shape: int, causal: bool = False, mask: Any = None, few: int | None = None
+) -> Sample:
+    """A call with so few key heads, or as many as query heads."""
+    keys = (shape[0], few or shape[1], *shape[2:])
+    return call(f(*shape), f(*keys), f(*keys), 0.0, causal, attn_mask=mask)
 
 
 def _attention_backward(
-    *shape: int, causal: bool = False, mask: Any = None
+    *shape: int, causal: bool = False, mask: Any = None, few: int | None = None
 ) -> Sample:
-    q, k, v = f(*shape), f(*shape), f(*shape)
+    keys = (shape[0], few or shape[1], *shape[2:])
+    q, k, v = f(*shape), f(*keys), f(*keys)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=mask
     )
@@ -316,9 +329,11 @@ VIEWS = {
         lambda: call(f(5, 3), 2),
         lambda: call(f(3, 5), 2, 1),
         lambda: call(f(3, 5), 2, -1),
+        lambda: call(f(9, 2), 3),
     ],
     "aten.split_with_sizes.default": [
         lambda: call(f(5, 3), [2, 3]),
+        lambda: call(f(3, 14), [7, 7], -1),
         lambda: call(f(3, 5), [1, 4], 1),
     ],
     "aten.cat.default": [
@@ -326,6 +341,7 @@ VIEWS = {
         lambda: call([f(5, 3), f(5, 1), f(5, 2)], -1),
         lambda: call([f(0), f(5, 3)], 0),
         lambda: call([f(5, 3)], 1),
+        lambda: call([f(2, 4), f(2, 4), f(2, 4)], 1),
     ],
     "aten.stack.default": [
         lambda: call([f(5, 3), f(5, 3)]),
@@ -363,6 +379,12 @@ PRODUCTS = {
     ],
     "aten.mv.default": [lambda: call(f(5, 3), f(3)), lambda: call(f(2, 7), f(7))],
     "aten.dot.default": [lambda: call(f(5), f(5)), lambda: call(f(2), f(2))],
+    "aten._grouped_mm.default": [
+        lambda: _grouped((5, 16), (2, 16, 24), [2, 5]),
+        lambda: _grouped((2, 16, 24), (24, 16), [8, 16]),
+        lambda: _grouped((16, 24), (24, 16), [8, 24]),
+        lambda: _grouped((3, 16, 24), (3, 24, 16), None),
+    ],
 }
 
 NORMS = {
@@ -486,11 +508,14 @@ ATTENTION = {
         lambda: _attention(3, 2, 5, 2, mask=f(5, 5)),
         lambda: _attention(1, 3, 5, 2, mask=f(1, 1, 5, 5)),
         lambda: _attention(3, 1, 5, 2, mask=f(3, 1, 5, 5)),
+        lambda: _attention(2, 6, 3, 2, few=3),
+        lambda: _attention(3, 4, 3, 2, few=2, mask=f(3, 4, 3, 3)),
     ],
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": [
         lambda: _attention_backward(5, 3, 4, 2),
         lambda: _attention_backward(3, 3, 5, 2, causal=True),
         lambda: _attention_backward(2, 3, 5, 2, mask=f(2, 1, 5, 5)),
+        lambda: _attention_backward(2, 6, 3, 2, few=3),
     ],
 }
 
@@ -641,6 +666,10 @@ EDGES = {
     "aten.index_put.default": [
         lambda: call(f(5, 3), [i(5, 0)], f(0, 3), True),
         lambda: call(f(5, 3), [b(5, 3)], f()),
+        lambda: call(f(5, 3), [b(5)], f(3)),
+        lambda: call(f(5, 3), [b(5)], f(1, 3), True),
+        lambda: call(f(7, 3), [-1 - i(7, 5)], f(5, 3), True),
+        lambda: call(f(5, 3), [i(5, 4), i(3, 4)], f(), True),
     ],
     "aten.index_select.default": [
         lambda: call(f(), 0, i(1, 1)),

@@ -73,8 +73,8 @@ PLACEMENTS = {
     ),
     "axes out of order": (
         P(("tp", "dp")),
-        "P(('tp', 'dp')) shards dim 0 over ('tp', 'dp'); axes on one dim go in mesh order "
-        "('dp', 'tp')",
+        "P(('tp', 'dp')) shards dim 0 of size 6 over axes in another order than the mesh's "
+        "(dp=2, tp=4), so 4 must divide it; pad it by 2, or write ('dp', 'tp')",
     ),
     "missing dim of Shard": (
         [Shard(5), Replicate()],

@@ -140,6 +140,22 @@ def dtensor_spec(
     )
 
 
+def split_factor(placement: Placement) -> int | None:
+    """The number of blocks of a strided shard; None for another placement."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    if type(placement) is not _StridedShard:
+        return None
+    return int(placement.split_factor)
+
+
+def strided_shard(dim: int, blocks: int) -> Placement:
+    """torch's strided shard: a chunk of each of so many blocks of a dim."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=blocks)
+
+
 @functools.cache
 def _unreduced_class() -> type:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec

@@ -340,19 +340,18 @@ def device() -> str:
 
 @_compat.constant_in_graph
 def check_placed(what: str, path: str, parts: tuple[Any, ...]) -> None:
-    """Check the axes of a placement inside a program: they exist, each is used once, they are
-    in mesh order and not manual.
+    """Check the axes of a placement inside a program: they exist, each is used once, and they
+    are not manual.
 
     Raises:
         PlacementError: naming the axes.
     """
     where = f"{what}, {path}" if path else what
-    mesh = current_scope().mesh
     try:
         every = [name for names in names_of(P(*parts)) for name in names]
-        check_axes(P(*parts), axes_of(mesh).names if mesh is not None else None)
+        check_axes(P(*parts))
     except ValueError as error:
-        fix = "each axis once, by its name; axes on one dim in mesh order"
+        fix = "each axis once, by its name"
         raise PlacementError.of(
             where, str(error), fix=fix, placements=P(*parts)
         ) from None

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from ... import _compat
 from ...errors import PlacementError, TreeError
 from ...mesh import axes_of
-from ...placements import P, marks_of, names_of
+from ...placements import P, check_order, marks_of, names_of
 from ...types import MEAN, MeshAxes
 from .axis_names import current_scope, near
 
@@ -152,6 +152,7 @@ def _marks(axes: Sequence[Any], shape: Sequence[int], spec: Any) -> Sequence[Any
     kind, parts = spec
     if kind == "names":
         _check_axis_names(P(*parts), manual)
+        check_order(P(*parts), manual.names)
         return marks_of(P(*parts), shape, manual)
     mesh_axes = axes_of(current_scope().mesh)
     placements = [PLACED[k](*rest) for k, *rest in parts]

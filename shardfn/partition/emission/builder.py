@@ -121,6 +121,7 @@ class Builder:
                 if total is None
                 else self.call(aten.add.Tensor, total, start)
             )
+            assert layout.is_plain(mark), "a strided shard has no offset"
             size = layout.chunk(size, cut[1], n, self.coordinates[k])[1]
         assert total is not None
         return total

@@ -10,10 +10,11 @@ import torch
 from ... import _compat
 from ...ops.loops import loop_of
 from ...types import Marks
-from .. import layout, rules
+from .. import layout, rules, strided
 from .. import plan as steps
-from ..propagation import means, refusals
+from ..propagation import refusals
 from ..propagation.loops import walk_loops as nested
+from ..propagation.partial import means
 from ..redistribute import Move
 from ..rule_api import registry
 from .builder import Builder, Piece
@@ -70,7 +71,10 @@ def local_sizes(plan: steps.Plan, coordinates: Sequence[int]) -> tuple[Any, ...]
             )
             if key in sizes:
                 return
-            sizes[key] = layout.local_shape(*key, plan.axes.sizes, coordinates)
+            sizes[key] = (
+                *layout.local_shape(*key, plan.axes.sizes, coordinates),
+                *strided.strided_factors(*key, plan.axes.sizes, coordinates),
+            )
 
     nested = [
         local_sizes(inner, coordinates)

@@ -17,8 +17,8 @@ from ...collectives import (
 )
 from ...ops.halo import halo as _halo_op  # noqa: F401
 from ...ops.permute import permute as _permute_op  # noqa: F401
-from ...types import Collective
-from .. import layout
+from ...types import Collective, Marks
+from .. import layout, strided
 from ..payload import nbytes
 from ..redistribute import SLICE, Move
 from . import wire
@@ -98,16 +98,44 @@ def _record(b: Builder, piece: Piece, move: Move, implicit: bool) -> Collective:
     )
 
 
-def _level(b: Builder, piece: Piece, move: Move, dim: int) -> int:
-    """The size of a dim before this axis shards it."""
-    marks = [m if k < move.axis else "R" for k, m in enumerate(move.before)]
-    return b.local_shape(piece.shape, tuple(marks))[dim]
+def _opened(b: Builder, piece: Piece, move: Move, marks: Marks) -> strided.Open:
+    """How the axis of a move shards its dim, at one of its placements."""
+    return strided.opened(
+        piece.shape, marks, move.axis, b.axes.sizes, b.coordinates
+    )
 
 
-def _own_size(b: Builder, move: Move, size: int, unit: int) -> int:
+def _open(
+    b: Builder, x: torch.fx.Node, cut: strided.Open, size: int
+) -> torch.fx.Node:
+    """A value with its dim, of which the axis has so many elements, viewed as three."""
+    if cut.is_dim:
+        return x
+    shape = list(_shape(x))
+    three = [cut.outer, size, cut.inner]
+    opened_shape = [*shape[: cut.dim], *three, *shape[cut.dim + 1 :]]
+    return b.call(aten.view.default, b.contiguous(x), opened_shape)
+
+
+def _closed(
+    b: Builder, x: torch.fx.Node, piece: Piece, move: Move
+) -> torch.fx.Node:
+    """A value whose opened dims are one again."""
+    local_shape = b.local_shape(piece.shape, move.after)
+    if tuple(_shape(x)) == local_shape:
+        return x
+    return b.call(aten.view.default, b.contiguous(x), list(local_shape))
+
+
+def _place(cut: strided.Open) -> int:
+    """The number of the sharded dim of an opened value."""
+    return cut.dim if cut.is_dim else cut.dim + 1
+
+
+def _own_size(b: Builder, move: Move, cut: strided.Open) -> int:
     """The size of this rank's chunk of a dim."""
     coordinate = b.coordinates[move.axis]
-    _, mine = layout.chunk(size, unit, _ranks(b, move), coordinate)
+    _, mine = layout.chunk(cut.size, cut.unit, _ranks(b, move), coordinate)
     return mine
 
 
@@ -162,29 +190,32 @@ def _flat(b: Builder, x: torch.fx.Node) -> torch.fx.Node:
 
 def gather(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """All-gather: pad chunks to the full size, join them, and remove the padding at the end."""
-    dim, unit = layout.cut_of(move.before[move.axis])
+    cut = _opened(b, piece, move, move.before)
+    dim = _place(cut)
     n = _ranks(b, move)
-    size = _level(b, piece, move, dim)
-    full = layout.full_chunk(size, unit, n)
-    x = _padded(b, piece.node, dim, full)
+    full = layout.full_chunk(cut.size, cut.unit, n)
+    x = _open(b, piece.node, cut, _own_size(b, move, cut))
+    x = _padded(b, x, dim, full)
     shape = list(_shape(x))
     flat = _flat(b, x)
     received = _communicate(b, piece, move, implicit, flat, n)
     chunks = b.call(aten.view.default, received, [n, *shape])
     padded = _join_dim(b, chunks, dim)
-    return _first(b, padded, dim, size)
+    out = _first(b, padded, dim, cut.size)
+    return _closed(b, out, piece, move)
 
 
 def cut(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
     """Slice this rank's chunk. No communication. The offset is data."""
-    dim, unit = layout.cut_of(move.after[move.axis])
-    size = _level(b, piece, move, dim)
-    mine = _own_size(b, move, size, unit)
+    own = _opened(b, piece, move, move.after)
+    mine = _own_size(b, move, own)
     device = piece.node.meta["val"].device
     steps = b.call(aten.arange.default, mine, dtype=torch.int64, device=device)
-    start = b.start(move.axis, size, unit)
+    start = b.start(move.axis, own.size, own.unit)
     rows = b.call(aten.add.Tensor, steps, start)
-    return b.call(aten.index_select.default, piece.node, dim, rows)
+    x = _open(b, piece.node, own, own.size)
+    out = b.call(aten.index_select.default, x, _place(own), rows)
+    return _closed(b, out, piece, move)
 
 
 def reduce(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:
@@ -199,43 +230,64 @@ def reduce_scatter(
 ) -> torch.fx.Node:
     """Reduce-scatter along a dim."""
     op = str(move.before[move.axis])
-    dim, unit = layout.cut_of(move.after[move.axis])
+    cut = _opened(b, piece, move, move.after)
+    dim = _place(cut)
     n = _ranks(b, move)
-    size = _level(b, piece, move, dim)
-    full = layout.full_chunk(size, unit, n)
-    padded = _padded(b, piece.node, dim, full * n)
+    full = layout.full_chunk(cut.size, cut.unit, n)
+    x = _open(b, piece.node, cut, cut.size)
+    padded = _padded(b, x, dim, full * n)
     chunks = _split_dim(b, padded, dim, n)
     _, *shape = _shape(chunks)
     flat = _flat(b, chunks)
     received = _communicate(b, piece, move, implicit, flat, op, n)
     out = b.call(aten.view.default, received, shape)
-    mine = _own_size(b, move, size, unit)
-    return _first(b, out, dim, mine)
+    out = _first(b, out, dim, _own_size(b, move, cut))
+    return _closed(b, out, piece, move)
 
 
 def all_to_all(
     b: Builder, piece: Piece, move: Move, implicit: bool
 ) -> torch.fx.Node:
     """All-to-all from one dim to another."""
-    src, src_unit = layout.cut_of(move.before[move.axis])
-    dst, dst_unit = layout.cut_of(move.after[move.axis])
+    src = _opened(b, piece, move, move.before)
+    dst = _opened(b, piece, move, move.after)
     n = _ranks(b, move)
-    src_size = _level(b, piece, move, src)
-    dst_size = _shape(piece.node)[dst]
-    src_full = layout.full_chunk(src_size, src_unit, n)
-    dst_full = layout.full_chunk(dst_size, dst_unit, n)
-    x = _padded(b, piece.node, src, src_full)
-    x = _padded(b, x, dst, dst_full * n)
-    chunks = _split_dim(b, x, dst, n)
+    src_full = layout.full_chunk(src.size, src.unit, n)
+    dst_full = layout.full_chunk(dst.size, dst.unit, n)
+    x, src_dim, dst_dim = _opened_twice(b, piece.node, move, src, dst)
+    x = _padded(b, x, src_dim, src_full)
+    x = _padded(b, x, dst_dim, dst_full * n)
+    chunks = _split_dim(b, x, dst_dim, n)
     shape = _shape(chunks)
     lengths = [shape.numel() // n] * n
     flat = _flat(b, chunks)
     received = _communicate(b, piece, move, implicit, flat, lengths, lengths)
     out = b.call(aten.view.default, received, list(shape))
-    out = _join_dim(b, out, src)
-    out = _first(b, out, src, src_size)
-    mine = _own_size(b, move, dst_size, dst_unit)
-    return _first(b, out, dst, mine)
+    out = _join_dim(b, out, src_dim)
+    out = _first(b, out, src_dim, src.size)
+    out = _first(b, out, dst_dim, _own_size(b, move, dst))
+    return _closed(b, out, piece, move)
+
+
+def _opened_twice(
+    b: Builder,
+    x: torch.fx.Node,
+    move: Move,
+    src: strided.Open,
+    dst: strided.Open,
+) -> tuple[torch.fx.Node, int, int]:
+    """A value opened at the dim that is gathered and at the one that is sharded, and the numbers
+    of the two dims.
+    """
+    sides = [(src, _own_size(b, move, src)), (dst, dst.size)]
+    for side, size in sorted(sides, key=lambda s: -s[0].dim):
+        x = _open(b, x, side, size)
+    return x, _place(src) + _inserted(dst, src), _place(dst) + _inserted(src, dst)
+
+
+def _inserted(other: strided.Open, own: strided.Open) -> int:
+    """How many dims opening another dim inserts before an axis' own."""
+    return 2 if other.dim < own.dim and not other.is_dim else 0
 
 
 def halo(b: Builder, piece: Piece, move: Move, implicit: bool) -> torch.fx.Node:

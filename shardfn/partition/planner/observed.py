@@ -12,7 +12,7 @@ import torch
 from ...ops.nodes import args_of
 from ...types import Marks, Program
 from .. import plan
-from ..propagation import means
+from ..propagation.partial import means
 from ..propagation.values import Value
 from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
 from .starts import parameters
@@ -73,7 +73,8 @@ class Observed:
         """
         is_merged = node in self.walk.merged and op_name(node) == ALIGN
         makes = node.op in ("placeholder", "call_function")
-        return makes and op_name(node) != "getitem" and not is_merged
+        is_left = is_merged or node in self.walk.left
+        return makes and op_name(node) != "getitem" and not is_left
 
     def gradients(self) -> set[Key]:
         """The gradients before they are placed as their parameters."""
@@ -105,7 +106,11 @@ class Observed:
         """The values that any node reads."""
         if node in self.chosen:
             return self.inputs(node)
-        return [self.key(x) for x in node.all_input_nodes]
+        return [self.key(x) for x in self.terms(node)]
+
+    def terms(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The nodes that a node reads, those of sums that were left to it included."""
+        return self.walk.summed.get(node, node.all_input_nodes)
 
     def is_sum(self, node: torch.fx.Node) -> bool:
         """Whether a node adds gradients before they are placed as their parameter."""
@@ -146,7 +151,7 @@ class Observed:
                 next(iter(self.walk.values[node].slots)),
             )
             return
-        mine = {self.key(x) for x in node.all_input_nodes}
+        mine = {self.key(x) for x in self.terms(node)}
         slots = [slot for step in self.steps[node] for slot in _needed(step)]
         slots += [
             slot for _, v in self.results(node) for slot, _ in v.slots.values()

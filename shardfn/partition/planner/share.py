@@ -24,7 +24,9 @@ def share_of(
         cut = layout.split(marks[axis])
         if cut is not None:
             dim, unit = cut
-            length, _ = layout.grain(x.shape[dim], dim, marks[:axis], sizes)
+            outer = layout.outer_of(marks[axis])
+            earlier = marks[:axis]
+            length, _ = layout.grain(x.shape[dim], dim, earlier, sizes, outer)
             length = max(length, 1)
             return (
                 min(layout.full_chunk(length, unit, sizes[axis]), length) / length

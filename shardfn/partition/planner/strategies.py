@@ -40,7 +40,8 @@ def fitting(
     axis = len(before.outs[0])
     found: dict[Any, Placed] = {}
     for row in _rows(walk, node, chosen, axis):
-        for choice in in_units(row, held):
+        strided = rules.takes_strided(chosen.call, row)
+        for choice in in_units(row, held, strided=strided):
             placed = walk.fit(chosen.call, choice, before)
             if placed is not None and _can_read(chosen.values, placed, axis):
                 found.setdefault(on_axis(placed, axis), placed)

@@ -93,7 +93,9 @@ class Chooser:
             fitting = [
                 fit
                 for row in rows
-                for strategy in in_units(row, marks)
+                for strategy in in_units(
+                    row, marks, strided=rules.takes_strided(call, row)
+                )
                 if (fit := self.fit(call, strategy, placed)) is not None
             ]
             if not fitting:

@@ -11,11 +11,11 @@ from ...buckets import Wish
 from ...errors import PlacementError
 from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
-from ...placements import P, check_axes
+from ...placements import P, check_axes, named, names_in
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 from ..protocols import Walk
-from .values import Unaligned, Value, is_partial, settled
+from .values import Unaligned, Value, in_plain_chunks, is_partial, settled
 
 ADD = torch.ops.aten.add.Tensor
 ALIGN = "prim_align"  # the op that aligns a gradient
@@ -127,8 +127,8 @@ def constrained(
     if not axes.names:
         return ()
     entries = parse_spec(text)
-    named = {name for entry in entries for name in entry} - {KEEP}
-    unknown = named - {*axes.names}
+    axes_named = {name for entry in entries for name in entry} - {KEEP}
+    unknown = axes_named - {*axes.names}
     if unknown:
         raise ValueError(
             f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}"
@@ -138,29 +138,27 @@ def constrained(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )
     parts = [() if entry == (KEEP,) else entry for entry in entries]
-    check_axes(P(*parts), axes.names)
-    marks: list[Mark] = ["R"] * len(axes.names)
+    check_axes(P(*parts))
+    rows: list[tuple[str, ...]] = []
     for dim, entry in enumerate(entries):
-        for k, name in enumerate(axes.names):
-            kept = (
-                entry == (KEEP,)
-                and name not in named
-                and layout.split(current[k]) == (dim, 1)
-            )
-            if name in entry or kept:
-                marks[k] = dim
-    return layout.fitted(shape, marks, axes.sizes)
+        if entry == (KEEP,):
+            now = names_in(dim, current, axes)
+            entry = tuple(name for name in now if name not in axes_named)
+        rows.append(entry)
+    return layout.fitted(shape, named(rows, shape, axes), axes.sizes)
 
 
 def aligned(
     shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
 ) -> Marks:
     """The placements of `like` where its dims have the same size; replicated elsewhere."""
-    plain = [m if isinstance(m, str) else layout.cut_of(m)[0] for m in wanted]
-    marks = [
-        "R"
-        if m in PENDING or (not isinstance(m, str) and shape[m] != like[m])
-        else m
-        for m in plain
-    ]
-    return layout.fitted(shape, marks, axes.sizes)
+    marks = ["R" if _differs(m, shape, like) else m for m in wanted]
+    return in_plain_chunks(shape, marks, axes)
+
+
+def _differs(mark: Mark, shape: Sequence[int], like: Sequence[int]) -> bool:
+    """Whether a gradient cannot have a placement of its parameter."""
+    cut = layout.split(mark)
+    if cut is None:
+        return mark in PENDING
+    return shape[cut[0]] != like[cut[0]]

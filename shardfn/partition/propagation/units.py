@@ -5,39 +5,58 @@ combined with those of earlier axes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ...types import PENDING, Mark, Marks
 from .. import layout
 from ..rule_api.strategy import Choice
 
 
-def in_units(choice: Choice, held: Sequence[Collection[Mark]]) -> list[Choice]:
-    """The strategy for each unit in which an input is already sharded on the dim that the
-    strategy shards.
+def in_units(
+    choice: Choice, held: Sequence[Collection[Mark]], *, strided: bool
+) -> list[Choice]:
+    """The strategy for each unit, and each number of blocks, in which an input is already
+    sharded on the dim that the strategy shards.
 
     Args:
         choice: the strategy.
         held: for each input its placements so far, on the axis of the strategy.
+        strided: whether the op may run on strided shards.
     """
-    units = {1}
+    scales = {(1, 1)}
     for mark, marks in zip(choice[0], held, strict=True):
-        wanted = layout.split(mark)
-        if wanted is None:
-            continue
-        for mark_held in marks:
-            cut = layout.split(mark_held)
-            if cut and cut[0] == wanted[0] and cut[1] % wanted[1] == 0:
-                units.add(cut[1] // wanted[1])
-    if len(units) == 1:
+        if not isinstance(mark, str):
+            scales.update(_scales(mark, marks, strided=strided))
+    if len(scales) == 1:
         return [choice]
     return [
-        (_scaled(choice[0], u), _scaled(choice[1], u)) for u in sorted(units)
+        (_scaled(choice[0], u, o), _scaled(choice[1], u, o))
+        for u, o in sorted(scales)
     ]  # in one order: all ranks break ties alike
 
 
-def _scaled(marks: tuple[Mark, ...], unit: int) -> tuple[Mark, ...]:
-    return tuple(layout.scaled(m, unit) for m in marks)
+def _scales(
+    wanted: Mark, marks: Collection[Mark], *, strided: bool
+) -> Iterator[tuple[int, int]]:
+    """How often a strategy's unit, and its number of blocks, go into those of an input."""
+    dim, unit = layout.cut_of(wanted)
+    outer = layout.outer_of(wanted)
+    for mark in marks:
+        cut = layout.split(mark)
+        if cut is None or cut[0] != dim:
+            continue
+        blocks, rest = divmod(layout.outer_of(mark), outer)
+        if rest or (blocks > 1 and not strided):
+            continue
+        # even chunks have the unit 1, whatever the strategy's
+        if cut[1] % unit == 0:
+            yield cut[1] // unit, blocks
+        elif blocks > 1:
+            yield 1, blocks
+
+
+def _scaled(marks: tuple[Mark, ...], unit: int, outer: int) -> tuple[Mark, ...]:
+    return tuple(layout.scaled(m, unit, outer) for m in marks)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
 import torch
 
-from ...types import PENDING, Marks, MeshAxes
+from ...placements import in_some_order
+from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 
 
@@ -101,8 +102,21 @@ def settled(value: Value, axes: MeshAxes) -> Marks:
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))
-    plain = tuple(
-        "R" if m in PENDING else layout.cut_of(m)[0] if isinstance(m, tuple) else m
-        for m in marks
+    reduced = ["R" if m in PENDING else m for m in marks]
+    return in_plain_chunks(value.fake.shape, reduced, axes)
+
+
+def in_plain_chunks(
+    shape: Sequence[int], marks: Sequence[Mark], axes: MeshAxes
+) -> Marks:
+    """The placements in plain chunks: as they are if a P says so, else in mesh order."""
+    given = layout.canonical(shape, marks, axes.sizes)
+    is_given = given is not None and all(
+        isinstance(m, str)
+        or (layout.cut_of(m)[1] == 1 and not any(layout.halo(m)))
+        for m in given
     )
-    return layout.fitted(value.fake.shape, plain, axes.sizes)
+    if given is not None and is_given and in_some_order(given, shape, axes):
+        return given
+    plain = [m if isinstance(m, str) else layout.cut_of(m)[0] for m in marks]
+    return layout.fitted(shape, plain, axes.sizes)

@@ -17,18 +17,12 @@ from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import (
-    gradient_casts,
-    made_anywhere,
-    means,
-    refusals,
-    residuals,
-    walk_shard_map,
-)
+from . import made_anywhere, refusals, residuals, walk_shard_map
 from .choose import Chooser, Chosen
 from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
+from .partial import gradient_casts, means, sums
 from .values import (
     NO_ADVICE,
     Advice,
@@ -64,6 +58,9 @@ class Walk(Chooser):
         # what was chosen for each op, and for the ops that one was written out as, that one
         self.chosen: dict[torch.fx.Node, Chosen] = {}
         self.within: dict[torch.fx.Node, torch.fx.Node] = {}
+        # the terms of sums that are added in another order, and the sums left to later ones
+        self.summed: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self.left: set[torch.fx.Node] = set()
         self.merged: set[torch.fx.Node] = set()  # gradients that are added first
         self.unaligned: dict[torch.fx.Node, Unaligned] = {}
         self.gradients: dict[torch.fx.Node, plan.Gradient] = {}
@@ -144,7 +141,7 @@ class Walk(Chooser):
             walk_shard_map.visit(self, node)
         elif (value := rules.fill_value(node.target, node.args)) is not None:
             self.values[node] = self.constant(node, value)
-        elif not add_unaligned(self, node):
+        elif not (add_unaligned(self, node) or sums.add_later(self, node)):
             self.apply(node)
 
     def constant(self, node: torch.fx.Node, value: Any) -> Value:
@@ -190,13 +187,17 @@ class Walk(Chooser):
         graph = written_out(call, node)
         holders = graph.find_nodes(op="placeholder")
         self.values.update(zip(holders, values, strict=True))
+        self.visit_in_place(node, graph)
+        (output,) = graph.find_nodes(op="output")
+        self.values[node] = self.values[output.args[0]]
+        self.values[node].users = len(node.users)
+
+    def visit_in_place(self, node: torch.fx.Node, graph: torch.fx.Graph) -> None:
+        """Place the ops that stand for a node."""
         for inner in graph.nodes:
             self.within[inner] = self.within.get(node, node)
             if inner.op == "call_function":
                 self.visit(inner)
-        (output,) = graph.find_nodes(op="output")
-        self.values[node] = self.values[output.args[0]]
-        self.values[node].users = len(node.users)
 
     def apply(self, node: torch.fx.Node) -> None:
         """Place an op by the cheapest strategy of its sharding rule."""

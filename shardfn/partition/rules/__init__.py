@@ -9,14 +9,14 @@ import torch
 
 from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
+from .. import layout
 from ..rule_api import registry
-from ..rule_api.strategy import Rule
+from ..rule_api.strategy import Choice, OpCall, Rule
 from . import (
     attention,
     batch,
     constants,
     conv,
-    index,
     matmul,
     norm,
     pointwise,
@@ -26,6 +26,7 @@ from . import (
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
+from .lookups import reads, writes
 
 RULES: dict[object, Rule] = {
     **reduction.TABLE,
@@ -35,7 +36,8 @@ RULES: dict[object, Rule] = {
     **conv.TABLE,
     **pool.TABLE,
     **attention.TABLE,
-    **index.TABLE,
+    **reads.TABLE,
+    **writes.TABLE,
     **batch.TABLE,
     **random.TABLE,
 }
@@ -48,13 +50,15 @@ LOCAL_ARGS = {
     **batch.LOCAL_ARGS,
 }
 DECIDED_BY_FIRST = {
-    *index.ADDS_TO_FIRST,
+    *writes.ADDS_TO_FIRST,
     *conv.DECIDED_BY_FIRST,
     AFTER,
 }  # ops that a rank runs if its shard of their first input is not empty
 # op -> the local computation, if it is not the op itself
 LOWER = {
-    **index.LOWER,
+    **reads.LOWER,
+    **writes.LOWER,
+    **view.LOWER,
     **conv.LOWER,
     **pool.LOWER,
     **reduction.LOWER,
@@ -71,6 +75,17 @@ PUBLIC: dict[object, object] = {
     torch.ops.aten._unsafe_index_put.default: torch.ops.aten.index_put.default,
 }
 
+# Ops of which a strategy for a chunk of a dim is one for any elements of it. The others read
+# where a shard is, or neighbours.
+STRIDED = {
+    *reduction.TABLE,
+    *matmul.TABLE,
+    *norm.TABLE,
+    *attention.TABLE,
+    *view.TABLE,
+    AFTER,
+} - {*reduction.LOWER, *view.IN_ONE_RUN}
+
 is_pointwise = pointwise.is_pointwise
 fill_value, fill_fits, LIKE = constants.fill_value, constants.fits, constants.LIKE
 
@@ -83,6 +98,21 @@ def find(target: object) -> Rule | None:
         or RULES.get(target)
         or (pointwise.pointwise if pointwise.is_pointwise(target) else None)
     )
+
+
+def takes_strided(call: OpCall, choice: Choice) -> bool:
+    """Whether an op may run on strided shards by a strategy of our own rule."""
+    target = call.target
+    if registry.find(target) or registry.find(PUBLIC.get(target)):
+        return False
+    if target in STRIDED or pointwise.is_pointwise(target):
+        return True
+    cut = layout.split(choice[0][0]) if choice[0] else None
+    if target in reads.TABLE:
+        return cut is None or cut[0] not in reads.looked_up_dims(call)
+    if target in writes.TABLE:
+        return cut is None or cut[0] not in writes.written_dims(call)
+    return False
 
 
 def lowering(target: object) -> Callable[..., Any] | None:

@@ -6,6 +6,7 @@ import torch
 
 from ... import _compat
 from ...types import Mark
+from .. import layout
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -32,17 +33,23 @@ def attention(call: OpCall) -> list[Choice]:
         mask is not None and mask.dim() == 3
     ):
         return [replicated(call)]
-    choices = [replicated(call)]
-    for d, size in ((0, batch), (1, heads)):
-        choices.append((_marks(call.ins, d, size), _marks(call.outs, d, size)))
-    return choices if _one_head_count(call, heads) else choices[:2]
+    by_batch = _marks(call.ins, 0, {batch: 1}), _marks(call.outs, 0, {batch: 1})
+    groups = _groups(call, heads)
+    if groups is None:
+        return [replicated(call), by_batch]
+    by_head = _marks(call.ins, 1, groups), _marks(call.outs, 1, groups)
+    return [replicated(call), by_batch, by_head]
 
 
 def _marks(
-    tensors: tuple[torch.Tensor, ...], d: int, size: int
+    tensors: tuple[torch.Tensor, ...], d: int, units: dict[int, int]
 ) -> tuple[Mark, ...]:
+    """Shards a dim in the unit of its size; replicates tensors where it has another size."""
     return tuple(
-        d if x.dim() >= 3 and x.shape[d] == size else "R" for x in tensors
+        layout.joined(d, units[x.shape[d]])
+        if x.dim() >= 3 and x.shape[d] in units
+        else "R"
+        for x in tensors
     )
 
 
@@ -62,14 +69,20 @@ def _mask(call: OpCall) -> torch.Tensor | None:
     return found[0].meta["val"] if found and found[0] is not None else None
 
 
-def _one_head_count(call: OpCall, heads: int) -> bool:
-    """Whether all tensors have the same number of heads. Grouped queries have fewer key heads,
-    which do not line up with shards of the query heads. A mask may have one head for all.
+def _groups(call: OpCall, heads: int) -> dict[int, int] | None:
+    """The number of query heads, and of key heads, that go together: one of each, or with
+    grouped queries several for each key head. None where they cannot be sharded together.
+
+    A mask may have one head for all.
     """
     mask = _mask(call)
-    return all(
-        x.shape[1] == heads for x in call.ins if x.dim() == 4 and x is not mask
-    )
+    sizes = {x.shape[1] for x in call.ins if x.dim() == 4 and x is not mask}
+    few = min(sizes)
+    if sizes == {heads}:
+        return {heads: 1}
+    if sizes != {heads, few} or few == 1 or heads % few:
+        return None
+    return {heads: heads // few, few: 1}
 
 
 TABLE: dict[object, Rule] = {

@@ -224,6 +224,15 @@ IMAGES: dict[object, Rule] = {
             "upsample_linear1d",
         )
     },
+    **dict.fromkeys(
+        (
+            getattr(aten, f"{name}{n}d{back}").default
+            for back in ("", "_backward")
+            for name in ("upsample_nearest", "_upsample_nearest_exact")
+            for n in (1, 2, 3)
+        ),
+        resized,
+    ),
 }
 TABLE: dict[object, Rule] = {
     **MATRICES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import layout
 from ..rule_api.einsum import parsed
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
@@ -28,9 +29,36 @@ def product(text: str) -> Rule:
     return rule
 
 
+GROUPED = {  # by the numbers of dims of the two operands
+    (2, 3): ((1, 1, "sum"), ("R", 2, 1)),
+    (3, 2): ((1, "R", 0), (2, 0, "sum")),
+    (2, 2): ((0, "R", 1), ("R", 1, 2)),
+    (3, 3): ((0, 0, 0), (1, "R", 1), ("R", 2, 2), (2, 1, "sum")),
+}
+ALIGNED = 16  # bytes: of the rows of its operands
+
+
+def grouped_product(call: OpCall) -> list[Choice]:
+    """A product for each group: of rows, columns, or contracted elements that offsets divide.
+    Shards the other dims, in units that keep rows aligned.
+    """
+    a, b, *others = call.ins
+    choices = [replicated(call)]
+    unit = ALIGNED // a.dtype.itemsize
+    for *dims, made in GROUPED[a.dim(), b.dim()]:
+        sizes = {x.shape[d] for x, d in zip((a, b), dims, strict=True) if d != "R"}
+        if any(n % unit for n in sizes):
+            continue
+        marks = [d if d == "R" else layout.joined(d, unit) for d in dims]
+        out = made if made == "sum" else layout.joined(made, unit)
+        choices.append(((*marks, *("R",) * len(others)), (out,)))
+    return choices
+
+
 TABLE: dict[object, Rule] = {
     aten.mm.default: product("i k, k j -> i j"),
     aten.bmm.default: product("b i k, b k j -> b i j"),
     aten.mv.default: product("i k, k -> i"),
     aten.dot.default: product("k, k ->"),
+    aten._grouped_mm.default: grouped_product,
 }

@@ -1,4 +1,6 @@
-"""Normalisations, not decomposed: they are sharded over batch dims only."""
+"""Normalisations, not decomposed: they are sharded over batch dims, and over groups of
+channels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...types import Mark
+from .. import layout
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated
 
 aten = torch.ops.aten
@@ -49,24 +53,40 @@ def layer_norm_backward(call: OpCall) -> list[Choice]:
 
 
 def group_norm(call: OpCall) -> list[Choice]:
-    """Shards the batch dim."""
-    others = ("R",) * (len(call.ins) - 1)
-    return [
-        replicated(call),
-        ((0, *others), (0, 0, 0)),
-    ]
+    """Shards the batch dim, or groups of channels with their weights."""
+    n = len(call.ins) - 1
+    choices = [replicated(call), ((0, *("R",) * n), (0, 0, 0))]
+    *_, channels, _, groups, _ = call.args
+    if groups > 1:
+        weight, x = _in_groups(channels, groups)
+        choices.append(((x, *(weight,) * n), (x, 1, 1)))
+    return choices
+
+
+def _in_groups(channels: int, groups: int) -> tuple[Mark, Mark]:
+    """The placements of weights and of images that shard groups of channels."""
+    size = channels // groups
+    return layout.joined(0, size), layout.joined(1, size)
 
 
 def group_norm_backward(call: OpCall) -> list[Choice]:
-    """Shards the batch dim. Linear in the incoming gradient."""
-    rest = ("R",) * (len(call.ins) - 4)
+    """Shards the batch dim, or groups of channels with their weights. Linear in the incoming
+    gradient.
+    """
+    n = len(call.ins) - 4
     mask = call.args[9]
     gradients = _some(mask, [0, "sum", "sum"])
-    return [
+    choices = [
         replicated(call),
-        ((0, 0, 0, 0, *rest), gradients),
+        ((0, 0, 0, 0, *("R",) * n), gradients),
         _linear_in_gradient(call),
     ]
+    channels, _, groups = call.args[6:9]
+    if groups > 1:
+        weight, x = _in_groups(channels, groups)
+        by_group = _some(mask, [x, weight, weight])
+        choices.append(((x, x, 1, 1, *(weight,) * n), by_group))
+    return choices
 
 
 TABLE: dict[object, Rule] = {
@@ -78,10 +98,13 @@ TABLE: dict[object, Rule] = {
 
 
 def _group_norm_args(position: int) -> Any:
-    """The batch size is an argument: a rank passes its local one."""
+    """The sizes of the batch, of channels and of groups are arguments: a rank passes its own."""
 
     def local(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-        args[position] = shapes[0][0]
+        batch, channels = shapes[0][:2]
+        size = args[position + 1] // args[position + 3]
+        args[position : position + 2] = batch, channels
+        args[position + 3] = channels // size
         return args
 
     return local

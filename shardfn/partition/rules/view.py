@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ...types import Mark
+from .. import layout
+from ..emission.builder import Builder, Piece
 from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from .reshape import linear, reshape
 
 aten = torch.ops.aten
-
-
-def _linear(choices: list[Choice], call: OpCall) -> list[Choice]:
-    sums_in = ("sum",) * len(call.ins)
-    sums_out = ("sum",) * len(call.outs)
-    return [
-        replicated(call),
-        (sums_in, sums_out),
-        *choices,
-    ]
-
-
-def reshape(call: OpCall) -> list[Choice]:
-    """Shards the leading dim of each group of merged and split dims, in units that do not split
-    rows.
-    """
-    (x,), (out,) = call.ins, call.outs
-    if x.numel() == 0:
-        return [replicated(call)]
-    choices: list[Choice] = []
-    for i, rows, j, other in groups(list(x.shape), list(out.shape)):
-        run = math.lcm(rows, other)
-        of_x = _scaled(i, run // rows)
-        of_out = _scaled(j, run // other)
-        choices.append(((of_x,), (of_out,)))
-    return _linear(choices, call)
-
-
-def _scaled(dim: int, scale: int) -> Mark:
-    return dim if scale == 1 else (dim, scale)
-
-
-def groups(a: list[int], b: list[int]) -> list[tuple[int, int, int, int]]:
-    """(leading dim of a, elements after it, leading dim of b, elements after it) for each
-    group of dims that a reshape mixes.
-
-    Example:
-        >>> groups([6, 4], [2, 3, 4])
-        [(0, 1, 0, 3), (1, 1, 2, 1)]
-    """
-    found = []
-    i = 0
-    j = 0
-    while i < len(a) and j < len(b):
-        if a[i] == 1 and b[j] != 1:
-            i += 1
-            continue
-        if b[j] == 1 and a[i] != 1:
-            j += 1
-            continue
-        na = a[i]
-        nb = b[j]
-        lead_a = i
-        lead_b = j
-        i += 1
-        j += 1
-        while na != nb:
-            if na < nb:
-                na *= a[i]
-                i += 1
-            else:
-                nb *= b[j]
-                j += 1
-        found.append((lead_a, na // a[lead_a], lead_b, nb // b[lead_b]))
-    return found
 
 
 def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
@@ -88,7 +24,7 @@ def permuted(order: Callable[[OpCall, int], list[int]]) -> Rule:
         for d in range(len(dims)):
             place = dims.index(d)
             choices.append(((d,), (place,)))
-        return _linear(choices, call)
+        return linear(choices, call)
 
     return rule
 
@@ -110,7 +46,7 @@ def expand(call: OpCall) -> list[Choice]:
         place = d + lead
         if x.shape[d] == out.shape[place]:
             choices.append(((d,), (place,)))
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
@@ -121,11 +57,62 @@ def all_but(position: int, name: str = "dim", default: int = 0) -> Rule:
         dim = call.arg(position, name, default) % max(n, 1)
         same = all(x.dim() == n for x in call.ins)  # cat: legacy empty tensors
         if not same:
-            return _linear([], call)
+            return linear([], call)
         dims = [d for d in range(n) if d != dim or _whole(call, d)]
-        return _linear(together(call, dims), call)
+        return linear(together(call, dims), call)
 
     return rule
+
+
+def parts_of(call: OpCall, whole: torch.Tensor, dim: int) -> int:
+    """The number of equal parts into which an op splits a dim, or of which it makes one: 0 if
+    they are not equal.
+    """
+    parts = call.outs if whole is call.ins[0] else call.ins
+    sizes = {x.shape[dim] for x in parts}
+    return len(parts) if len(sizes) == 1 and len(parts) > 1 else 0
+
+
+def split(call: OpCall) -> list[Choice]:
+    """Shards other dims, or each of several equal parts alike: a strided shard of all."""
+    choices = all_but(2)(call)
+    (x,) = call.ins
+    dim = call.arg(2, "dim", 0) % max(x.dim(), 1)
+    n = parts_of(call, x, dim)
+    if n:
+        choices.append(((layout.joined(dim, 1, outer=n),), (dim,) * n))
+    return choices
+
+
+def cat(call: OpCall) -> list[Choice]:
+    """The inverse of split."""
+    choices = all_but(1)(call)
+    out = call.outs[0]
+    dim = call.arg(1, "dim", 0) % max(out.dim(), 1)
+    is_same = all(x.dim() == out.dim() for x in call.ins)
+    n = parts_of(call, out, dim) if is_same else 0
+    if n and len(call.ins) == n:
+        choices.append(((dim,) * n, (layout.joined(dim, 1, outer=n),)))
+    return choices
+
+
+def lower_split(target: Any) -> Any:
+    """Equal parts of a strided shard: each is as large as the rank's share of it."""
+
+    def lower(
+        b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+    ) -> Any:
+        (x,) = pieces
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % len(x.shape)
+        if x.cuts(dim):
+            size = args[1] if isinstance(args[1], int) else args[1][0]
+            n = x.shape[dim] // size
+            own = x.local_shape[dim] // n
+            sizes = own if isinstance(args[1], int) else [own] * n
+            args = [args[0], sizes, *args[2:]]
+        return b.call(target, *args, **kwargs)
+
+    return lower
 
 
 def _whole(call: OpCall, d: int) -> bool:
@@ -148,7 +135,7 @@ def select(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[1] % n
     choices: list[Choice] = [((d,), (j,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def select_backward(call: OpCall) -> list[Choice]:
@@ -156,7 +143,7 @@ def select_backward(call: OpCall) -> list[Choice]:
     n = call.outs[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((j,), (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def stack(call: OpCall) -> list[Choice]:
@@ -165,7 +152,7 @@ def stack(call: OpCall) -> list[Choice]:
     dim = call.arg(1, "dim", 0) % n
     count = len(call.ins)
     choices: list[Choice] = [((j,) * count, (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def pad(call: OpCall) -> list[Choice]:
@@ -183,7 +170,7 @@ def same_dims(call: OpCall) -> list[Choice]:
     """
     n = min(call.ins[0].dim(), call.outs[0].dim())
     choices: list[Choice] = [((d,), (d,)) for d in range(n)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def _off_diagonal(call: OpCall, n: int, position: int) -> list[int]:
@@ -197,14 +184,14 @@ def diagonal(call: OpCall) -> list[Choice]:
     """Shards the dims that are not part of the diagonal."""
     dims = _off_diagonal(call, call.ins[0].dim(), 2)
     choices: list[Choice] = [((d,), (j,)) for j, d in enumerate(dims)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def diagonal_scatter(call: OpCall) -> list[Choice]:
     """`diagonal` for the tensor, and for the values written on its diagonal."""
     dims = _off_diagonal(call, call.ins[0].dim(), 3)
     choices: list[Choice] = [((d, j), (d,)) for j, d in enumerate(dims)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def select_scatter(call: OpCall) -> list[Choice]:
@@ -212,7 +199,7 @@ def select_scatter(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[2] % n
     choices: list[Choice] = [((d, j), (d,)) for d, j in _without(n, dim)]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def unfold(call: OpCall) -> list[Choice]:
@@ -220,7 +207,7 @@ def unfold(call: OpCall) -> list[Choice]:
     n = call.ins[0].dim()
     dim = call.args[1] % max(n, 1)
     choices: list[Choice] = [((d,), (d,)) for d in range(n) if d != dim]
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def repeat(call: OpCall) -> list[Choice]:
@@ -233,21 +220,21 @@ def repeat(call: OpCall) -> list[Choice]:
         place = d + lead
         if times[place] == 1:
             choices.append(((d,), (place,)))
-    return _linear(choices, call)
+    return linear(choices, call)
 
 
 def strided(call: OpCall) -> list[Choice]:
     """Shards the slowest dim, if it stays the slowest and its elements do not overlap."""
     if not _rows_apart(call.ins[0], *call.args[1:4]):
-        return _linear([], call)
-    return _linear([((0,), (0,))], call)
+        return linear([], call)
+    return linear([((0,), (0,))], call)
 
 
 def strided_scatter(call: OpCall) -> list[Choice]:
     """`strided` for the tensor and the written values."""
     if not _rows_apart(call.ins[0], *call.args[2:5]):
-        return _linear([], call)
-    return _linear([((0, 0), (0,))], call)
+        return linear([], call)
+    return linear([((0, 0), (0,))], call)
 
 
 def _rows_apart(
@@ -288,9 +275,9 @@ TABLE: dict[object, Rule] = {
     aten.expand.default: expand,
     aten.slice.Tensor: all_but(1),
     aten.slice_backward.default: all_but(2),
-    aten.split.Tensor: all_but(2),
-    aten.split_with_sizes.default: all_but(2),
-    aten.cat.default: all_but(1),
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    aten.cat.default: cat,
     aten.stack.default: stack,
     aten.select.int: select,
     aten.select_backward.default: select_backward,
@@ -302,6 +289,9 @@ REARRANGES = {*TABLE, aten._to_copy.default, aten.alias.default} - {
     aten.cat.default,
     aten.stack.default,
 }
+
+# Ops that need the elements of a shard in one run of memory.
+IN_ONE_RUN = {aten.as_strided.default, aten.as_strided_scatter.default}
 
 # Ops that a rank runs as a view to its local shape: a dim of local size 1 need not have global
 # size 1.
@@ -329,4 +319,8 @@ def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
+LOWER = {
+    op: lower_split(op)
+    for op in (aten.split.Tensor, aten.split_with_sizes.default)
+}
 LOCAL_ARGS = {aten.as_strided_scatter.default: _written_size}

@@ -10,6 +10,7 @@ import torch
 from ... import _compat
 from ...mesh import all_coordinates
 from ...partition import layout
+from ...partition.strided import elements, strided_dims
 from ...placements import torch_placements
 from ...simulated import SimulatedTensor
 from ...types import MEAN, Marks, MeshAxes
@@ -63,9 +64,14 @@ def cut(
     the global tensor.
     """
     out = x
+    strided = strided_dims(marks)
+    for dim in strided:
+        size = x.shape[dim]
+        mine = elements(size, dim, marks, axes.sizes, coordinate)
+        out = out.index_select(dim, mine.to(x.device))
     for mark, n, c in zip(marks, axes.sizes, coordinate, strict=True):
         found = layout.split(mark)
-        if found and n > 1:
+        if found and n > 1 and found[0] not in strided:
             start, size = layout.chunk(out.shape[found[0]], found[1], n, c)
             out = out.narrow(found[0], start, size)
     if out is x:
@@ -94,7 +100,23 @@ def join(
             groups.setdefault(c[:k], []).append(value)
         values = {c: _joined(group, marks[k]) for c, group in groups.items()}
     (whole,) = values.values()
+    for dim in strided_dims(marks):
+        order = _stored(shape[dim], dim, marks, axes).argsort()
+        whole = whole.index_select(dim, order.to(whole.device))
     return whole
+
+
+def _stored(size: int, dim: int, marks: Marks, axes: MeshAxes) -> torch.Tensor:
+    """The numbers of the elements of a dim in the order of the ranks that hold them."""
+    shards = [
+        layout.split(m) is not None and layout.cut_of(m)[0] == dim for m in marks
+    ]
+    held = [
+        elements(size, dim, marks, axes.sizes, c)
+        for c in all_coordinates(axes)
+        if all(is_shard or not k for k, is_shard in zip(c, shards, strict=True))
+    ]
+    return torch.cat(held)
 
 
 def _joined(group: list[torch.Tensor], mark: Any) -> torch.Tensor:

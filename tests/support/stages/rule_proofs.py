@@ -40,12 +40,19 @@ def choices(op: pieces.OneOp, units: Sequence[int] = (1, 2, 3)) -> list[Choice]:
     found = dict.fromkeys(
         rule(op.call) if rule and op.call.ins else [replicated(op.call)]
     )
-    return [_coarser(c, unit) for c in found for unit in units]
+    return [
+        _coarser(c, u, o)
+        for c in found
+        for u in units
+        for o in ((1, 2, 3) if len(units) > 1 else (1,))
+        if o == 1 or rules.takes_strided(op.call, c)
+    ]
 
 
-def _coarser(choice: Choice, unit: int) -> Choice:
-    return tuple(layout.scaled(m, unit) for m in choice[0]), tuple(
-        layout.scaled(m, unit) for m in choice[1]
+def _coarser(choice: Choice, unit: int, outer: int) -> Choice:
+    ins, outs = choice
+    return tuple(layout.scaled(m, unit, outer) for m in ins), tuple(
+        layout.scaled(m, unit, outer) for m in outs
     )
 
 

@@ -328,7 +328,9 @@ def plain(marks: Marks) -> Marks:
 def shifted(mark: Mark, by: int) -> Mark:
     """The placements after `by` dims are inserted before the sharded one."""
     cut = layout.split(mark)
-    return mark if cut is None else layout.joined(cut[0] + by, cut[1])
+    if cut is None:
+        return mark
+    return layout.joined(cut[0] + by, cut[1], outer=layout.outer_of(mark))
 
 
 def stacked(marks: Marks) -> Marks:

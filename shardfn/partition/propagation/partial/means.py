@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from ...types import MEAN, Marks
-from .. import plan
-from ..emission.builder import Builder, Piece
-from ..protocols import Walk
+from ....types import MEAN, Marks
+from ... import plan
+from ...emission.builder import Builder, Piece
+from ...protocols import Walk
 
 aten = torch.ops.aten
 

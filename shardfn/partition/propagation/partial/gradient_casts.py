@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from ...buckets import Wish
-from ...capture import annotations
-from ...ops.nodes import args_of
-from ..protocols import Walk
-from ..rule_api.strategy import OpCall
-from ..rules.pointwise import widens
-from .constraints import ALIGN, aligned_to
-from .values import Placed, Value, is_partial
+from ....buckets import Wish
+from ....capture import annotations
+from ....ops.nodes import args_of
+from ...protocols import Walk
+from ...rule_api.strategy import OpCall
+from ...rules.pointwise import widens
+from ..constraints import ALIGN, aligned_to
+from ..values import Placed, Value, is_partial
 
 CAST = torch.ops.aten._to_copy.default
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..emission.builder import Builder, Piece
-from ..rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from ...emission.builder import Builder, Piece
+from ...rule_api.strategy import Choice, OpCall, Rule, replicated, together
+from .counted import along
 
 aten = torch.ops.aten
 
@@ -100,16 +101,17 @@ def scatter(call: OpCall) -> list[Choice]:
     return choices
 
 
-def _indexed(indices: list[Any]) -> tuple[int, int] | None:
+def adjacent(indices: list[Any]) -> tuple[int, int] | None:
     """(first, count) of the indexed dims if they are adjacent."""
     dims = [d for d, i in enumerate(indices) if i is not None]
     first = dims[0]
     count = len(dims)
-    adjacent = list(range(first, first + count))
-    return (first, count) if dims == adjacent else None
+    run = list(range(first, first + count))
+    return (first, count) if dims == run else None
 
 
-def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
+def indices_of(call: OpCall, leading: int) -> list[torch.Tensor]:
+    """The index tensors of a call, after so many other tensors."""
     count = sum(i is not None for i in call.args[1])
     return list(call.ins[leading : leading + count])
 
@@ -117,8 +119,8 @@ def _tensor_indices(call: OpCall, leading: int) -> list[torch.Tensor]:
 def index(call: OpCall) -> list[Choice]:
     """x[..., i, j, ...]: shards dims that are not indexed, or dims of the indices."""
     x = call.ins[0]
-    indices = _tensor_indices(call, 1)
-    run = _indexed(call.args[1])
+    indices = indices_of(call, 1)
+    run = adjacent(call.args[1])
     masked = any(i.dtype == torch.bool for i in indices)
     if run is None or masked:
         return [replicated(call)]
@@ -131,12 +133,38 @@ def index(call: OpCall) -> list[Choice]:
             place = d if d < first else d - count + wide  # the dim of the result
             choices.append(((d, *whole), (place,)))
     for d in range(wide):
-        marks = _index_marks(indices, wide, d)
+        marks = index_marks(indices, wide, d)
         choices.append((("R", *marks), (first + d,)))
+    choices += _every_element(call, indices, first, wide)
     return choices
 
 
-def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
+def _every_element(
+    call: OpCall, indices: list[torch.Tensor], first: int, wide: int
+) -> list[Choice]:
+    """Shards a dim and its index together, where the index is all numbers of the dim in order,
+    along a dim of its own. Masks of models are read so.
+    """
+    nodes = [i for i in call.args[1] if i is not None]
+    choices: list[Choice] = []
+    for k, node in enumerate(nodes):
+        dim = along(node, call.ins[0].shape[first + k])
+        if dim is None:
+            continue
+        place = dim + wide - indices[k].dim()  # of the broadcast indices
+        others = [
+            i.shape[place - wide + i.dim()]
+            for i in indices[:k] + indices[k + 1 :]
+            if place - wide + i.dim() >= 0
+        ]
+        if all(n == 1 for n in others):
+            marks: list[Any] = ["R"] * len(indices)
+            marks[k] = dim
+            choices.append(((first + k, *marks), (first + place,)))
+    return choices
+
+
+def index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
     """Shards dim d of the broadcast indices in each index that has it."""
     places = [d - wide + i.dim() for i in indices]
     pairs = list(zip(places, indices, strict=True))
@@ -146,44 +174,6 @@ def _index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
         broadcast = p < 0 or (i.shape[p] == 1 and not single)
         marks.append("R" if broadcast else p)
     return marks
-
-
-def index_put(call: OpCall) -> list[Choice]:
-    """The transpose of indexing: accumulated values give a Partial sum."""
-    x = call.ins[0]
-    indices = _tensor_indices(call, 1)
-    run = _indexed(call.args[1])
-    values = call.ins[-1]
-    wide = max((i.dim() for i in indices), default=0)
-    masked = any(i.dtype == torch.bool for i in indices)
-    if run is None or masked:
-        return [replicated(call)]
-    first, count = run
-    if values.dim() != x.dim() - count + wide:
-        return [replicated(call)]
-    whole = ("R",) * len(indices)
-    choices = [replicated(call)]
-    for d in range(x.dim()):
-        is_indexed = first <= d < first + count
-        place = d if d < first else d - count + wide  # the dim of the values
-        if not is_indexed and values.shape[place] == x.shape[d]:
-            choices.append(((d, *whole, place), (d,)))
-    if call.arg(3, "accumulate", False):
-        choices += _accumulated(values, indices, first, wide)
-    return choices
-
-
-def _accumulated(
-    values: torch.Tensor, indices: list[torch.Tensor], first: int, wide: int
-) -> list[Choice]:
-    """With accumulation: shards any dim of the indices, or takes Partial values."""
-    whole = ("R",) * len(indices)
-    choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
-    for d in range(wide):
-        if values.shape[first + d] != 1:
-            marks = _index_marks(indices, wide, d)
-            choices.append((("sum", *marks, first + d), ("sum",)))
-    return choices
 
 
 def index_select(call: OpCall) -> list[Choice]:
@@ -254,12 +244,11 @@ TABLE: dict[object, Rule] = {
     aten.scatter.src: scatter,
     aten.scatter_add.default: scatter,
     aten.index.Tensor: index,
-    aten.index_put.default: index_put,
     aten.index_select.default: index_select,
 }
 
 
-def _hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
+def hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     """(a mask of the indices inside this rank's shard of the table, the indices relative to its
     start).
     """
@@ -279,7 +268,7 @@ def lower_embedding(
     if not pieces[0].cuts(0):
         return b.call(aten.embedding.default, *args, **kwargs)
     table, index, *_ = args
-    hit, shifted = _hits(b, pieces[0], 0, index)
+    hit, shifted = hits(b, pieces[0], 0, index)
     inside = b.call(aten.mul.Tensor, shifted, hit)
     rows = b.call(aten.embedding.default, table, inside)  # (*index.shape, columns)
     hit_rows = b.call(aten.unsqueeze.default, hit, -1)
@@ -295,7 +284,7 @@ def lower_gather(
     dim = args[1] % max(len(table.shape), 1)
     if not table.cuts(dim):
         return b.call(aten.gather.default, *args, **kwargs)
-    hit, shifted = _hits(b, table, dim, args[2])
+    hit, shifted = hits(b, table, dim, args[2])
     inside = b.call(aten.mul.Tensor, shifted, hit)
     elements = b.call(aten.gather.default, args[0], dim, inside)
     zeros = b.call(aten.zeros_like.default, elements)
@@ -344,7 +333,7 @@ def lower_scatter(target: Any) -> Any:
             return b.call(target, *args, **kwargs)
         size = table.local_shape[dim]
         behind = len(table.shape) - 1 - dim
-        hit, shifted = _hits(b, table, dim, args[2])
+        hit, shifted = hits(b, table, dim, args[2])
         outside = b.call(aten.full_like.default, shifted, size)
         index = b.call(aten.where.self, hit, shifted, outside)
         pads = [0, 0] * behind + [0, 1]
@@ -356,14 +345,50 @@ def lower_scatter(target: Any) -> Any:
     return lower
 
 
-# Ops that add to their first input. A rank with nothing to add still returns that input.
-ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
+def lower_index(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+) -> Any:
+    """Reads the local shard. The numbers of its elements count from its start."""
+    x, indices = args
+    own = [
+        b.call(aten.sub.Tensor, at, b.offset(pieces[0], dim))
+        if at is not None and pieces[0].cuts(dim)
+        else at
+        for dim, at in enumerate(indices)
+    ]
+    return b.call(aten.index.Tensor, x, own)
+
 
 SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
 
 LOWER = {
     aten.embedding.default: lower_embedding,
     aten.gather.default: lower_gather,
+    aten.index.Tensor: lower_index,
     aten.scatter_reduce.two: lower_scatter_reduce,
     **{op: lower_scatter(op) for op in SCATTERS},
+}
+
+
+def looked_up_dims(call: OpCall) -> list[int]:
+    """The dims of the first tensor along which an op of this table looks up: where they are
+    sharded, a rank must know where its shard starts.
+    """
+    x = call.ins[0]
+    if call.target is aten.index.Tensor:
+        return [d for d, i in enumerate(call.args[1]) if i is not None]
+    if call.target in BY_ROWS:
+        return [0]
+    if call.target in BY_DIM and x.dim():
+        return [call.args[1] % x.dim()]
+    return []
+
+
+BY_ROWS = {aten.embedding.default}
+BY_DIM = {
+    aten.gather.default,
+    aten.index_reduce.default,
+    aten.index_select.default,
+    aten.scatter_reduce.two,
+    *SCATTERS,
 }

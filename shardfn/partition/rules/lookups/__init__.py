@@ -1,0 +1,1 @@
+"""Ops that read or write by index."""

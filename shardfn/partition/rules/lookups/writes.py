@@ -1,0 +1,127 @@
+"""Writes by index: index_put, with numbers or with a mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...emission.builder import Builder, Piece
+from ...rule_api.strategy import Choice, OpCall, Rule, replicated
+from .reads import adjacent, hits, index_marks, indices_of
+
+aten = torch.ops.aten
+
+
+def index_put(call: OpCall) -> list[Choice]:
+    """The transpose of indexing: accumulated values give a Partial sum. An indexed dim that is
+    sharded takes the values that fall into each shard.
+    """
+    x = call.ins[0]
+    indices = indices_of(call, 1)
+    run = adjacent(call.args[1])
+    values = call.ins[-1]
+    wide = max((i.dim() for i in indices), default=0)
+    if any(i.dtype == torch.bool for i in indices):
+        return _masked(call, indices)
+    if run is None:
+        return [replicated(call)]
+    first, count = run
+    whole = ("R",) * len(indices)
+    choices = [replicated(call)]
+    for d in range(first, first + count):
+        choices.append(((d, *whole, "R"), (d,)))
+    if values.dim() != x.dim() - count + wide:
+        return choices
+    for d in range(x.dim()):
+        is_indexed = first <= d < first + count
+        place = d if d < first else d - count + wide  # the dim of the values
+        if not is_indexed and values.shape[place] == x.shape[d]:
+            choices.append(((d, *whole, place), (d,)))
+    if call.arg(3, "accumulate", False):
+        choices += _accumulated(values, indices, first, wide)
+    return choices
+
+
+def _accumulated(
+    values: torch.Tensor, indices: list[torch.Tensor], first: int, wide: int
+) -> list[Choice]:
+    """With accumulation: shards any dim of the indices, or takes Partial values."""
+    whole = ("R",) * len(indices)
+    choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
+    for d in range(wide):
+        if values.shape[first + d] != 1:
+            marks = index_marks(indices, wide, d)
+            choices.append((("sum", *marks, first + d), ("sum",)))
+    return choices
+
+
+def _masked(call: OpCall, indices: list[torch.Tensor]) -> list[Choice]:
+    """One mask of leading dims, and values that are the same for all of its elements: shards
+    any dim.
+    """
+    x = call.ins[0]
+    values = call.ins[-1]
+    mask = indices[0]
+    rest = x.dim() - mask.dim()
+    is_one = len(indices) == 1 and call.args[1][0] is not None and mask.dim()
+    if not is_one or values.dim() > rest:
+        return [replicated(call)]
+    choices = [replicated(call)]
+    for d in range(x.dim()):
+        place = d - x.dim() + values.dim()
+        is_wide = d >= mask.dim() and place >= 0 and values.shape[place] != 1
+        in_mask = d if d < mask.dim() else "R"
+        choices.append(((d, in_mask, place if is_wide else "R"), (d,)))
+    return choices
+
+
+def lower_index_put(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+) -> Any:
+    """Indices outside of the shard go to one extra slot, which is sliced off again."""
+    table = pieces[0]
+    x, indices, *others = args
+    own = list(indices)
+    sharded = [
+        d
+        for d, at in enumerate(indices)
+        if at is not None and at.meta["val"].dtype != torch.bool and table.cuts(d)
+    ]
+    for dim in sharded:
+        behind = len(table.shape) - 1 - dim
+        own[dim] = _local_index(b, table, dim, indices[dim])
+        pads = [0, 0] * behind + [0, 1]
+        x = b.call(aten.constant_pad_nd.default, x, pads)
+    written = b.call(aten.index_put.default, x, own, *others, **kwargs)
+    for dim in sharded:
+        size = table.local_shape[dim]
+        written = b.call(aten.slice.Tensor, written, dim, 0, size)
+    return b.contiguous(written) if sharded else written
+
+
+def _local_index(b: Builder, table: Piece, dim: int, at: Any) -> Any:
+    """An index relative to the start of the shard: its size for elements of other ranks."""
+    size = table.shape[dim]
+    is_negative = b.call(aten.lt.Scalar, at, 0)
+    from_end = b.call(aten.add.Tensor, at, size)
+    at = b.call(aten.where.self, is_negative, from_end, at)
+    hit, shifted = hits(b, table, dim, at)
+    outside = b.call(aten.full_like.default, shifted, table.local_shape[dim])
+    return b.call(aten.where.self, hit, shifted, outside)
+
+
+# Ops that add to their first input. A rank with nothing to add still returns that input.
+ADDS_TO_FIRST = {aten.scatter_add.default, aten.index_put.default}
+
+TABLE: dict[object, Rule] = {aten.index_put.default: index_put}
+LOWER = {aten.index_put.default: lower_index_put}
+
+
+def written_dims(call: OpCall) -> list[int]:
+    """The dims of the tensor that an index numbers."""
+    return [
+        d
+        for d, i in enumerate(call.args[1])
+        if i is not None and i.meta["val"].dtype != torch.bool
+    ]
