@@ -25,12 +25,14 @@ FAMILIES = (
     rules.attention,
     rules.batch,
     rules.conv,
-    rules.index,
+    rules.lookups.reads,
+    rules.lookups.writes,
     rules.matmul,
     rules.norm,
     rules.pool,
     rules.random,
     rules.reduction,
+    rules.reshape,
     rules.view,
 )
 

@@ -29,9 +29,9 @@ def along(node: torch.fx.Node, size: int) -> int | None:
     if value.numel() != size or len(wide) != 1:
         return None
     while node.target in COPIES or _adds_zero(node):
-        node = node.all_input_nodes[0]
         if node.meta["val"].dtype.itemsize < WIDE:
             return None
+        node = node.all_input_nodes[0]
     return wide[0] if _counts(node, size) else None
 
 
