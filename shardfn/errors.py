@@ -132,6 +132,10 @@ class FakeValueError(ShardError):
     """A value that was read in a world that computes no values."""
 
 
+class CheckpointError(ShardError):
+    """A checkpoint that cannot be written, is damaged, or holds another tree."""
+
+
 def is_ours(file: str) -> bool:
     """Whether a file belongs to torch, to shardfn's stages or to a library, rather than to the
     user.

@@ -15,6 +15,7 @@ FAMILY = (
     sf.DivergenceError,
     sf.BudgetError,
     sf.FakeValueError,
+    sf.CheckpointError,
 )
 FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
 

@@ -59,6 +59,7 @@ LAYERS: dict[str, int] = {
     "compile": 10,
     "runtime": 11,
     "transforms": 12,
+    "checkpoints": 12,
     "": 13,
     "__main__": 14,
 }  # fmt: skip

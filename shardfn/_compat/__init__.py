@@ -3,6 +3,12 @@
 """
 
 from .dispatch import aten_ops, ops_replaced, takes_context
+from .distributed.checkpoint_plans import (
+    Chunk,
+    Writing,
+    load_planned,
+    save_planned,
+)
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -162,6 +168,7 @@ from .zeros import write_out_zeros
 __all__ = [
     "ASKS_RANK",
     "COMMUNICATES",
+    "Chunk",
     "DATA_DEPENDENT",
     "DYNAMIC_SHAPE",
     "FOLLOWED",
@@ -175,9 +182,9 @@ __all__ = [
     "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
     "MODULE_OPS",
-    "ORDINARY",
     "Memo",
     "NO_DERIVATIVE",
+    "ORDINARY",
     "OpOverload",
     "PATCHES",
     "READS_CONTEXT",
@@ -188,6 +195,7 @@ __all__ = [
     "Sized",
     "Sizes",
     "Symbols",
+    "Writing",
     "all_ranks",
     "are_alone",
     "are_plain",
@@ -234,9 +242,9 @@ __all__ = [
     "is_differentiating",
     "is_fake",
     "is_foreign",
+    "is_forgotten",
     "is_in_dynamo",
     "is_of_one_process",
-    "is_forgotten",
     "is_sole_owner",
     "is_symbol",
     "is_tracing",
@@ -245,11 +253,10 @@ __all__ = [
     "jvp",
     "keep_in_graph",
     "kernels",
+    "leave_groups",
     "level",
     "level_of",
-    "leave_groups",
-    "split_factor",
-    "strided_shard",
+    "load_planned",
     "local_tensor",
     "located",
     "lower_by_formula",
@@ -283,6 +290,7 @@ __all__ = [
     "root_mesh",
     "runs_on_all_ranks",
     "same_tensors",
+    "save_planned",
     "schema",
     "sequence_number",
     "settings",
@@ -292,8 +300,10 @@ __all__ = [
     "size_name",
     "sizes_named",
     "spec_of",
+    "split_factor",
     "staging",
     "storage_of",
+    "strided_shard",
     "substitutes",
     "takes_context",
     "torch_map",

@@ -19,6 +19,8 @@ from ..errors import is_ours
 from .checkpoint import policies
 
 ASKS = "implicit_comm="  # followed by a setting: the implicit_comm of a shard inside another
+# followed by a dtype: gradients are reduced in it, after the cast that makes them
+REDUCES = "reduce="
 # followed by a number: one call of a checkpointed function; the value is its policy
 REGION = "checkpoint="
 # marks a backward that is not itself differentiated, if annotated
@@ -114,6 +116,21 @@ def asking(setting: str) -> Any:
     return torch.fx.traceback.annotate({f"{ASKS}{setting}": True})
 
 
+@_compat.read_by_dynamo
+def reducing(dtype: str) -> Any:
+    """A context that annotates the casts captured in it with the dtype in which their gradients
+    are reduced. Their backward inherits it.
+    """
+    return torch.fx.traceback.annotate({f"{REDUCES}{dtype}": True})
+
+
+def reduced_in(node: torch.fx.Node) -> str | None:
+    """The dtype in which the gradient that a cast makes is reduced, if one is set."""
+    noted = node.meta.get("custom") or {}
+    found = [key for key in noted if key.startswith(REDUCES)]
+    return found[-1].removeprefix(REDUCES) if found else None
+
+
 def attach(graph: torch.fx.GraphModule) -> None:
     """Give every node its `source` ("file:line" or None) and its `phase` ("forward" or "backward").
 
@@ -143,23 +160,31 @@ def attach(graph: torch.fx.GraphModule) -> None:
                 None,
             )
         phase = noted.get("phase", "forward")
-        asked = {
-            key: True
-            for key in (owner.meta["custom"] if owner else ())
-            if key.startswith(ASKS)
-        }
         node.meta.update(
             phase=phase,
             source=line,
-            custom={**noted, **asked, "phase": phase, "source": line},
+            custom={
+                **noted,
+                **_inherited(owner),
+                "phase": phase,
+                "source": line,
+            },
         )
         if owner and phase == "backward" and "inside" not in noted:
             node.meta["custom"]["inside"] = owner.meta["custom"].get(
                 "inside"
             ) or tuple(regions(owner.meta["custom"]))
-        if line and node.meta.get("seq_nr", -1) > (numbers[-1] if numbers else -1):
+        is_known = line or reduced_in(node)
+        newest = numbers[-1] if numbers else -1
+        if is_known and node.meta.get("seq_nr", -1) > newest:
             numbers.append(node.meta["seq_nr"])
             owners.append(node)
+
+
+def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
+    """The annotations of an op that those of its backward have too."""
+    noted = owner.meta["custom"] if owner else ()
+    return {key: True for key in noted if key.startswith((ASKS, REDUCES))}
 
 
 def _owner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -115,11 +116,19 @@ def check_number(where: str, name: str, value: Any, needed: str) -> None:
         ShardError: the rule does not hold.
     """
     holds, range_ = RULES[needed]
-    if not isinstance(value, torch.Tensor) and not holds(value):
+    if not isinstance(value, torch.Tensor) and not _holds(holds, value):
         fix = f"{name} {range_}"
         raise ShardError.of(
-            where, f"{name} is {value}", needed=needed, fix=fix, arg_path=name
+            where, f"{name} is {value!r}", needed=needed, fix=fix, arg_path=name
         )
+
+
+def _holds(rule: Callable[..., Any], *values: Any) -> bool:
+    """Whether a rule holds of some values. It holds of none that are not numbers."""
+    try:
+        return bool(rule(*values))
+    except TypeError:
+        return False
 
 
 @_compat.constant_in_graph
@@ -129,8 +138,8 @@ def check_interval(where: str, low: Any, high: Any) -> None:
     Raises:
         ShardError: it ends before it starts.
     """
-    if not low <= high:
-        got = f"the range starts at {low} and ends at {high}"
+    if not _holds(operator.le, low, high):
+        got = f"the range starts at {low!r} and ends at {high!r}"
         raise ShardError.of(where, got, fix="low <= high", arg_path="high")
 
 
@@ -148,8 +157,8 @@ def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
         ShardError: high is not above low, an integer that the dtype has not, or more than 2**63
             integers.
     """
-    if not low < high:
-        got = f"minval is {low}, maxval is {high}"
+    if not _holds(operator.lt, low, high):
+        got = f"minval is {low!r}, maxval is {high!r}"
         raise ShardError.of(where, got, fix="minval < maxval", arg_path="maxval")
     if high - low > MOST:
         got = f"{low} to {high} are more than 2**63 integers"

@@ -61,9 +61,15 @@ def write_items(fqn: str, x: DTensor) -> list[Any]:
 
 
 def shard(x: DTensor, index: Any) -> torch.Tensor:
-    """The shard that an item of a plan is about: by its number if it has one, else by its place."""
+    """The shard that an item of a plan is about.
+
+    An item that is read has the number of its rank. An item that is written may have its number
+    among the chunks of the plan, which has each chunk once: there the place counts.
+    """
     local: Any = _compat.local_tensor(x)
-    if index.index is not None:
-        return local.shards[index.index]
     places = [c.offsets for c in chunks(x)]
-    return local.shards[places.index(torch.Size(index.offset))]
+    place = torch.Size(index.offset)
+    number = index.index
+    if number is not None and number < len(places) and places[number] == place:
+        return local.shards[number]
+    return local.shards[places.index(place)]

@@ -5,6 +5,7 @@ from ._dynamic import mark_dynamic
 from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
+from ._mixed_precision import mixed_precision
 from ._vmap import vmap
 from .control_flow import _torchs  # noqa: F401  (enters them in a table)
 from .control_flow._cond_while import cond, while_loop
@@ -77,6 +78,7 @@ __all__ = [
     "linearize",
     "map",
     "mark_dynamic",
+    "mixed_precision",
     "optim",
     "pin",
     "pmax",

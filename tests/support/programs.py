@@ -213,7 +213,9 @@ class Writer:
             ranks = self.mesh[axis]
             is_first = shape[dim] % ranks == 0 and self.draw(st.booleans())
             mine = parts[dim]
-            parts[dim] = (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
+            parts[dim] = (
+                (axis, *mine) if is_first and len(mine) < 2 else (*mine, axis)
+            )
         return sf.P(*(p[0] if len(p) == 1 else p or None for p in parts))
 
     def input(self, shape: Shape) -> str:

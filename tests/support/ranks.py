@@ -33,6 +33,7 @@ import torch.multiprocessing as mp
 IMPORTED_ONCE = [
     "torch",
     "torch._inductor.compile_fx",
+    "torch.distributed.checkpoint",
     "torch.distributed.tensor",
     "hypothesis",
     "numpy",

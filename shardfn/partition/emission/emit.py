@@ -12,8 +12,9 @@ from ...ops.loops import loop_of
 from ...types import Marks
 from .. import layout, rules, strided
 from .. import plan as steps
-from ..propagation import means, refusals
+from ..propagation import refusals
 from ..propagation.loops import walk_loops as nested
+from ..propagation.partial import means
 from ..redistribute import Move
 from ..rule_api import registry
 from .builder import Builder, Piece

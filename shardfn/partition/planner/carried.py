@@ -46,7 +46,7 @@ def searched(
 def _others(
     shape: tuple[int, ...], now: Marks, axis: int, axes: MeshAxes
 ) -> Iterator[Marks]:
-    """The other placements on one axis that shard evenly."""
+    """The other placements on one axis, of dims with at least one element for each rank."""
     marks: list[Mark] = ["R"]
     for dim, size in enumerate(shape):
         if size >= axes.sizes[axis]:

@@ -12,7 +12,7 @@ import torch
 from ...ops.nodes import args_of
 from ...types import Marks, Program
 from .. import plan
-from ..propagation import means
+from ..propagation.partial import means
 from ..propagation.values import Value
 from ..propagation.walk import ALIGN, CONSTRAIN, Walk, op_name
 from .starts import parameters

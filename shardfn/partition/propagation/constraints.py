@@ -18,6 +18,7 @@ from ..protocols import Walk
 from .values import Unaligned, Value, in_plain_chunks, is_partial, settled
 
 ADD = torch.ops.aten.add.Tensor
+ALIGN = "prim_align"  # the op that aligns a gradient
 
 
 def constrain(walk: Walk, node: torch.fx.Node) -> None:
@@ -71,9 +72,7 @@ def align_to(
         wish: the bucketing options of the gradient, as text; empty for none.
     """
     like = walk.values[parameter]
-    replicated = ("R",) * len(walk.axes.sizes)
-    wanted = next(iter(like.slots), replicated)
-    marks = aligned(value.fake.shape, like.fake.shape, wanted, walk.axes)
+    wanted, marks = aligned_to(walk, value, parameter)
     before = attrs.evolve(value, slots=dict(value.slots))
     walk.unaligned[node] = Unaligned(before, parameter, wish)
     slot = walk.redistribute(value, marks, node, implicit=False)
@@ -87,6 +86,16 @@ def align_to(
             slot=slot,
             unused=value.fill is not None and value.fill[1] == 0,
         )
+
+
+def aligned_to(
+    walk: Walk, value: Value, parameter: torch.fx.Node
+) -> tuple[Marks, Marks]:
+    """The placements of a parameter, and those of its gradient."""
+    like = walk.values[parameter]
+    replicated = ("R",) * len(walk.axes.sizes)
+    wanted = next(iter(like.slots), replicated)
+    return wanted, aligned(value.fake.shape, like.fake.shape, wanted, walk.axes)
 
 
 def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:

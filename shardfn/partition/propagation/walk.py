@@ -17,15 +17,23 @@ from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import made_anywhere, means, refusals, residuals, sums, walk_shard_map
+from . import made_anywhere, refusals, residuals, walk_shard_map
 from .choose import Chooser, Chosen
-from .constraints import add_unaligned, align, constrain
+from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
 from .loops.walk_loops import nest
-from .values import NO_ADVICE, Advice, Unaligned, Value, is_partial, settled
+from .partial import gradient_casts, means, sums
+from .values import (
+    NO_ADVICE,
+    Advice,
+    Placed,
+    Unaligned,
+    Value,
+    is_partial,
+    settled,
+)
 
 CONSTRAIN = "prim_redistribute"
-ALIGN = "prim_align"
 AFTER = "after"
 COTANGENT = "prim_cotangent"
 
@@ -219,6 +227,13 @@ class Walk(Chooser):
         if len(values) == len(results) == 1 and results[0].early:
             self.rearrange(node, call, values[0], results[0])
         self.assign(node, results)
+
+    def choose(
+        self, call: OpCall, values: list[Value], node: torch.fx.Node
+    ) -> Placed:
+        """A cast that makes a gradient is placed like the parameter; else the cheapest."""
+        cast = gradient_casts.placed(self, node, call, values)
+        return cast or super().choose(call, values, node)
 
     def call(self, node: torch.fx.Node) -> tuple[OpCall, list[Value]]:
         """An op's call in the form that its rule takes, and its input values."""

@@ -103,14 +103,14 @@ def _pending(call: OpCall) -> list[Choice]:
         choices.append((("sum", *["R"] * (n - 1)), ("sum",)))
     if target in SCALES and n == 2:
         choices.append((("R", "sum"), ("sum",)))
-    if target is aten._to_copy.default and _widens(call):
+    if target is aten._to_copy.default and widens(call):
         choices.append((("sum",), ("sum",)))
     if target is aten.where.self:
         choices.append((("R", "sum", "sum"), ("sum",)))
     return choices
 
 
-def _widens(call: OpCall) -> bool:
+def widens(call: OpCall) -> bool:
     """Whether a cast keeps every value of a floating tensor, so that summing after it is no
     worse.
     """

@@ -34,7 +34,8 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
           by: 3, was 2
     """
     if isinstance(fn, Bound):
-        fn, args = fn.func, (*fn.args, *args)
+        is_of_last_call = not args and not kwargs
+        fn, args = fn.func, () if is_of_last_call else (*fn.args, *args)
     if not isinstance(fn, Transformed):
         got = f"{name_of(fn)} is not a transformed function"
         fix = "sf.jit(fn)"

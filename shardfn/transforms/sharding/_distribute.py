@@ -76,6 +76,9 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     out = []
     wrong = []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
+        if not isinstance(x, torch.Tensor):
+            out.append(x)
+            continue
         try:
             marks = (
                 ("R",) * len(axes.names)
@@ -83,11 +86,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
                 else marks_of(spec, x.shape, axes)
             )
             check_whole(spec, marks)
-            out.append(
-                _placed(x.detach(), mesh, marks)
-                if isinstance(x, torch.Tensor)
-                else x
-            )
+            out.append(_placed(x.detach(), mesh, marks))
         except ValueError as error:
             wrong.append(f"{path or 'the tensor'}: {error}")
     if wrong:

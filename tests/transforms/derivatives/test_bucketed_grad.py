@@ -1,5 +1,5 @@
 """bucketed_grad is value_and_grad: values, structure, and every way to nest it; what it refuses
-is in test_bucketed_input.py.
+is in test_bucket_options.py.
 """
 
 from __future__ import annotations

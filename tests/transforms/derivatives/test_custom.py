@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from message import without_line
 from torch import Tensor
 
 import shardfn as sf
@@ -166,50 +165,6 @@ def test_the_rule_counts_under_every_transform(kind: str, transform: str) -> Non
             )
 
 
-def test_a_rule_that_calls_its_function_counts_at_every_order() -> None:
-    @sf.custom_jvp
-    def exp(x: Tensor) -> Tensor:
-        return x.exp()
-
-    exp.defjvp(
-        lambda primals, tangents: (exp(*primals), exp(*primals) * tangents[0] * 2)
-    )
-    zero = torch.tensor(0.0, dtype=F64)
-    close(sf.grad(exp)(zero), torch.tensor(2.0, dtype=F64))
-    close(sf.grad(sf.grad(sf.grad(exp)))(zero), torch.tensor(8.0, dtype=F64))
-
-
-def test_a_rule_keeps_a_function_from_overflowing() -> None:
-    softplus = sf.custom_jvp(lambda x: torch.log1p(torch.exp(x)))
-    softplus.defjvp(
-        lambda primals, tangents: (
-            softplus(*primals),
-            torch.sigmoid(primals[0]) * tangents[0],
-        )
-    )
-    close(
-        sf.grad(softplus)(torch.tensor(1000.0, dtype=F64)),
-        torch.tensor(1.0, dtype=F64),
-    )
-
-
-def test_arguments_that_are_no_tensors_come_first_in_a_rule() -> None:
-    @sf.custom_vjp
-    def clipped(limit: float, x: Tensor) -> Tensor:
-        return x
-
-    plain = sf.custom_vjp(clipped.fn, nondiff_argnums=0)
-    plain.defvjp(
-        lambda limit, x: (x, None), lambda limit, _, g: (g.clamp(-limit, limit),)
-    )
-    close(
-        sf.grad(lambda x: (plain(0.5, x) * torch.arange(3, dtype=F64)).sum())(
-            X[0]
-        ),
-        torch.tensor([0.0, 0.5, 0.5], dtype=F64),
-    )
-
-
 def test_a_custom_function_inside_a_scan() -> None:
     ours = lambda x: sf.scan(
         lambda c, r: (c + doubled(x, Y).sum() * r.sum(), None),
@@ -218,92 +173,3 @@ def test_a_custom_function_inside_a_scan() -> None:
     )[0]
     plain = lambda x: sum(Doubled.apply(x, Y).sum() * r.sum() for r in X)
     close(sf.grad(ours)(X), torch.func.grad(plain)(X))
-
-
-def unruled() -> Any:
-    return sf.custom_vjp(lambda x: x)
-
-
-def with_rule(fwd: Any, bwd: Any) -> Any:
-    made = sf.custom_vjp(lambda x: x * 2)
-    made.defvjp(fwd, bwd)
-    return made
-
-
-def closing_over(w: Tensor) -> Tensor:
-    made = sf.custom_vjp(lambda x: (x * w).sum())
-    made.defvjp(lambda x: ((x * w).sum(), x), lambda r, g: (g * r,))
-    return made(X)
-
-
-REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no rule": (
-        lambda: unruled()(X),
-        sf.ShardError,
-        "custom_vjp(<lambda>): it has no rule\n  try: f.defvjp(fwd, bwd) before it is called",
-    ),
-    "a second rule": (
-        lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
-        sf.ShardError,
-        (
-            "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) again, with "
-            "the other rule"
-        ),
-    ),
-    "fwd returns no pair": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum()
-        )(X),
-        sf.TreeError,
-        "custom_vjp(<lambda>): fwd returns something else\n  needed: (result, residuals)",
-    ),
-    "fwd returns another result": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum()
-        )(X),
-        sf.TreeError,
-        "custom_vjp(<lambda>): the results of fwd do not match those of the function\n"
-        "  result is (3,) torch.float64, result is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return the same result as the function",
-    ),
-    "bwd returns no tuple": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum()
-        )(X),
-        sf.TreeError,
-        "custom_vjp(<lambda>): bwd returns something else\n  needed: a tuple of 1 cotangents",
-    ),
-    "bwd returns another shape": (
-        lambda: sf.grad(
-            lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(
-                x
-            ).sum()
-        )(X),
-        sf.TreeError,
-        "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n"
-        "  cotangent[0] is (3,) torch.float64, args[0] is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return for each argument a tree "
-        "like it, or None for zero",
-    ),
-    "forward mode of a reverse rule": (
-        lambda: sf.jvp(doubled, (X, Y), (X, Y)),
-        sf.CaptureError,
-        "custom_vjp(doubled): it has a rule for reverse mode only, and is differentiated "
-        "in forward mode\n"
-        "  try: custom_jvp, whose rule serves both modes",
-    ),
-    "a closed-over value that is differentiated": (
-        lambda: sf.grad(closing_over)(X),
-        sf.CaptureError,
-        "custom_vjp(<lambda>): it closes over a value that is differentiated\n"
-        "  try: pass it as an argument, for which the rule gives a derivative",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_is_refused_is_said(name: str) -> None:
-    call, kind, text = REFUSALS[name]
-    with pytest.raises(kind) as error:
-        call()
-    assert without_line(error.value) == text

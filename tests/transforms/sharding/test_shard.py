@@ -170,23 +170,6 @@ def test_transforms_written_out_anew_share_what_was_captured(mesh: Any) -> None:
     assert cache.counts["captures"] == 2
 
 
-def test_constrain_pins_a_value_and_its_gradient(mesh: Any) -> None:
-    def f(x: torch.Tensor) -> Any:
-        h = sf.constrain(x * 2, P("dp", "tp"))
-        return h, (h * h).sum()
-
-    x = torch.randn(6, 8, dtype=torch.float64)
-    h, _ = aten(f, mesh)(x)
-    assert h.placements == (Shard(0), Shard(1))
-    g = aten(sf.grad(lambda x: f(x)[1]), mesh)(x)
-    torch.testing.assert_close(sf.full(g), 8 * x)
-    assert g.placements == (Replicate(), Replicate()), (
-        "a gradient is placed as its argument is"
-    )
-    assert sf.constrain(x, P("dp")) is x, "outside a transform it is the identity"
-    assert torch.equal(sf.grad(lambda x: f(x)[1])(x), 8 * x), "and without a mesh"
-
-
 def test_shard_inside_grad_and_grad_inside_shard(mesh: Any) -> None:
     x = torch.randn(6, 8, dtype=torch.float64)
     inner = aten(lambda x: (x.sin() * x).sum(), mesh, P("dp", "tp"))
@@ -248,24 +231,6 @@ def test_donated_arguments_are_gone_and_say_which_call_took_them(
         assert "DonatedTensor" in repr(x)
 
 
-def test_distribute_keeps_memory_of_its_own_so_that_donation_leaves_the_callers_alone() -> (
-    None
-):
-    mesh = sf.make_mesh((1,), ("dp",))
-    try:
-        mine = torch.arange(8.0)
-        fn = aten(double, mesh, P(), donate_argnums=0)
-        assert torch.equal(
-            sf.full(fn(sf.distribute(mine, mesh, P()))), 2 * torch.arange(8.0)
-        )
-        assert torch.equal(mine, torch.arange(8.0))
-        assert (
-            sf.distribute(mine, mesh, P()).to_local().data_ptr() != mine.data_ptr()
-        )
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothing() -> (
     None
 ):
@@ -288,43 +253,6 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         assert torch.equal(sf.full(out), torch.arange(64.0) * 8)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_check_proves_law_0_and_finds_what_breaks_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fn = lambda x, y: (x @ y).softmax(-1)
-    args = (
-        torch.randn(5, 3, dtype=torch.float64),
-        torch.randn(3, 4, dtype=torch.float64),
-    )
-    found = sf.check(
-        fn, *args, worlds=[1, 2, 3, {"dp": 2, "tp": 2}], placements=(P("dp"), P())
-    )
-    assert all(v < 1e-12 for v in found.values()) and list(found) == [
-        1,
-        2,
-        3,
-        (("dp", 2), ("tp", 2)),
-    ]
-    from shardfn.partition import rules
-    from shardfn.partition.rules import pointwise
-
-    # a wrong rule: the square of a pending sum is not the pending sum of squares
-    monkeypatch.setitem(
-        rules.RULES,
-        torch.ops.aten.exp.default,
-        lambda call: [(("sum",), ("sum",)), *pointwise.pointwise(call)],
-    )
-    with pytest.raises(
-        sf.DivergenceError,
-        match=r"check, world 2, result: sharded differs from plain by up to",
-    ):
-        sf.check(
-            lambda x: x.sum(0).exp(),
-            torch.randn(5, 3, dtype=torch.float64),
-            worlds=[2],
-        )
 
 
 def test_a_compiled_program_runs_its_own_signature_and_refuses_another(

@@ -11,9 +11,8 @@ import torch
 from ....ops.nodes import args_of
 from ....types import PENDING, Marks
 from ...protocols import Walk
-from ..constraints import aligned
+from ..constraints import ALIGN, aligned
 
-ALIGN = "prim_align"
 ATEN = torch.ops.aten
 LINEAR = (
     ATEN.mul.Tensor,

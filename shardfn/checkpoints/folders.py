@@ -1,0 +1,99 @@
+"""Where checkpoints lie in their folder, and which of them are complete.
+
+A checkpoint is written into `step-N.saving`, which becomes `step-N` when it is complete. A process
+that is killed leaves a `.saving`, and the checkpoints before it as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+
+MANIFEST = "shardfn.json"
+SAVING, OLD = ".saving", ".old"
+ENDINGS = (
+    "",
+    SAVING,
+    OLD,
+)  # of the folder of a step: the first that is complete counts
+_STEP = re.compile(r"step-(\d+)")
+
+
+def folder_of(root: str, step: int, ending: str = "") -> str:
+    """The folder of a step."""
+    return os.path.join(root, f"step-{step:08d}{ending}")
+
+
+def is_complete(folder: str) -> bool:
+    """Whether a folder holds a checkpoint that was written to its end."""
+    return os.path.isfile(os.path.join(folder, MANIFEST))
+
+
+def complete(root: str, step: int) -> str | None:
+    """The folder that holds a step, or None."""
+    folders = [folder_of(root, step, ending) for ending in ENDINGS]
+    return next(filter(is_complete, folders), None)
+
+
+def steps(root: str) -> list[int]:
+    """The steps that are complete, in order."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = [name.split(".")[0] for name in os.listdir(root)]
+        numbers = {int(m[1]) for m in map(_STEP.fullmatch, names) if m}
+        return [step for step in sorted(numbers) if complete(root, step)]
+    return []
+
+
+def begin(root: str, step: int) -> str:
+    """Make the folder that a step is written to, empty."""
+    folder = folder_of(root, step, SAVING)
+    _recover(root, step)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    return folder
+
+
+def commit(root: str, step: int, keep: int | None) -> None:
+    """Have the folder that was written take the place of its step; remove older steps.
+
+    Args:
+        root: the folder of all steps.
+        step: a step whose `.saving` is complete.
+        keep: how many steps to keep; None keeps all.
+    """
+    target, old = folder_of(root, step), folder_of(root, step, OLD)
+    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(target, old)
+    os.rename(folder_of(root, step, SAVING), target)
+    shutil.rmtree(old, ignore_errors=True)
+    for gone in steps(root)[: -keep if keep else 0]:
+        for ending in ENDINGS:
+            shutil.rmtree(folder_of(root, gone, ending), ignore_errors=True)
+
+
+def discard(root: str, step: int) -> None:
+    """Remove what was written of a step that failed."""
+    folder = folder_of(root, step, SAVING)
+    if not is_complete(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _recover(root: str, step: int) -> None:
+    """Finish the commit of a process that was killed in it."""
+    target = folder_of(root, step)
+    found = complete(root, step)
+    if found is not None and found != target:
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(found, target)
+
+
+def sync(folder: str) -> None:
+    """Have the entries of a folder on disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,198 @@
+"""save: a tree of tensors and constants as a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _compat
+from ..errors import CheckpointError, FakeValueError, ShardError
+from ..world import current_world
+from . import files, folders, manifest
+from .contents import Contents, contents
+
+Chunks = list[tuple[_compat.Chunk, torch.Tensor]]
+
+
+class Saving:
+    """A checkpoint that is written in the background.
+
+    Example:
+        >>> import tempfile, torch, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     saving = sf.save(folder, {"w": torch.ones(2)}, background=True)
+        ...     saving.wait().endswith("step-00000000")
+        True
+    """
+
+    def __init__(self, work: Callable[[], str]) -> None:
+        self._result = ""
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,))
+        self._thread.start()
+
+    def _run(self, work: Callable[[], str]) -> None:
+        try:
+            self._result = work()
+        except BaseException as error:  # raised by wait
+            self._error = error
+
+    def is_done(self) -> bool:
+        """Whether the checkpoint is complete, or has failed."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> str:
+        """Wait until the checkpoint is complete.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+@_compat.outside_only
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    step: int | None = None,
+    keep: int | None = None,
+    background: bool = False,
+) -> Any:
+    """Write a tree of tensors and constants to a folder, as one step of it.
+
+    Each rank writes the chunks that no other rank writes. A process that is killed at any moment
+    leaves the steps before this one as they were.
+
+    Args:
+        path: a folder for all steps. Every rank must see it.
+        tree: a pytree of DTensors, plain tensors (the same on every rank), numbers, text, None,
+            and objects with `state_dict` and `load_state_dict`.
+        step: the number of the step; by default the one after the newest. A step of the same
+            number is replaced.
+        keep: remove all but so many of the newest steps; None keeps all.
+        background: copy the tensors, return at once, and write in a thread.
+
+    Returns:
+        The folder of the step; with `background` a `Saving`, whose `wait` returns it.
+
+    Raises:
+        CheckpointError: a leaf that cannot be saved; the folder cannot be written.
+        FakeValueError: in a world with numerics=False.
+
+    Source: torch.distributed.checkpoint.save; orbax.checkpoint.
+
+    Example:
+        >>> import tempfile, torch, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = sf.save(folder, {"w": torch.ones(2), "epoch": 3}, step=7)
+        ...     sf.load(folder, {"w": sf.ShapeDtype((2,)), "epoch": 0})
+        {'w': tensor([1., 1.]), 'epoch': 3}
+    """
+    root = os.path.abspath(os.fspath(path))
+    _check_number("step", step, 0)
+    _check_number("keep", keep, 1)
+    world = current_world()
+    if world.kind == "fake":
+        fix = "fake_world(n), which has values"
+        got = "a world with numerics=False has no values to save"
+        raise FakeValueError.of("save", got, fix=fix)
+    found = contents(tree)
+    is_alone = world.kind == "simulated"
+    if not background:
+        return _saved(root, found, step, keep, is_alone, None)
+    copied = Contents(
+        {name: x.detach().clone() for name, x in found.tensors.items()},
+        found.constants,
+    )
+    is_shared = dist.is_initialized() and not is_alone
+    # Collectives of the job go on meanwhile, in their own group.
+    group: Any = dist.new_group(backend="gloo") if is_shared else None
+
+    def work() -> str:
+        try:
+            return _saved(root, copied, step, keep, is_alone, group)
+        finally:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    return Saving(work)
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and (not is_number or value < least):
+        got = f"{name} is {value!r}"
+        needed = f"an int from {least} up, or None"
+        raise ShardError.of("save", got, needed=needed, arg_path=name)
+
+
+def _saved(
+    root: str,
+    found: Contents,
+    step: int | None,
+    keep: int | None,
+    is_alone: bool,
+    group: Any,
+) -> str:
+    """The folder of the step that was written.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    number = step
+
+    def prepare() -> str:
+        nonlocal number
+        if number is None:
+            number = max(folders.steps(root), default=-1) + 1
+        return folders.begin(root, number)
+
+    def finish(folder: str, chunks: list[_compat.Chunk]) -> None:
+        assert number is not None
+        manifest.write(folder, _manifest(found, chunks, number))
+        folders.commit(root, number, keep)
+
+    writing = _compat.Writing(prepare, _write, finish)
+    try:
+        folder = _compat.save_planned(
+            found.tensors, writing, is_alone=is_alone, group=group
+        )
+    except OSError as error:
+        if number is not None:
+            folders.discard(root, number)
+        fix = "free space, or another folder; the steps before this one are unchanged"
+        got = f"{root} cannot be written"
+        raise CheckpointError.of("save", got, str(error), fix=fix) from None
+    return folder.removesuffix(folders.SAVING)
+
+
+def _write(folder: str, part: int, chunks: Chunks) -> None:
+    path = os.path.join(folder, manifest.file_of(part))
+    files.write(path, {manifest.key_of(chunk): x for chunk, x in chunks})
+
+
+def _manifest(
+    found: Contents, chunks: list[_compat.Chunk], step: int
+) -> manifest.Manifest:
+    of_tensor: dict[str, list[_compat.Chunk]] = {
+        name: [] for name in found.tensors
+    }
+    for chunk in chunks:
+        of_tensor[chunk.name].append(chunk)
+    tensors: Mapping[str, manifest.Stored] = {
+        name: manifest.Stored(tuple(x.shape), x.dtype, tuple(of_tensor[name]))
+        for name, x in found.tensors.items()
+    }
+    return manifest.Manifest(tensors, found.constants, step)

@@ -1,0 +1,57 @@
+"""A cast that makes a gradient, as of parameters that are computed with in a smaller dtype: it is
+placed like the parameter. So the gradient is reduced once, to the shard that is kept, and in the
+smaller dtype unless the options of the gradient say otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....buckets import Wish
+from ....capture import annotations
+from ....ops.nodes import args_of
+from ...protocols import Walk
+from ...rule_api.strategy import OpCall
+from ...rules.pointwise import widens
+from ..constraints import ALIGN, aligned_to
+from ..values import Placed, Value, is_partial
+
+CAST = torch.ops.aten._to_copy.default
+
+
+def placed(
+    walk: Walk, node: torch.fx.Node, call: OpCall, values: list[Value]
+) -> Placed | None:
+    """The placements of such a cast; None for any other op.
+
+    Args:
+        walk: the current walk.
+        node: an op.
+        call: its call.
+        values: its inputs.
+    """
+    if call.target is not CAST or len(node.users) != 1:
+        return None
+    (reader,) = node.users
+    (value,) = values
+    slots = value.readable(node.meta["phase"])
+    is_term = bool(slots) and is_partial(slots[0].marks)
+    is_gradient = getattr(reader.target, "_opname", "") == ALIGN
+    if not is_gradient or not is_term:
+        return None
+    _, parameter, wish = args_of(reader)
+    is_after = reader in walk.later or _reduces_after(node, wish, call)
+    own = slots[0].marks
+    marks = own if is_after and widens(call) else None
+    if marks is None:
+        _, marks = aligned_to(walk, value, parameter)
+    return Placed([marks], [marks]) if walk.reaches(value, marks) else None
+
+
+def _reduces_after(node: torch.fx.Node, wish: str, call: OpCall) -> bool:
+    """Whether the gradient is to be reduced in the dtype that the cast makes. The options of
+    bucketed_grad go before those of mixed_precision.
+    """
+    asked = Wish.of(wish).reduce_dtype if wish else None
+    name = asked or (annotations.reduced_in(node) or "").removeprefix("torch.")
+    return name == str(call.outs[0].dtype).removeprefix("torch.")

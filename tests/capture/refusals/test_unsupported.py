@@ -1,0 +1,56 @@
+"""Calls that cannot be captured: found by frame or text, each with what to write instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from shardfn import world
+from shardfn.capture.refusals import unsupported as table
+from shardfn.capture.refusals.unsupported import unsupported
+
+USER = "/home/me/model.py"
+C10D = "/site/torch/distributed/distributed_c10d.py"
+
+
+class Frame(NamedTuple):
+    filename: str
+    name: str
+
+
+@pytest.mark.parametrize("name", ["barrier", "new_group", "isend", "broadcast"])
+def test_a_function_of_torch_is_found_among_the_frames(name: str) -> None:
+    frames = [Frame(USER, "step"), Frame(C10D, name), Frame(C10D, "inner")]
+    assert unsupported(frames, "") == table.TORCH[name]
+
+
+def test_a_function_of_the_user_with_such_a_name_is_not_meant() -> None:
+    assert unsupported([Frame(USER, "barrier")], "") is None
+
+
+def test_a_function_of_ours_is_found() -> None:
+    frames = [Frame(USER, "step"), Frame(world.__file__, "fake_world")]
+    assert unsupported(frames, "") == table.WORLD
+
+
+def test_a_mesh_is_known_by_its_constructor() -> None:
+    frames = [Frame("/site/torch/distributed/device_mesh.py", "__init__")]
+    assert unsupported(frames, "") == table.MESH
+
+
+def test_without_frames_the_text_tells() -> None:
+    assert unsupported([], "Skip calling function `barrier`") == table.WAITS
+    for sign, row in table.SIGNS.items():
+        assert unsupported([], f"Dynamo says: {sign} ...") == row
+
+
+def test_any_other_function_of_torch_distributed_has_a_row_too() -> None:
+    assert unsupported([Frame(C10D, "unheard_of")], "") == table.OTHER
+    assert unsupported([], "something else") is None
+
+
+def test_every_row_is_a_problem_and_an_alternative() -> None:
+    rows = [*table.TORCH.values(), *table.OURS.values(), *table.SIGNS.values()]
+    for problem, fix in rows:
+        assert problem.startswith(("it ", "local_map")) and fix

@@ -1,0 +1,78 @@
+"""Nodes of Dynamo's graph: bases of views, and what is written in place."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from shardfn.capture.shard_map.varying_nodes import (
+    children_of,
+    graphs_of,
+    is_checkpoint,
+    is_size,
+    name_of,
+    nodes_in,
+    root_of,
+    written_by,
+)
+
+GRAPH = torch.fx.Graph()
+X = GRAPH.placeholder("x")
+
+
+def function(target: object, *args: object, **kwargs: object) -> torch.fx.Node:
+    return GRAPH.call_function(target, args, kwargs)
+
+
+def method(name: str, *args: object, **kwargs: object) -> torch.fx.Node:
+    return GRAPH.call_method(name, args, kwargs)
+
+
+def test_the_base_of_a_view_is_reached_through_views_and_writes() -> None:
+    view = function(operator.getitem, method("transpose", X, 0, 1), 0)
+    assert root_of(view) is X
+    assert root_of(method("add_", view, 1)) is X
+    computed = function(torch.add, view, 1)
+    assert root_of(method("view", computed, -1)) is computed
+
+
+def test_an_op_writes_to_its_first_argument_or_to_out() -> None:
+    y = function(torch.exp, X)
+    assert written_by(method("mul_", X, y)) == [X]
+    assert written_by(function(operator.setitem, X, 0, y)) == [X]
+    assert written_by(function(operator.iadd, X, y)) == [X]
+    assert written_by(function(torch.relu, X, inplace=True)) == [X]
+    assert written_by(function(torch.add, X, y, out=y)) == [y]
+    assert written_by(function(torch.add, X, y)) == []
+    assert written_by(method("__len__", X)) == [], "no name of an in-place op"
+    assert written_by(X) == []
+
+
+def test_nodes_in_lists_and_names_of_ops() -> None:
+    assert nodes_in([X, (1, X), None]) == [X, X]
+    assert name_of(method("view", X)) == "view"
+    assert name_of(function(torch.add, X, X)) == "add"
+
+
+def test_graphs_of_higher_order_ops_are_found() -> None:
+    inner = torch.fx.Graph()
+    inner.output(inner.placeholder("y"))
+    root = torch.nn.Module()
+    root.body = torch.fx.GraphModule(torch.nn.Module(), inner)
+    graph = torch.fx.Graph()
+    body = graph.get_attr("body")
+    call = graph.call_function(torch.add, (body, graph.placeholder("x")))
+    graph.output(call)
+    module = torch.fx.GraphModule(root, graph)
+    (node,) = [n for n in module.graph.nodes if n.op == "call_function"]
+    assert children_of(module, node) == [module.body]
+    assert len(list(graphs_of(module))) == 2
+    assert not is_checkpoint(node)
+
+
+def test_a_size_is_told_from_a_tensor() -> None:
+    node = function(torch.add, X, X)
+    assert not is_size(node)
+    node.meta["example_value"] = torch.ones(2)
+    assert not is_size(node)

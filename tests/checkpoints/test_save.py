@@ -1,0 +1,265 @@
+"""save: what is written, by whom, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import shardfn as sf
+from shardfn import P
+from shardfn.checkpoints import files, folders
+from tests.support.checkpoint_trees import (
+    MESHES,
+    TREE,
+    assert_equal,
+    mesh_of,
+    shapes,
+)
+
+
+def _world(shape: tuple[int, ...]) -> sf.fake_world:
+    return sf.fake_world(torch.Size(shape).numel())
+
+
+@pytest.mark.parametrize("loads", MESHES, ids=str)
+@pytest.mark.parametrize("saves", MESHES, ids=str)
+def test_a_checkpoint_is_loaded_on_another_mesh_bit_for_bit(
+    tmp_path: Path, saves: tuple[int, ...], loads: tuple[int, ...]
+) -> None:
+    with _world(saves):
+        x = sf.distribute(TREE, mesh_of(saves), MESHES[saves])
+        sf.save(tmp_path, x)
+    with _world(loads):
+        y = sf.load(tmp_path, shapes(), mesh_of(loads), MESHES[loads])
+        assert y["rows"].placements == tuple(
+            torch.distributed.tensor.Shard(i) for i in range(len(loads))
+        )
+        assert_equal(y, TREE)
+    assert_equal(sf.load(tmp_path, TREE), TREE)
+
+
+def test_a_dtensor_in_the_tree_keeps_its_placements(tmp_path: Path) -> None:
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        x = sf.distribute({"w": torch.arange(7.0)}, mesh, P("dp"))
+        sf.save(tmp_path, x)
+        like = sf.distribute({"w": torch.zeros(7)}, mesh, P("dp"))
+        loaded = sf.load(tmp_path, like)["w"]
+        assert loaded.placements == x["w"].placements
+        assert torch.equal(sf.full(loaded), torch.arange(7.0))
+        assert not sf.full(like["w"]).any()  # nothing is written in place
+
+
+def test_each_chunk_is_written_once(tmp_path: Path) -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        x = sf.distribute(torch.arange(6.0), mesh, P("dp"))
+        folder = sf.save(tmp_path, {"x": x, "y": torch.ones(3)})
+    with safe_open(Path(folder, "part-00000.safetensors"), "pt") as file:
+        assert sorted(file.keys()) == ["x@0", "x@3", "y@0"]
+        assert file.get_tensor("x@3").tolist() == [3, 4, 5]
+
+
+def _on_a_rank(folder: str) -> Any:
+    mesh = sf.make_mesh((2,), ("dp",))
+    x = sf.distribute({"w": torch.arange(7.0), "b": torch.ones(3)}, mesh, P("dp"))
+    saving = sf.save(folder, x, background=True)
+    torch.distributed.all_reduce(torch.ones(3))  # the job goes on meanwhile
+    first = saving.wait()
+    second = sf.save(folder, sf.tree_map(lambda a: a * 2, x))
+    loaded = sf.load(folder, x, step=1)
+    sf.save_safetensors(f"{folder}/plain", x)
+    torch.distributed.barrier()
+    like = {"w": sf.ShapeDtype((7,), torch.bfloat16), "b": sf.ShapeDtype((3,))}
+    plain = sf.load_safetensors(f"{folder}/plain", like, mesh, P("dp"))
+    return first, second, sf.full(loaded)["w"], sf.full(plain)["w"]
+
+
+def test_ranks_write_their_own_parts_and_agree_on_the_step(tmp_path: Path) -> None:
+    for first, second, whole, plain in run_ranks(2, _on_a_rank, str(tmp_path)):
+        assert (first, second) == tuple(
+            folders.folder_of(str(tmp_path), i) for i in (0, 1)
+        )
+        assert torch.equal(whole, torch.arange(7.0) * 2)
+        assert torch.equal(plain, torch.arange(7.0).bfloat16())
+    parts = ["part-00000.safetensors", "part-00001.safetensors", "shardfn.json"]
+    assert sorted(os.listdir(first)) == parts
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    assert sorted(plain) == ["b", "w"]
+    with sf.fake_world(3):
+        like = {"w": sf.ShapeDtype((7,)), "b": sf.ShapeDtype((3,))}
+        loaded = sf.load(tmp_path, like, sf.make_mesh((3,), ("dp",)), P("dp"))
+        assert torch.equal(sf.full(loaded)["w"], torch.arange(7.0) * 2)
+
+
+def test_steps_follow_each_other_and_old_ones_go(tmp_path: Path) -> None:
+    for i in range(4):
+        sf.save(tmp_path, {"i": i}, keep=2)
+    assert folders.steps(str(tmp_path)) == [2, 3]
+    sf.save(tmp_path, {"i": 30}, step=3)  # in the place of the other
+    assert sf.load(tmp_path, {"i": 0}) == {"i": 30}
+    assert sf.load(tmp_path, {"i": 0}, step=2) == {"i": 2}
+    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+
+
+def test_a_tree_without_tensors_and_a_tensor_alone(tmp_path: Path) -> None:
+    sf.save(tmp_path / "a", {})
+    assert sf.load(tmp_path / "a", {}) == {}
+    sf.save(tmp_path / "b", torch.ones(2))
+    assert torch.equal(sf.load(tmp_path / "b", torch.zeros(2)), torch.ones(2))
+
+
+def test_a_background_save_holds_the_values_of_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = threading.Event()
+    write = files.write
+
+    def later(*args: Any) -> None:
+        assert may_write.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(files, "write", later)
+    x = {"w": torch.ones(3)}
+    saving = sf.save(tmp_path, x, background=True)
+    x["w"].zero_()
+    assert not saving.is_done()
+    may_write.set()
+    saving.wait()
+    assert saving.is_done()
+    assert torch.equal(sf.load(tmp_path, x)["w"], torch.ones(3))
+
+
+def test_memory_that_tensors_share_is_written_for_each(tmp_path: Path) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    tree = {"x": x, "same": x, "turned": x.T, "row": x[1]}
+    sf.save(tmp_path, tree)
+    assert_equal(sf.load(tmp_path, tree), tree)
+
+
+def test_the_state_of_an_optimizer_and_of_a_scheduler(tmp_path: Path) -> None:
+    def run(w: torch.Tensor, steps: int, optimizer: Any, scheduler: Any) -> None:
+        for _ in range(steps):
+            (w**2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    def fresh() -> Any:
+        w = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW([w], lr=0.1)
+        return w, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    w, optimizer, scheduler = fresh()
+    run(w, 3, optimizer, scheduler)
+    sf.save(tmp_path, {"w": w, "optimizer": optimizer, "scheduler": scheduler})
+    other, *its = fresh()
+    loaded = sf.load(
+        tmp_path, {"w": other, "optimizer": its[0], "scheduler": its[1]}
+    )
+    other.data.copy_(loaded["w"])
+    for pair in ((w, optimizer, scheduler), (other, *its)):
+        run(pair[0], 3, *pair[1:])
+    assert torch.equal(w, other)
+
+
+def test_the_state_of_random_calls_is_a_tree(tmp_path: Path) -> None:
+    before = sf.random.state.get()
+    try:
+        sf.random.state.seed(11)
+        saved = sf.random.state.get()
+        sf.save(tmp_path, saved)
+        sf.random.state.seed(12)
+        sf.random.state.set(sf.load(tmp_path, sf.random.state.get()))
+        assert torch.equal(sf.random.state.get()["default"], saved["default"])
+    finally:
+        sf.random.state.set(before)
+
+
+def test_leaves_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        tree = {
+            "a": object(),
+            "b": sf.from_local(torch.ones(2), mesh, [sf.Partial()]),
+            "c": {1},
+        }
+        with pytest.raises(sf.CheckpointError) as error:
+            sf.save(tmp_path, tree)
+    assert str(error.value) == (
+        "save: a is a object\n"
+        "  b is placed as P(sum)\n"
+        "  c is a set\n"
+        "  needed: tensors, sharded or replicated, numbers, text, None, or objects with state_dict "
+        "and load_state_dict"
+    )
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"step": -1}, "save: step is -1\n  needed: an int from 0 up, or None"),
+        ({"step": 1.5}, "save: step is 1.5\n  needed: an int from 0 up, or None"),
+        ({"keep": 0}, "save: keep is 0\n  needed: an int from 1 up, or None"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: Any, text: str) -> None:
+    with pytest.raises(sf.ShardError) as error:
+        sf.save(tmp_path, {}, **options)
+    assert str(error.value) == text
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(sf.CheckpointError, match=r"two leaves are called a\.b"):
+        sf.save(tmp_path, {"a": {"b": 1}, "a.b": 2})
+
+
+def test_a_world_without_values_has_nothing_to_save(tmp_path: Path) -> None:
+    with sf.fake_world(2, numerics=False), pytest.raises(sf.FakeValueError):
+        sf.save(tmp_path, {"x": 1})
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_said_and_the_step_before_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    sf.save(tmp_path, {"x": torch.ones(2)}, step=0)
+    monkeypatch.setattr(files, "write", full)
+    with pytest.raises(sf.CheckpointError) as error:
+        made = sf.save(
+            tmp_path, {"x": torch.zeros(2)}, step=1, background=background
+        )
+        made.wait()
+    assert str(error.value) == (
+        f"save: {tmp_path} cannot be written\n"
+        "  [Errno 28] No space left on device\n"
+        "  try: free space, or another folder; the steps before this one are unchanged"
+    )
+    assert torch.equal(
+        sf.load(tmp_path, {"x": torch.zeros(2)})["x"], torch.ones(2)
+    )
+    assert os.listdir(tmp_path) == ["step-00000000"]
+
+
+def test_a_disk_that_really_takes_no_more(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(sf.CheckpointError, match="cannot be written"):
+            sf.save(tmp_path, {"x": torch.ones(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,55 @@
+"""Fake kernels of ops whose sizes follow from their arguments, in one thread and context."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+from shardfn import _compat
+from shardfn._compat.known_sizes import TABLE, sizes_known
+
+aten = torch.ops.aten
+A, B = torch.rand(5, 3), torch.rand(5, 2)
+
+
+def test_the_sizes_are_those_of_the_op() -> None:
+    mode = _compat.FakeTensorMode()
+    with sizes_known():
+        fake = aten.linalg_lstsq.default(mode.from_tensor(A), mode.from_tensor(B))
+    real = aten.linalg_lstsq.default(A, B)
+    assert [(x.shape, x.stride()) for x in fake] == [
+        (x.shape, x.stride()) for x in real
+    ]
+
+
+def test_a_driver_that_depends_on_values_is_refused() -> None:
+    mode = _compat.FakeTensorMode()
+    with sizes_known(), pytest.raises(DynamicOutputShapeException):
+        aten.linalg_lstsq.default(
+            mode.from_tensor(A), mode.from_tensor(B), driver="gelsd"
+        )
+
+
+def test_drawing_an_example_leaves_the_users_generator_alone() -> None:
+    before = torch.get_rng_state()
+    test_the_sizes_are_those_of_the_op()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_other_threads_and_later_calls_have_torchs_own() -> None:
+    from torch._subclasses.fake_impls import op_implementations_dict as known
+
+    answers: list[object] = []
+    before = set(known)
+    with sizes_known():
+        asked = known[aten.linalg_lstsq.default]
+        thread = threading.Thread(
+            target=lambda: answers.append(asked(None, None, A, B))
+        )
+        thread.start()
+        thread.join()
+    assert answers == [NotImplemented]
+    assert set(known) == before and set(TABLE) - before == set(TABLE)

@@ -1,0 +1,58 @@
+"""The search over the placements of carries: the cheapest wins, and it is tried on every axis."""
+
+from __future__ import annotations
+
+import pieces
+
+from shardfn.partition.planner.carried import Carries, searched
+from shardfn.partition.planner.price import PlanPrice
+
+AXES = pieces.mesh_axes((2, 3))
+
+
+def priced(least: Carries, seen: list[Carries]):
+    """A price that falls with each placement that is that of the cheapest carries."""
+
+    def price(tried: Carries) -> PlanPrice:
+        seen.append(tried)
+        right = [
+            tried.get(shape, ("R", "R"))[axis] == marks[axis]
+            for shape, marks in least.items()
+            for axis in range(2)
+        ]
+        return PlanPrice(10.0 - sum(right), 0.0, 0.0)
+
+    return price
+
+
+def test_the_cheapest_placement_is_found_axis_by_axis() -> None:
+    least: Carries = {(4, 6): (0, 1)}
+    assert searched({(4, 6): ("R", "R")}, AXES, priced(least, [])) == least
+
+
+def test_nothing_changes_where_nothing_is_cheaper() -> None:
+    seen: list[Carries] = []
+    now: Carries = {(4, 6): ("R", "R")}
+    assert searched(now, AXES, priced(now, seen)) == {}
+    assert {} in seen and len(seen) > 1
+
+
+def test_only_the_two_largest_carries_and_dims_with_an_element_for_each_rank() -> (
+    None
+):
+    seen: list[Carries] = []
+    carried: Carries = dict.fromkeys([(3,), (12,), (2, 7)], ("R", "R"))
+    searched(carried, AXES, priced(carried, seen))
+    tried = {(shape, marks) for row in seen for shape, marks in row.items()}
+    assert tried == {
+        ((12,), (0, "R")),
+        ((12,), ("R", 0)),
+        ((2, 7), (0, "R")),
+        ((2, 7), (1, "R")),
+        ((2, 7), ("R", 1)),
+    }
+
+
+def test_without_carries_nothing_is_priced() -> None:
+    seen: list[Carries] = []
+    assert searched({}, AXES, priced({}, seen)) == {} and not seen

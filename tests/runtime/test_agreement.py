@@ -1,0 +1,123 @@
+"""Ranks compare their plans and their plain tensors; here each rank is a call in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shardfn as sf
+from shardfn.runtime import agreement
+from shardfn.runtime.agreement import agree, checked, compare_ranks, has_others
+from shardfn.runtime.options import Request
+from shardfn.schedule import agenda
+from tests.support.stages.plans import data_parallel
+
+REQUEST = Request("f", print, print)
+PLACED: Any = SimpleNamespace(paths=("x", "n"))
+
+
+def gathers(monkeypatch: pytest.MonkeyPatch, *others: Any) -> None:
+    """Each gather of objects gives this rank's, then those of the others in turn."""
+    answers = iter(others)
+
+    def gather(out: list[Any], mine: Any) -> None:
+        out[:] = [mine, next(answers, mine)]
+
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(agreement, "has_others", lambda placed: True)
+
+
+def test_equal_plans_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathers(monkeypatch)
+    plan = data_parallel()
+    agree("f", plan, agenda(plan, "f"))
+
+
+def test_the_first_line_that_differs_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = data_parallel()
+    mine = agreement._lines(plan)
+    theirs = [*mine[:3], "another step"]
+    gathers(monkeypatch, "another digest", theirs)
+    with pytest.raises(sf.DivergenceError) as caught:
+        agree("f", plan, agenda(plan, "f"))
+    text = str(caught.value)
+    assert text.startswith("f: ranks hold different programs\n")
+    assert f"rank 0: {mine[3]}" in text and "rank 1: another step" in text
+
+
+def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
+    lines = agreement._lines(data_parallel())
+    assert lines[:2] == ["(a=2)", "in (4, 4) torch.float32 ('R',)"]
+    assert any("%mm at model.py:mm: mm" in line for line in lines)
+    assert any("all_reduce ('sum',) -> ('R',)" in line for line in lines)
+
+
+def row(x: torch.Tensor, what: str = "argument x") -> Any:
+    return ((what, tuple(x.shape), str(x.dtype)), agreement._digest(x))
+
+
+def test_a_plain_tensor_that_differs_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(2)
+    gathers(monkeypatch, (False, [row(x)]))
+    compare_ranks(REQUEST, PLACED, [x, 3])
+    gathers(monkeypatch, (False, [row(torch.zeros(2))]))
+    with pytest.raises(sf.DivergenceError) as caught:
+        compare_ranks(REQUEST, PLACED, [x, 3])
+    text = str(caught.value)
+    assert text.startswith(
+        "f, argument x: a plain tensor that differs between rank 0 and rank 1"
+    )
+    assert caught.value.arg_path == "x"
+
+
+def test_other_shapes_are_left_to_the_comparison_of_plans_while_staging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.ones(2)
+    gathers(monkeypatch, (True, [row(torch.ones(3))]))
+    compare_ranks(REQUEST, PLACED, [x, 3], staging=True)
+    gathers(monkeypatch, (False, [row(torch.ones(3))]))
+    with pytest.raises(sf.DivergenceError):
+        compare_ranks(REQUEST, PLACED, [x, 3], staging=True)
+
+
+def test_calls_are_compared_under_shardfn_check_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = lambda leaves: "ran"
+    monkeypatch.delenv("SHARDFN_CHECK", raising=False)
+    assert checked(run, REQUEST, PLACED) is run
+    monkeypatch.setenv("SHARDFN_CHECK", "1")
+    x = torch.ones(2)
+    gathers(monkeypatch, (False, [row(torch.zeros(2))]))
+    with pytest.raises(sf.DivergenceError):
+        checked(run, REQUEST, PLACED)([x, 3])
+
+
+def test_lazy_bits_do_not_count_and_values_do() -> None:
+    z = torch.tensor([1 + 2j])
+    assert agreement._digest(z.conj()) == agreement._digest(torch.tensor([1 - 2j]))
+    assert agreement._digest(torch.tensor(0.0)) != agreement._digest(
+        torch.tensor(-0.0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "mesh"), [("fake", 2, 1), ("real", 1, 1), ("real", 2, None)]
+)
+def test_a_call_without_other_ranks_compares_nothing(
+    kind: str, size: int, mesh: Any
+) -> None:
+    placed: Any = SimpleNamespace(
+        world=SimpleNamespace(kind=kind, size=size), mesh=mesh
+    )
+    assert not has_others(placed)

@@ -1,0 +1,27 @@
+"""The examples of each page in docs/ are one program, and it runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from tests.support.reading.sizes import ROOT
+
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PAGES = ["checkpoints.md", "mixed-precision.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(ROOT, "docs", page).read_text()
+    program = "\n".join(EXAMPLE.findall(text))
+    assert program
+    module = types.ModuleType("examples_of_a_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(program, f"docs/{page}", "exec"), vars(module))

@@ -1,0 +1,196 @@
+"""The checks of scan, cond and while_loop on their functions, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from message import without_line
+
+import shardfn as sf
+from shardfn.transforms.control_flow import _checks as checks
+
+F64 = torch.float64
+G = torch.Generator().manual_seed(7)
+W = torch.randn(3, 3, generator=G, dtype=F64)
+XS = torch.randn(5, 4, 3, generator=G, dtype=F64)
+Q = torch.randn(5, 3, generator=G, dtype=F64)
+
+
+def growing(w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
+    """A loop that runs as often as the values say."""
+    return sf.while_loop(
+        lambda c: c.abs().sum() < 50, lambda c: c * 1.7 + w[0], xs
+    )
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "other numbers of rows": (
+        lambda: sf.scan(lambda c, x: (c, x["a"]), W, {"a": Q, "b": W}),
+        sf.TreeError,
+        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of steps\n"
+        "  try: xs whose leaves have one first dim, or length",
+    ),
+    "a scalar has no rows": (
+        lambda: sf.scan(lambda c, x: (c, x), W, torch.tensor(1.0)),
+        sf.TreeError,
+        "scan(<lambda>): xs has no rows: it is a scalar\n  needed: one number of steps\n"
+        "  try: xs whose leaves have one first dim, or length",
+    ),
+    "no rows and no length": (
+        lambda: sf.scan(lambda c, x: (c, None), W),
+        sf.TreeError,
+        "scan(<lambda>): it has no xs, and length is not given\n  needed: one number of steps\n"
+        "  try: xs whose leaves have one first dim, or length",
+    ),
+    "another length": (
+        lambda: sf.scan(lambda c, x: (c, None), W, Q, length=4),
+        sf.TreeError,
+        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of steps\n"
+        "  try: xs whose leaves have one first dim, or length",
+    ),
+    "a carry that is no tensor": (
+        lambda: sf.scan(lambda c, x: (c, None), (W, 0), Q),
+        sf.TreeError,
+        "scan(<lambda>): init[1] is a int, and not a tensor\n  needed: a carry of tensors\n"
+        "  try: torch.tensor(x) for a value that changes from step to step; the function "
+        "may close over constants",
+    ),
+    "a carry that changes its tree": (
+        lambda: sf.scan(lambda c, x: ((c[0],), None), (W, W), Q),
+        sf.TreeError,
+        "scan(<lambda>): carry: the carries that leave lack [1]\n  needed: the same tree\n"
+        "  try: return a carry of the same tree as the one that enters",
+    ),
+    "a carry that changes its type": (
+        lambda: sf.scan(lambda c, x: ((c[0].float(), c[1][:2]), None), (W, Q), Q),
+        sf.TreeError,
+        "scan(<lambda>): carry[0] enters as (3, 3) torch.float64 and leaves as (3, 3) "
+        "torch.float32\n"
+        "  carry[1] enters as (5, 3) torch.float64 and leaves as (2, 3) torch.float64\n"
+        "  needed: a carry of the same shapes and dtypes in every step\n"
+        "  try: cast or reshape the carry before it is returned, or start with what the "
+        "function returns",
+    ),
+    "branches that differ": (
+        lambda: sf.cond(
+            torch.tensor(True), lambda x: (x, x), lambda x: (x[0], x.float()), W
+        ),
+        sf.TreeError,
+        "cond(<lambda>, <lambda>): result[0]: true_fn returns (3, 3) torch.float64, "
+        "false_fn (3,) torch.float64\n"
+        "  result[1]: true_fn returns (3, 3) torch.float64, false_fn (3, 3) torch.float32\n"
+        "  needed: branches with the same results\n  try: cast, or expand, the result of "
+        "one branch; torch.tensor(x) for a number",
+    ),
+    "branches of other trees": (
+        lambda: sf.cond(torch.tensor(True), lambda x: {"a": x}, lambda x: [x], W),
+        sf.TreeError,
+        "cond(<lambda>, <lambda>): result: the results of false_fn have a list, the "
+        "results of true_fn have a dict\n"
+        "  needed: branches with the same results\n  try: return the same tree from both branches",
+    ),
+    "several truths": (
+        lambda: sf.cond(Q > 0, torch.sin, torch.cos, Q),
+        sf.TreeError,
+        "cond(sin, cos), pred: (5, 3) torch.bool\n  needed: a bool, or a tensor with one element\n"
+        "  try: torch.where(pred, a, b), which chooses element by element, or vmap",
+    ),
+    "a carry that is written to": (
+        lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
+        sf.CaptureError,
+        "scan, argument (a carry or a per-step input): the function writes to it in place\n"
+        "  needed: a function that only returns\n  try: return the new value, or write "
+        "to a copy: (a carry or a per-step input).clone()",
+    ),
+    "a while loop in reverse": (
+        lambda: sf.grad(lambda x: growing(W, x).sum())(XS),
+        sf.CaptureError,
+        "while_loop: it is differentiated in reverse, and how often it runs is not known\n"
+        "  try: scan with a fixed length, and torch.where for conditional updates; or jvp",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_is_refused_is_said(name: str) -> None:
+    call, kind, text = REFUSALS[name]
+    with pytest.raises(kind) as error:
+        call()
+    assert without_line(error.value) == text
+
+
+CHECKS = [
+    (
+        lambda: checks.rows_of("f", ("xs",), (((5, 2), F64),), -1),
+        "f, length: length is -1",
+    ),
+    (
+        lambda: checks.rows_of("f", ("xs",), ("float",), None),
+        "xs has no rows: it is not a tensor",
+    ),
+    (
+        lambda: checks.check_carry("f", ("c",), ("NoneType",), True),
+        "its carry holds no tensor, so it would never end",
+    ),
+    (lambda: checks.check_step("f", False, "list"), "the function returns a list"),
+    (
+        lambda: checks.branch_dtypes(
+            "f", ("r",), ("str",), ("str",), ("a",), ("b",)
+        ),
+        "r: true_fn returns 'a', false_fn 'b'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), CHECKS, ids=lambda x: str(x)[:30])
+def test_a_check_names_what_is_wrong(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(sf.TreeError) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+def test_the_number_of_steps_is_that_of_the_rows_or_the_length() -> None:
+    rows = ((5, 2), F64), "NoneType"
+    assert checks.rows_of("f", ("a", "b"), rows, None) == 5
+    assert checks.rows_of("f", ("a", "b"), rows, 5) == 5
+    assert checks.rows_of("f", (), (), 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("yes", "no", "dtype"),
+    [
+        (((), F64), "float", F64),
+        ("int", ((), torch.int32), torch.int32),
+        ("int", "int", torch.int64),
+        ("float", "float", torch.float32),
+        ("bool", "bool", torch.bool),
+        (((2,), F64), ((2,), F64), None),
+        ("NoneType", "NoneType", None),
+    ],
+)
+def test_a_number_takes_the_dtype_of_the_other_branch(
+    yes: Any, no: Any, dtype: Any
+) -> None:
+    assert checks.branch_dtypes("f", ("r",), (yes,), (no,), (1,), (1,)) == (dtype,)
+
+
+def test_a_number_may_leave_a_carry_that_entered_as_a_scalar_of_its_kind() -> None:
+    scalar = ((), torch.float64)
+    checks.check_after("f", (), ("c",), (scalar,), ("int",))
+    for entered, left in (
+        (((), torch.bool), "int"),
+        (((2,), F64), "float"),
+        (scalar, "complex"),
+    ):
+        with pytest.raises(sf.TreeError, match="c enters as"):
+            checks.check_after("f", (), ("c",), (entered,), (left,))
+
+
+def test_one_truth_is_a_bool_a_number_or_one_element() -> None:
+    for leaf in ("bool", "int", "float", ((), torch.bool), ((1, 1), F64)):
+        checks.check_choice("f", leaf)
+    with pytest.raises(sf.TreeError, match="f: a str"):
+        checks.check_choice("f", "str")

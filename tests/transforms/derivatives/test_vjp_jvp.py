@@ -1,0 +1,231 @@
+"""vjp, jvp, linearize, jacfwd, jacrev, hessian and vmap: torch.func is the judge, alone and in
+any order with shard and grad.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from message import without_line
+from torch import Tensor
+
+import shardfn as sf
+from shardfn import P
+
+G = torch.Generator().manual_seed(5)
+X, Y = (torch.randn(5, 3, generator=G, dtype=torch.float64) for _ in range(2))
+WORLDS = {
+    "2": ((2,), P("a")),
+    "3": ((3,), P(None, "a")),
+    "2 x 4": ((2, 4), P("a", "b")),
+}
+
+
+def close(got: Any, wanted: Any) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def of_tree(p: dict[str, Tensor], y: Tensor) -> dict[str, Tensor]:
+    return {"s": (p["w"] * y).sin().sum(0), "t": (p["w"] @ y.T).mean()}
+
+
+TREE = {"w": X}
+
+
+def test_jvp_over_trees() -> None:
+    close(
+        sf.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+    )
+
+
+def test_vjp_over_trees_called_twice() -> None:
+    value, pull = sf.vjp(of_tree, TREE, Y)
+    wanted, wanted_pull = torch.func.vjp(of_tree, TREE, Y)
+    close(value, wanted)
+    for k in (1.0, 2.0):
+        cotangent = {"s": value["s"] * k, "t": value["t"] - k}
+        close(pull(cotangent), wanted_pull(cotangent))
+
+
+def test_linearize_is_the_tangent_at_that_point() -> None:
+    value, push = sf.linearize(of_tree, TREE, Y)
+    close(
+        (value, push({"w": Y}, X)),
+        torch.func.jvp(of_tree, (TREE, Y), ({"w": Y}, X)),
+    )
+
+
+def test_auxiliary_data_comes_along() -> None:
+    fn = lambda x: (x**2, {"twice": 2 * x, "k": 3, "none": None})
+    aux = {"twice": 2 * X[0], "k": 3, "none": None}
+    for made in (sf.jacrev, sf.jacfwd):
+        rows, found = made(fn, has_aux=True)(X[0])
+        close(rows, torch.diag(2 * X[0]))
+        assert (found["k"], found["none"]) == (3, None) and torch.equal(
+            found["twice"], aux["twice"]
+        )
+    value, tangent, found = sf.jvp(fn, (X[0],), (Y[0],), has_aux=True)
+    close(
+        (value, tangent, found["twice"]),
+        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
+    )
+    value, pull, found = sf.vjp(fn, X[0], has_aux=True)
+    close(
+        (value, pull(Y[0])[0], found["twice"]),
+        (X[0] ** 2, 2 * X[0] * Y[0], aux["twice"]),
+    )
+
+
+def test_third_order() -> None:
+    fn = lambda x: x**4
+    third = sf.grad(sf.grad(sf.grad(fn)))
+    close(
+        third(torch.tensor(2.0, dtype=torch.float64)),
+        torch.tensor(48.0, dtype=torch.float64),
+    )
+    close(sf.vmap(third)(X[0]), 24 * X[0])
+    close(
+        sf.jacfwd(sf.jacrev(sf.jacfwd(lambda x: x**4)))(X[0])[0, 0, 0, 0],
+        24 * X[0, 0],
+    )
+
+
+# Every transform as one of (x) -> tensor of x's shape, so that they can be put on top of each
+# other.
+Shaped = Callable[[Tensor], Tensor]
+OURS: dict[str, Callable[[Shaped], Shaped]] = {
+    "grad": lambda f: sf.grad(lambda x: f(x).square().sum()),
+    "bucketed_grad": lambda f: (
+        lambda x: sf.bucketed_grad(lambda x: f(x).square().sum())(x)[1]
+    ),
+    "jvp": lambda f: lambda x: sf.jvp(f, (x,), (x + 1,))[1],
+    "vjp": lambda f: lambda x: sf.vjp(f, x)[1](x + 1)[0],
+    "vmap": lambda f: sf.vmap(lambda row: f(row[None])[0]),
+    "jacrev": lambda f: lambda x: sf.jacrev(f)(x).sum((0, 1)),
+    "jacfwd": lambda f: lambda x: sf.jacfwd(f)(x).sum((2, 3)),
+}
+THEIRS: dict[str, Callable[[Shaped], Shaped]] = {
+    "grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
+    "bucketed_grad": lambda f: torch.func.grad(lambda x: f(x).square().sum()),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x + 1,))[1],
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](x + 1)[0],
+    "vmap": lambda f: torch.func.vmap(lambda row: f(row[None])[0]),
+    "jacrev": lambda f: lambda x: torch.func.jacrev(f)(x).sum((0, 1)),
+    "jacfwd": lambda f: lambda x: torch.func.jacfwd(f)(x).sum((2, 3)),
+}
+FUNCTIONS: dict[str, Shaped] = {
+    "pointwise": lambda x: torch.sin(x) * x,
+    "normalised": lambda x: torch.log_softmax(x, -1) * torch.tanh(x),
+    "attending": lambda x: torch.softmax(x @ x.mT, -1) @ x,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(("outer", "inner"), list(itertools.product(OURS, OURS)))
+def test_every_ordered_pair_equals_torch_func_sharded_and_not(
+    outer: str, inner: str, function: str
+) -> None:
+    ours, wanted = (
+        OURS[outer](OURS[inner](FUNCTIONS[function])),
+        THEIRS[outer](THEIRS[inner](FUNCTIONS[function]))(X),
+    )
+    world = list(WORLDS)[
+        (list(OURS).index(outer) + list(OURS).index(inner)) % len(WORLDS)
+    ]
+    sizes, placement = WORLDS[world]
+    with sf.fake_world(torch.Size(sizes).numel()):
+        mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
+        close(sf.full(sf.shard(ours, mesh, placement, backend="aten")(X)), wanted)
+
+
+@pytest.mark.parametrize("inner", OURS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_transform_of_a_sharded_function_equals_the_plain_one(
+    world: str, inner: str
+) -> None:
+    sizes, placement = WORLDS[world]
+    with sf.fake_world(torch.Size(sizes).numel()):
+        mesh = sf.make_mesh(sizes, ("a", "b")[: len(sizes)])
+        fn = sf.shard(FUNCTIONS["attending"], mesh, placement, backend="aten")
+        outer = sf.shard(OURS[inner](fn), mesh, placement, backend="aten")
+        close(sf.full(outer(X)), THEIRS[inner](FUNCTIONS["attending"])(X))
+
+
+def test_alone_they_run_as_captured_and_capture_once() -> None:
+    from shardfn.runtime import cache
+
+    for name, made in OURS.items():
+        if (
+            name == "bucketed_grad"
+        ):  # here it is made anew, of a new function, at every call
+            continue
+        fn = made(FUNCTIONS["pointwise"])
+        close(fn(X), THEIRS[name](FUNCTIONS["pointwise"])(X))
+        before = dict(cache.counts)
+        fn(X)
+        assert cache.counts == before, name
+
+
+def test_they_print_as_their_stack() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return x.sum()
+
+    made = {repr(f(loss)) for f in (sf.vmap, sf.jacrev, sf.jacfwd, sf.hessian)}
+    assert made == {"vmap(loss)", "jacrev(loss)", "jacfwd(loss)", "hessian(loss)"}
+    assert repr(sf.vmap(sf.grad(loss))) == "vmap(grad(loss))"
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
+    "other sizes": (
+        lambda: sf.vmap(of_tree)({"w": X}, Y[:4]),
+        "vmap(of_tree): axis 0 of args[0]['w'] has size 5\n  axis 0 of args[1] has size 4\n"
+        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "all samples share, and axes of one size",
+    ),
+    "no such axis": (
+        lambda: sf.vmap(of_tree, in_axes=(0, 2))({"w": X}, Y),
+        "vmap(of_tree): args[1] is of shape (5, 3) and has no axis 2\n"
+        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "all samples share, and axes of one size",
+    ),
+    "nothing mapped": (
+        lambda: sf.vmap(of_tree, in_axes=None)({"w": X}, Y),
+        "vmap(of_tree): no argument is mapped, and axis_size is not given\n"
+        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "all samples share, and axes of one size",
+    ),
+    "no prefix": (
+        lambda: sf.vmap(of_tree, in_axes=(0,))({"w": X}, Y),
+        "vmap(of_tree), in_axes: (0,)\n  args: the axes lack [1]\n  needed: a prefix tree of axes\n"
+        "  try: one int or None for all of it, or the same structure",
+    ),
+    "tangents": (
+        lambda: sf.jvp(of_tree, ({"w": X}, Y), ({"w": X}, Y[:2])),
+        "jvp(of_tree): the tangents do not match the primals\n"
+        "  tangents[1] is (2, 3) torch.float64, primals[1] is (5, 3) torch.float64\n"
+        "  needed: one tree, shapes and dtypes\n"
+        "  try: make the tangents with tree_map over the primals, such as "
+        "sf.tree_map(torch.zeros_like, ...)",
+    ),
+    "cotangent": (
+        lambda: sf.vjp(of_tree, {"w": X}, Y)[1](X),
+        "vjp(of_tree): the cotangents do not match the results\n"
+        "  cotangent: the cotangents have a tensor, the results have a dict\n"
+        "  needed: one tree, shapes and dtypes\n"
+        "  try: make the cotangents with tree_map over the results, such as "
+        "sf.tree_map(torch.zeros_like, ...)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_does_not_fit_is_refused_with_every_argument(case: str) -> None:
+    call, text = REFUSALS[case]
+    with pytest.raises(sf.TreeError) as caught:
+        call()
+    assert without_line(caught.value) == text
