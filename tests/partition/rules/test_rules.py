@@ -25,13 +25,15 @@ FAMILIES = (
     rules.attention,
     rules.batch,
     rules.conv,
-    rules.index,
     rules.matmul,
     rules.norm,
     rules.pool,
     rules.random,
+    rules.reads,
     rules.reduction,
+    rules.reshape,
     rules.view,
+    rules.writes,
 )
 
 

@@ -1,4 +1,4 @@
-"""Lookups and scatters: every choice of their rules is right on shards."""
+"""Lookups, and scatters along a dim: every choice of their rules is right on shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pieces
 import pytest
 import torch
 
-from shardfn.partition.rules import index
+from shardfn.partition.rules.lookups import reads
 from tests.support.stages.rule_proofs import (
     choices,
     family,
@@ -17,12 +17,12 @@ from tests.support.stages.rule_proofs import (
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize(("name", "position"), family(index))
+@pytest.mark.parametrize(("name", "position"), family(reads))
 def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
     prove_on_lines(name, position)
 
 
-@pytest.mark.parametrize(("name", "position"), family(index))
+@pytest.mark.parametrize(("name", "position"), family(reads))
 def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
     prove_on_grids(name, position)
 
