@@ -1,8 +1,10 @@
-"""Merges and splits of dims: every choice of their rules is right on shards."""
+"""Merges and splits of dims: every choice of their rule is right on shards."""
 
 from __future__ import annotations
 
+import pieces
 import pytest
+import torch
 
 from shardfn.partition.rules import reshape
 from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
@@ -16,3 +18,24 @@ def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
 @pytest.mark.parametrize(("name", "position"), family(reshape))
 def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
     prove_on_grids(name, position)
+
+
+def test_merged_dims_share_the_factor_that_they_have_in_common() -> None:
+    op = pieces.OneOp(
+        torch.ops.aten.view.default, (torch.ones(3, 5, 2), [15, 2]), {}
+    )
+    choices = reshape.reshape(op.call)
+    assert ((0,), ((0, 5),)) in choices
+    assert ((1,), ((0, 1, 3),)) in choices
+    assert ((2,), (1,)) in choices
+    assert len(choices) == 5, "these, and all replicated or Partial"
+
+
+def test_dims_that_share_no_factor_are_one_run_on_one_rank() -> None:
+    view = torch.ops.aten.view.default
+    op = pieces.OneOp(view, (torch.ones(3, 5), [5, 3]), {})
+    assert reshape.reshape(op.call) == [
+        (("R",), ("R",)),
+        (("sum",), ("sum",)),
+        (((0, 3),), ((0, 5),)),
+    ]

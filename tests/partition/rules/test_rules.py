@@ -25,15 +25,15 @@ FAMILIES = (
     rules.attention,
     rules.batch,
     rules.conv,
-    rules.lookups.reads,
-    rules.lookups.writes,
     rules.matmul,
     rules.norm,
     rules.pool,
     rules.random,
+    rules.reads,
     rules.reduction,
     rules.reshape,
     rules.view,
+    rules.writes,
 )
 
 

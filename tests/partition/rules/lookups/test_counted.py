@@ -1,35 +1,54 @@
-"""Indices that count."""
+"""Indices that count all numbers of a dim, as a program says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+import shardfn as sf
+from shardfn import P
 from shardfn.partition.rules.lookups.counted import along
-from tests.support.stages.graphs import graph_of
 
-N = 5
-COUNT: dict[str, tuple[Callable[[], torch.Tensor], int | None]] = {
-    "arange": (lambda: torch.arange(N), 0),
-    "from 0": (lambda: torch.arange(0, N), 0),
-    "a column": (lambda: torch.arange(N)[:, None], 0),
-    "a row": (lambda: torch.arange(N)[None], 1),
-    "plus 0": (lambda: torch.arange(N) + 0, 0),
-    "of 32 bits": (lambda: torch.arange(N).int(), 0),
-    "from 1": (lambda: torch.arange(1, N + 1), None),
-    "by twos": (lambda: torch.arange(0, 2 * N, 2), None),
-    "of another size": (lambda: torch.arange(N + 1), None),
-    "plus 1": (lambda: torch.arange(N) + 1, None),
-    "of 8 bits": (lambda: torch.arange(N).to(torch.int8), None),
-    "turned": (lambda: torch.arange(N).flip(0), None),
+X = torch.arange(35.0, dtype=torch.float64).view(7, 5)
+INDICES: dict[str, tuple[Any, int | None]] = {
+    "an arange": (lambda: torch.arange(7), 0),
+    "along a dim of its own": (lambda: torch.arange(7)[:, None, None], 0),
+    "the last dim": (lambda: (torch.arange(7) + 0)[None], 1),
+    "another size": (lambda: torch.arange(5), None),
+    "another start": (lambda: torch.arange(1, 8), None),
+    "by twos": (lambda: torch.arange(0, 14, 2), None),
+    "moved": (lambda: torch.arange(7) + 1 - 1, None),
+    "narrower than its numbers may be": (
+        lambda: torch.arange(7).to(torch.int8).long(),
+        None,
+    ),
+    "backwards": (lambda: torch.arange(7).flip(0), None),
 }
 
 
-@pytest.mark.parametrize("name", COUNT)
-def test_an_index_counts_if_the_program_says_so(name: str) -> None:
-    fn, dim = COUNT[name]
-    graph = graph_of(fn)
-    (output,) = graph.find_nodes(op="output")
-    assert along(output.args[0], N) == dim
+@pytest.mark.parametrize("case", INDICES)
+def test_the_dim_along_which_an_index_counts(case: str) -> None:
+    make, wanted = INDICES[case]
+    graph = (
+        sf.jit(lambda x: x[make()]).trace(torch.ones(40, 2)).program.graph.graph
+    )
+    (node,) = graph.find_nodes(
+        op="call_function", target=torch.ops.aten.index.Tensor
+    )
+    assert along(node.args[1][0], 7) == wanted
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_dim_and_its_index_are_sharded_together(n: int) -> None:
+    """Uneven shards; an index used for both dims of a square is not such a pair."""
+    rows = lambda x: x[torch.arange(7)[:, None, None], torch.arange(5)[None, None]]
+    diagonal = lambda x: x[torch.arange(5), torch.arange(5)]
+    with sf.fake_world(n):
+        mesh = sf.make_mesh((n,), ("a",))
+        read = sf.shard(rows, mesh, P("a"), P("a"), backend="aten")
+        assert not read.lower(X).collectives
+        assert torch.equal(sf.full(read(X)), rows(X))
+        taken = sf.shard(diagonal, mesh, P("a"), backend="aten")
+        assert torch.equal(sf.full(taken(X[:5])), diagonal(X[:5]))

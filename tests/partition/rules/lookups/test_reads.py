@@ -1,4 +1,4 @@
-"""Lookups and scatters: every choice of their rules is right on shards."""
+"""Lookups, and scatters along a dim: every choice of their rules is right on shards."""
 
 from __future__ import annotations
 
