@@ -166,7 +166,8 @@ def _stage(
     leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
     names = traced.captured.outside.names
     refuse_without_values(request.name, closed_over, lambda: names)
-    compare_ranks(request, placed, leaves, closed_over, staging=True)
+    shared = traced.captured.outside.shared
+    compare_ranks(request, placed, leaves, shared, staging=True)
     compiled = traced.lower().compile()
     some = (
         None

@@ -15,6 +15,7 @@ import attrs
 from .. import _compat
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
+from ..capture.dtensors.own_sizes import NeedsOwnSizes
 from ..runtime import (
     Compiled,
     Lowered,
@@ -37,8 +38,12 @@ NAMES = {
     "__qualname__",
     "_request",
     "_ranks",
+    "_has_own_sizes",
     cache.CARRIED,
 }
+
+# of these, what calls have found out
+FOUND = {"_request", "_ranks", "_has_own_sizes"}
 
 
 class Transformed:
@@ -128,6 +133,10 @@ class Transformed:
                 request = self.on_ranks(mesh, args, kwargs)
                 given = entering(request, mesh, args, kwargs)
                 return unwrap(stage(request, *given))
+            except NeedsOwnSizes:
+                if mesh is None or "_has_own_sizes" in self.__dict__:
+                    raise
+                self.__dict__["_has_own_sizes"] = True
             except NeedsRanks as error:
                 if not self.may_be_of_ranks or error.mesh in tried:
                     raise
@@ -144,10 +153,10 @@ class Transformed:
     def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
         """The request for code of each rank, made once for each placements of arguments."""
         texts = placed(args, kwargs)
-        options = type(self), self.options(), mesh, texts
-        return cache.request(
-            OnRanks, self.fn, options, lambda: on_ranks(self.request, mesh, texts)
-        )
+        is_own = "_has_own_sizes" in self.__dict__
+        options = type(self), self.options(), mesh, texts, is_own
+        make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own)
+        return cache.request(OnRanks, self.fn, options, make)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
@@ -212,7 +221,7 @@ class Transformed:
     def __getstate__(self) -> dict[str, Any]:
         """The state that is copied and pickled: without staged programs."""
         found = self.__dict__.items()
-        return {name: x for name, x in found if name not in ("_request", "_ranks")}
+        return {name: x for name, x in found if name not in FOUND}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A transformed function that its own name leads to, as under a decorator, is pickled

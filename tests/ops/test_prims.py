@@ -22,6 +22,7 @@ SAMPLES: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     shard_map.from_local: ("a:2=1",),
     shard_map.vary: ("a",),
     shard_map.as_invariant: ("a",),
+    shard_map.vary_in_value: ("a",),
     shard_map.psum: ("a", False),
     shard_map.extremum: ("a", "max"),
     shard_map.all_gather: ("a", 2, 1),

@@ -91,6 +91,11 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, slot, value.equal.union(axes))
 
 
+def vary_in_value(walk: Walk, node: torch.fx.Node) -> None:
+    axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
+    _make(walk, node, _brought(walk, node, axes, (), ()))
+
+
 def as_invariant(walk: Walk, node: torch.fx.Node) -> None:
     axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
     slot = _brought(walk, node, axes, (), ("sum",))
@@ -316,6 +321,7 @@ def _brought(
 implement(shard_map.to_local, place=to_local)
 implement(shard_map.from_local, place=from_local)
 implement(shard_map.vary, place=vary)
+implement(shard_map.vary_in_value, place=vary_in_value)
 implement(shard_map.as_invariant, place=as_invariant)
 implement(shard_map.psum, place=psum)
 implement(shard_map.extremum, place=extremum)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 from torch.distributed.tensor import DTensor
 
@@ -147,3 +150,26 @@ def out_marks(
         raise kind(
             text, placements=request.out_placements, source=source, fix=fix
         ) from None
+
+
+def beside(mine: Any, others: Sequence[Any]) -> Any:
+    """The lowered program of this kind of rank with those of the other kinds.
+
+    Raises:
+        PlacementError: a DTensor among the results would be another one on each.
+    """
+    programs = dict(mine.programs)
+    for other in others:
+        name = mine.traced.request.name
+        _refuse_other_results(name, mine.partition, other.partition)
+        programs.update(other.programs)
+    return attrs.evolve(mine, programs=programs)
+
+
+def _refuse_other_results(name: str, a: Plan, b: Plan) -> None:
+    for x, y in zip(a.outs, b.outs, strict=True):
+        is_own = x.value.shape[1:] != y.value.shape[1:]
+        if x.marks != y.marks and not is_own:
+            got = f"a result is placed {x.marks} on one rank, {y.marks} on another"
+            fix = "x.redistribute(mesh, placements) of the result"
+            raise PlacementError.of(name, got, fix=fix)

@@ -40,8 +40,10 @@ from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
 from .following import followed_capture
+from .kinds import kinds_of_ranks
 from .lowering import (
     backward_of,
+    beside,
     coordinates_here,
     floating_results,
     forward_of,
@@ -65,15 +67,36 @@ def _traced(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced:
     placed = look(request, args, kwargs)
+    if request.has_own_sizes:
+        return _traced_kinds(request, args, kwargs, placed)
     request, captured = followed_capture(request, args, kwargs, placed)
-    if request.seed == "required":
-        refuse_state(captured.program.graph.graph, request.name)
-    if os.environ.get("SHARDFN_CHECK") == "1":
-        used_keys(captured.program.graph.graph, request.name, captured.closed_over)
+    _check_keys(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
+
+
+def _traced_kinds(
+    request: Request, args: Any, kwargs: Any, placed: Placed
+) -> Traced:
+    """The programs of code of one rank, one for each kind of rank."""
+    kinds = kinds_of_ranks(request, args, kwargs, placed)
+    for kind in kinds:
+        _check_keys(request, kind.captured)
+    mine, *others = [
+        Traced(request, placed, kind.captured, ranks=kind.ranks) for kind in kinds
+    ]
+    return attrs.evolve(mine, others=tuple(others))
+
+
+def _check_keys(request: Request, captured: Captured) -> None:
+    """Check the random numbers of a program, where that is asked for."""
+    graph = captured.program.graph.graph
+    if request.seed == "required":
+        refuse_state(graph, request.name)
+    if os.environ.get("SHARDFN_CHECK") == "1":
+        used_keys(graph, request.name, captured.closed_over)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -93,6 +116,9 @@ class Traced:
     request: Request
     placed: Placed
     captured: Captured
+    # where shards are uneven: the ranks that it is the program of, and those of the other ranks
+    ranks: tuple[tuple[int, ...], ...] = ()
+    others: tuple[Traced, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -106,6 +132,11 @@ class Traced:
     def text(self) -> str:
         """The full text of the program."""
         return self.program.show(self.program, full=True)
+
+    def captures(self) -> dict[tuple[int, ...], Captured]:
+        """The captures by coordinate, where ranks have programs of their own."""
+        every = (self, *self.others)
+        return {c: traced.captured for traced in every for c in traced.ranks}
 
     def placements(self) -> tuple[Any, ...]:
         """The arguments of the partition: the mesh, the placements of inputs and results, and
@@ -149,7 +180,11 @@ class Traced:
         """
         with _compat.staging(), _compat.paused_gc():
             cache.counts["partitions"] += 1
-            return self._lowered(cap, first_cap, plan)
+            mine = self._lowered(cap, first_cap, plan)
+            if not self.placed.is_simulated:
+                return mine
+            others = [x._lowered(cap, first_cap, plan) for x in self.others]
+            return beside(mine, others)
 
     def _lowered(
         self,
@@ -182,7 +217,9 @@ class Traced:
     def _scheduled(self, chosen: Plan, paths: Program) -> Lowered:
         """The program of each kind of ranks for a plan, scheduled."""
         names = group_names(self.placed.mesh)
-        kinds = {c: local_sizes(chosen, c) for c in coordinates_here(self.placed)}
+        here = coordinates_here(self.placed)
+        here = [c for c in here if c in self.ranks] if self.ranks else here
+        kinds = {c: local_sizes(chosen, c) for c in here}
         programs: dict[tuple[Any, ...], LocalProgram] = {}
         agreed = passes.agenda(chosen, self.request.name)
         if agreed.plan.leaves:
@@ -337,6 +374,7 @@ class Lowered:
             backend,
             self._runner(backend),
             self._backward(backend),
+            captures=self.traced.captures(),
         )
 
     def _runner(self, backend: str) -> Runner | None:
@@ -354,6 +392,7 @@ class Lowered:
                 self.program,
                 backend,
                 None if template is None else cache.families(template),
+                has_own_sizes=bool(self.traced.ranks),
             )
 
     def _backward(self, backend: str) -> Backward | None:

@@ -54,13 +54,16 @@ class OnRanks:
         return result, kinds
 
 
-def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
+def on_ranks(
+    asks: Request, mesh: Any, placed: tuple[str, ...], *, has_own_sizes: bool
+) -> Request:
     """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
     donated.
     """
     fn = OnRanks(asks.name, (asks.fn,), mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
+    options |= {"rank": (), "has_own_sizes": has_own_sizes}
     made = attrs.evolve(
         asks, **options, structure=None, donate_argnums=(), differentiated=None
     )
