@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
+from ..capture import own_sizes
 from ..errors import DivergenceError, call_site
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
@@ -26,11 +27,14 @@ from .arguments import Placed
 from .options import Request
 
 
-def agree(name: str, plan: Plan, agenda: Agenda) -> None:
+def agree(
+    name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False
+) -> None:
     """Compare this rank's plan and order of collectives with the others'.
 
     Raises:
         DivergenceError: quotes the first line that differs.
+        NeedsOwnSizes: arguments differ in size, and may.
     """
     lines = [
         *_lines(plan),
@@ -44,6 +48,10 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
         return
     texts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(texts, lines)
+    own = [[x for x in lines if x.startswith("in ")] for lines in texts]
+    if may_have_own_sizes and any(x != own[0] for x in own):
+        got = "arguments differ in size between ranks"
+        raise own_sizes.NeedsOwnSizes.of(name, got)
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
     a, b = next((a, b) for a, b in pairs if a != b)

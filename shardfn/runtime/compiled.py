@@ -316,7 +316,13 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     placed = compiled.placed
     everyone = all_coordinates(placed.axes)
     programs = [compiled.programs[c] for c in everyone]
-    rows = readers(compiled.request.name, placed, compiled.captured, programs)
+    rows = readers(
+        compiled.request.name,
+        placed,
+        compiled.captured,
+        programs,
+        are_alike=not compiled.captures,
+    )
     if compiled.captures:
         captures = [compiled.captures[c] for c in everyone]
         closed_now = closed_over_of_kinds(captures, programs)

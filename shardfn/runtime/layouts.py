@@ -25,7 +25,12 @@ Reader = Callable[
 
 
 def readers(
-    name: str, placed: Placed, captured: Captured, programs: Sequence[LocalProgram]
+    name: str,
+    placed: Placed,
+    captured: Captured,
+    programs: Sequence[LocalProgram],
+    *,
+    are_alike: bool = True,
 ) -> list[tuple[int, Reader]]:
     """For each tensor among the leaves: its position, and a reader of its local tensors.
 
@@ -34,6 +39,7 @@ def readers(
         placed: the arguments.
         captured: the capture from which the programs were made.
         programs: one for each rank that is run here.
+        are_alike: whether all take tensors of one shape, where shards are even.
     """
     wanted = _strides(programs)
     traced = _values(captured.program.graph.graph)
@@ -44,9 +50,8 @@ def readers(
     )
     for k, (i, is_dtensor, marks, aval) in enumerate(rows):
         read = reader(is_dtensor, marks, placed)
-        if aval.stride != traced[k].stride() or _is_odd(
-            aval.shape, aval.stride, aval.dtype
-        ):
+        is_dense = are_alike and aval.stride == traced[k].stride()
+        if not is_dense or _is_odd(aval.shape, aval.stride, aval.dtype):
             read = (
                 _all_laid_out(read, wanted[k])
                 if simulated

@@ -75,6 +75,8 @@ class Request:
     rank: tuple[int, ...] | None = None
     # whether each kind of rank has a program of its own, since shards are uneven
     has_own_sizes: bool = False
+    # for each leaf of the arguments None, or the shape and strides of each rank's own tensor
+    layouts: tuple[Any, ...] = ()
     # the nodes of Dynamo's graph whose constants differ by rank
     differing: frozenset[Any] = frozenset()
     # makes the function of the value and the gradients, where autograd follows a call

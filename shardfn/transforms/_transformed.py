@@ -29,6 +29,7 @@ from ..runtime import (
 from ..world import current_world
 from .derivatives._outside import differentiated
 from .dtensors._outside import entering, leaving, placed
+from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
 
 # what a transformed function carries besides its fields
@@ -153,9 +154,12 @@ class Transformed:
     def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
         """The request for code of each rank, made once for each placements of arguments."""
         texts = placed(args, kwargs)
-        is_own = "_has_own_sizes" in self.__dict__
-        options = type(self), self.options(), mesh, texts, is_own
-        make = lambda: on_ranks(self.request, mesh, texts, has_own_sizes=is_own)
+        is_own = "_has_own_sizes" in self.__dict__ or have_own_sizes(args, kwargs)
+        layouts = own_layouts(mesh, args, kwargs) if is_own else ()
+        options = type(self), self.options(), mesh, texts, is_own, layouts
+        make = lambda: on_ranks(
+            self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts
+        )
         return cache.request(OnRanks, self.fn, options, make)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:

@@ -131,6 +131,26 @@ def few_rows(x: Any, w: Any, mesh: Any) -> Any:
     return y, again(y, d).full_tensor()
 
 
+def own_rows(y: Any, w: Any, mesh: Any) -> Any:
+    """Of rows that are this rank's own, as many as its shard has."""
+    options = {"shape": (7, 6), "stride": (6, 1)}
+    e = DTensor.from_local(y.sin(), mesh, rows(mesh, Shard(0)), **options)
+    return e, e.full_tensor(), y.shape[0] * y
+
+
+def own_sums(y: Any, w: Any, mesh: Any) -> Any:
+    """Without a DTensor."""
+    total, count = y.sum(0), torch.tensor(y.shape[0])
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total, count, y + 1
+
+
+def of_argument(d: Any, w: Any, mesh: Any) -> Any:
+    y = d.to_local()
+    return again((y @ w)[:, :1] * y, d), y.t().contiguous(), d * 2
+
+
 PROGRAMS: dict[str, Program] = {
     fn.__name__: fn
     for fn in (
@@ -144,6 +164,9 @@ PROGRAMS: dict[str, Program] = {
         padded,
         mapped,
         few_rows,
+        own_rows,
+        own_sums,
+        of_argument,
     )
 }
 
@@ -163,6 +186,56 @@ def loss_of_shards(x: Any, w: Any, mesh: Any) -> Any:
     return d.to_local().square().sum()
 
 
+def loss_of_own_rows(y: Any, w: Any, mesh: Any) -> Any:
+    options = {"shape": (7, 6), "stride": (6, 1)}
+    e = DTensor.from_local(y, mesh, rows(mesh, Shard(0)), **options)
+    every = DTensor.from_local(w, mesh, rows(mesh, Replicate()))
+    return (e.tanh() @ every).square().sum().full_tensor()
+
+
+def loss_of_argument(d: Any, w: Any, mesh: Any) -> Any:
+    every = DTensor.from_local(w, mesh, rows(mesh, Replicate()))
+    e = again(d.to_local().exp(), d)
+    return (e.square() @ every).sum().full_tensor()
+
+
 LOSSES: dict[str, Program] = {
-    fn.__name__: fn for fn in (loss_there_and_back, loss_of_shards)
+    fn.__name__: fn
+    for fn in (
+        loss_there_and_back,
+        loss_of_shards,
+        loss_of_own_rows,
+        loss_of_argument,
+    )
 }
+ON_TWO_AXES = (
+    "every_axis",
+    "other_dims",
+    "redistributed",
+    "indexed",
+    "own_rows",
+    "loss_of_own_rows",
+)
+OWN = "own_rows", "own_sums", "loss_of_own_rows"
+ARGUMENT = "of_argument", "loss_of_argument"
+
+
+def own_part(mesh: Any, rank: int) -> torch.Tensor:
+    """The rows of x that a rank has."""
+    first = mesh.size(0)
+    return same()[0].chunk(first)[rank // (mesh.size() // first)].clone()
+
+
+def argument(name: str, mesh: Any, of_ranks: Callable[..., Any]) -> Any:
+    """The first argument of a program.
+
+    Args:
+        name: of the program.
+        mesh: the mesh.
+        of_ranks: of a function of a rank: its value here.
+    """
+    if name in OWN:
+        return of_ranks(lambda rank: own_part(mesh, rank))
+    x, _ = same()
+    is_placed = name in ARGUMENT
+    return distribute_tensor(x, mesh, rows(mesh, Shard(0))) if is_placed else x

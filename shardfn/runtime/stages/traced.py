@@ -85,7 +85,8 @@ def _traced_kinds(
     for kind in kinds:
         _check_keys(request, kind.captured)
     mine, *others = [
-        Traced(request, placed, kind.captured, ranks=kind.ranks) for kind in kinds
+        Traced(request, kind.placed, kind.captured, ranks=kind.ranks)
+        for kind in kinds
     ]
     return attrs.evolve(mine, others=tuple(others))
 
@@ -393,6 +394,7 @@ class Lowered:
                 backend,
                 None if template is None else cache.families(template),
                 has_own_sizes=bool(self.traced.ranks),
+                may_have_own_sizes=self.traced.request.rank is not None,
             )
 
     def _backward(self, backend: str) -> Backward | None:

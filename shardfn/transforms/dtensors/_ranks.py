@@ -55,7 +55,12 @@ class OnRanks:
 
 
 def on_ranks(
-    asks: Request, mesh: Any, placed: tuple[str, ...], *, has_own_sizes: bool
+    asks: Request,
+    mesh: Any,
+    placed: tuple[str, ...],
+    *,
+    has_own_sizes: bool,
+    layouts: tuple[Any, ...],
 ) -> Request:
     """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
     donated.
@@ -63,7 +68,7 @@ def on_ranks(
     fn = OnRanks(asks.name, (asks.fn,), mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
-    options |= {"rank": (), "has_own_sizes": has_own_sizes}
+    options |= {"rank": (), "has_own_sizes": has_own_sizes, "layouts": layouts}
     made = attrs.evolve(
         asks, **options, structure=None, donate_argnums=(), differentiated=None
     )
