@@ -5,6 +5,7 @@ from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
 from .dtensors import own_sizes
+from .dtensors.values import placement_of
 from .modules.call import PureModule
 from .printing import tensor_type
 from .reading.settings import Settings
@@ -22,5 +23,6 @@ __all__ = [
     "is_constant",
     "name_of",
     "own_sizes",
+    "placement_of",
     "tensor_type",
 ]

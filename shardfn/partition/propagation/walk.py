@@ -12,7 +12,7 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...types import Marks, MeshAxes
+from ...types import IfPartial, Marks, MeshAxes
 from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
@@ -98,6 +98,8 @@ class Walk(Chooser):
         if stays_partial:
             value = self.unaligned[node].value if node in self.unaligned else value
             if not self.reaches(value, as_sums):
+                if isinstance(marks, IfPartial):
+                    return self.leave(node, None, path, output)
                 raise refusals.cannot_stay_pending(
                     self.name, path, node, wanted, self.axes
                 )

@@ -173,6 +173,12 @@ def placements_of(placed: str | None) -> tuple[Any, ...]:
 
 
 @_compat.read_by_dynamo
+def partial_of(placed: str | None) -> str:
+    """The placements of a DTensor that is Partial, as text. Empty for another one."""
+    return placed if placed is not None and "=P" in placed else ""
+
+
+@_compat.read_by_dynamo
 def _placement(said: str) -> Any:
     if said[0] == "S":
         return Shard(int(said[1:]))
@@ -245,6 +251,7 @@ table.METHODS.update(
     }
 )
 table.ATTRIBUTES["placements"] = placements_of
+table.ATTRIBUTES[table.PARTIAL] = partial_of
 table.FUNCTIONS.update(
     {
         use_mesh: in_mesh,

@@ -41,14 +41,16 @@ class OnRanks:
 
     @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The result, and for each leaf of it whether it is a DTensor."""
+        """The result, and for each leaf of it a text: empty for none of a DTensor's, else a space and
+        the placements, if it is Partial.
+        """
         axes = axis_names.enter_mesh(self.name, self.mesh, None)
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
         leaves = [_entering(x, text, axes) for x, text in rows]
         args, kwargs = _tree.refill((args, kwargs), leaves)
         out = (self.held[0](*args, **kwargs),)
         found = _tree.quick_leaves(out)
-        kinds = tuple([isinstance(x, DTensor) for x in found])
+        kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
         axis_names.leave(len(axes))
         return result, kinds
@@ -91,6 +93,12 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.to_local(x, shards).squeeze(0)
     return placement.shared(x, "an argument")
+
+
+@_compat.read_by_dynamo
+def _said(x: Any) -> str:
+    """What is said of a result: nothing of a plain one."""
+    return f" {x._partial}" if isinstance(x, DTensor) else ""
 
 
 @_compat.read_by_dynamo
