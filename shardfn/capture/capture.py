@@ -21,7 +21,7 @@ from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
-from .dtensors import own_sizes
+from .dtensors import own_sizes, terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
@@ -242,6 +242,7 @@ def _read(
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
+        terms.settle(python)
         traits = own_sizes.traits(python) if settings.rank else None
         own_sizes.mark(python, name, settings.differing)
         varying.settle(python, name)

@@ -91,6 +91,27 @@ def vary_in_value(x: torch.Tensor, axes: str) -> torch.Tensor:
 
 
 @prim(
+    axes=named_axes,
+    takes_varying=False,
+    gives_varying=True,
+    jvp=lambda t, x, y, axes, kind: own_term(t, axes, kind),
+    vjp=lambda g, x, y, axes, kind: no_cotangent(g, axes),
+    public="DTensor.to_local",
+)
+def own_term(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
+    """A rank's term of a Partial value: which one, the ops say that made it."""
+    return torch.empty_like(x)
+
+
+@prim(axes=named_axes, takes_varying=True, gives_varying=False, communicates=False)
+def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """The cotangent of a value from that of its terms, which a value does not determine. Capture
+    may take it away again with the term (capture/dtensors/terms.py); else it is refused.
+    """
+    return torch.empty_like(x)
+
+
+@prim(
     axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
 )
 def as_invariant(x: torch.Tensor, axes: str) -> torch.Tensor:
@@ -182,6 +203,7 @@ implement(to_local, transpose=from_local)
 implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
 implement(as_invariant, transpose=vary)
+implement(no_cotangent, transpose=vary)
 implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
 implement(all_gather, transpose=own_piece)

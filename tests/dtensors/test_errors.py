@@ -94,10 +94,13 @@ that all have; or x.to_local() of the DTensor""",
         """a DTensor: of a DTensor and a number or a condition that differs over dp
   try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
     ),
-    "a term": (
-        lambda x, mesh: from_local(x, mesh, [Partial()]).to_local(),
-        """DTensor.to_local: the DTensor is Partial over dp: each rank has a term
-  needed: a value
+    "a derivative of a term": (
+        lambda x, mesh: sf.grad(
+            lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum()
+        )(x),
+        """DTensor.to_local: of a Partial DTensor that ops made, under a derivative: a value does \
+not say its terms
+  needed: a DTensor that is not Partial, or that from_local made
   try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
     "shards that are not in one place": (

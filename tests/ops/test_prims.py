@@ -22,6 +22,8 @@ SAMPLES: dict[Callable[..., Tensor], tuple[Any, ...]] = {
     shard_map.from_local: ("a:2=1",),
     shard_map.vary: ("a",),
     shard_map.as_invariant: ("a",),
+    shard_map.own_term: ("a", "sum"),
+    shard_map.no_cotangent: ("a",),
     shard_map.vary_in_value: ("a",),
     shard_map.psum: ("a", False),
     shard_map.extremum: ("a", "max"),

@@ -59,8 +59,6 @@ class Walk(Chooser):
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
         self.count = 0  # number of slots so far
-        # the placements of `out_placements`, by result
-        self.leaving: dict[torch.fx.Node, Marks] = {}
         self.cotangents: dict[int, plan.Slot] = {}  # by number
 
     def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
