@@ -28,7 +28,7 @@ from ..runtime import (
 )
 from ..world import current_world
 from .derivatives._outside import differentiated
-from .dtensors._outside import entering, leaving, placed
+from .dtensors._outside import calling, entering, leaving, placed
 from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
 
@@ -132,8 +132,11 @@ class Transformed:
                 if mesh is None:
                     return stage(self.request, args, kwargs)
                 request = self.on_ranks(mesh, args, kwargs)
-                given = entering(request, mesh, args, kwargs)
-                return unwrap(stage(request, *given))
+                run = functools.partial(
+                    self.on_a_rank, stage, request, args, kwargs, unwrap
+                )
+                is_call = stage is call and request.donate_argnums
+                return calling(run, request, args, kwargs) if is_call else run()
             except NeedsOwnSizes:
                 if mesh is None or "_has_own_sizes" in self.__dict__:
                     raise
@@ -145,6 +148,13 @@ class Transformed:
                 tried.append(mesh)
                 if error.is_for_good:
                     self.__dict__["_ranks"] = current_world(), mesh
+
+    def on_a_rank(
+        self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any
+    ) -> Any:
+        """A stage of the code of one rank, with its own tensors."""
+        given = entering(request, request.mesh, args, kwargs)
+        return unwrap(stage(request, *given))
 
     def mesh_of_ranks(self) -> Any:
         """The mesh whose ranks this is code of, or None for a function of global tensors."""

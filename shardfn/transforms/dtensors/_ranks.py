@@ -64,15 +64,13 @@ def on_ranks(
     has_own_sizes: bool,
     layouts: tuple[Any, ...],
 ) -> Request:
-    """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
-    donated.
-    """
+    """A request as one for the code of each rank of a mesh."""
     fn = OnRanks(asks.name, (asks.fn,), mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     options |= {"rank": (), "has_own_sizes": has_own_sizes, "layouts": layouts}
     made = attrs.evolve(
-        asks, **options, structure=None, donate_argnums=(), differentiated=None
+        asks, **options, structure=None, differentiated=None
     )
     made.store.kin = asks.store.kin
     made.store.kin.update((asks.store, made.store))
