@@ -90,12 +90,22 @@ def vary_in_value(x: torch.Tensor, axes: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+def _tangent_of_term(t: Any, x: Any, y: Any, axes: str, kind: str) -> torch.Tensor:
+    return own_term(t, axes, kind)
+
+
+def _cotangent_of_term(
+    g: Any, x: Any, y: Any, axes: str, kind: str
+) -> torch.Tensor:
+    return no_cotangent(g, axes)
+
+
 @prim(
     axes=named_axes,
     takes_varying=False,
     gives_varying=True,
-    jvp=lambda t, x, y, axes, kind: own_term(t, axes, kind),
-    vjp=lambda g, x, y, axes, kind: no_cotangent(g, axes),
+    jvp=_tangent_of_term,
+    vjp=_cotangent_of_term,
     public="DTensor.to_local",
 )
 def own_term(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:

@@ -74,10 +74,6 @@ class Walk(Prices, Protocol):
         """A new value, at one placement."""
         ...
 
-    def reaches(self, value: Value, marks: Marks) -> bool:
-        """Whether a value can have a placement."""
-        ...
-
     def redistribute(
         self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool
     ) -> plan.Slot:

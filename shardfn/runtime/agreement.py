@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from .. import _compat
 from ..capture import own_sizes
 from ..errors import DivergenceError, call_site
+from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
-from ..ops.loops import inner_nodes
 from ..schedule import Agenda
 from ..types import LocalProgram
 from .arguments import Placed
@@ -94,8 +94,9 @@ def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> No
 def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
     """The kind, the axis and the payload of each collective, in order."""
     for node in inner_nodes(program.graph):
-        if (record := node.meta.get("collective")) is not None:
-            x = node.args[0].meta["val"]
+        record = node.meta.get("collective")
+        if record is not None:
+            x = node.all_input_nodes[0].meta["val"]
             what = f"{record.kind} {record.op or ''} over {record.axis} of "
             what += f"{tuple(x.shape)} {x.dtype} at {record.source}"
             yield record.kind, record.axis, what

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -88,7 +88,7 @@ class Compiled:
     )  # None in simulated and fake worlds, where nothing is compiled
     backward: Backward | None = None  # where autograd follows the call
     # where ranks have programs of their own: the captures of those that run here
-    captures: dict[tuple[int, ...], Captured] = attrs.field(factory=dict)
+    captures: Mapping[tuple[int, ...], Captured] | None = None
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(_donation, takes_self=True)
     )

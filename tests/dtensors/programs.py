@@ -288,7 +288,16 @@ def terms(x: Any, w: Any, mesh: Any) -> Any:
         DTensor.from_local(x.clone(), mesh, last(mesh, Partial(k)), run_check=True)
         for k in ("avg", "max")
     ]
-    both = [d, d * 3, rows.sum(), rows.sum(0), rows.amax(0), a @ b, (a @ b).t(), *kinds]
+    both = [
+        d,
+        d * 3,
+        rows.sum(),
+        rows.sum(0),
+        rows.amax(0),
+        a @ b,
+        (a @ b).t(),
+        *kinds,
+    ]
     return [y.to_local() for y in both]
 
 
@@ -297,7 +306,9 @@ def partial_results(x: Any, w: Any, mesh: Any) -> Any:
     rows = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
     a = DTensor.from_local(x.clone(), mesh, last(mesh, Shard(1)), run_check=True)
     b = DTensor.from_local(w.clone(), mesh, last(mesh, Shard(0)), run_check=True)
-    mean = DTensor.from_local(x.clone(), mesh, last(mesh, Partial("avg")), run_check=True)
+    mean = DTensor.from_local(
+        x.clone(), mesh, last(mesh, Partial("avg")), run_check=True
+    )
     return {
         "term": d,
         "scaled": d / 2,

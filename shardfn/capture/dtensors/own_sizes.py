@@ -1,5 +1,5 @@
-"""Shards of different sizes in the code of one rank: the local shapes of the rank whose code is read,
-and what of the function depends on them.
+"""Shards of different sizes in the code of one rank: the local shapes of the rank that is read, and
+what of the function depends on them.
 
 Ranks of equal shards share one program. Where shards are uneven, the function is read once for
 each kind of rank. A size is a number of Python then, so a value that all ranks seem to have may
@@ -23,7 +23,9 @@ from ..shard_map import varying_control_flow
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import name_of
 
-DIFFERS = "differs"  # in the meta of a node: the axes over which its constants differ
+DIFFERS = (
+    "differs"  # in the meta of a node: the axes over which its constants differ
+)
 ENTRIES = shard_map.to_local, shard_map.from_local  # their texts have sizes
 RESULT = "jit: result"  # `where` of each rank's own result
 CONSTANTS = bool, int, float, complex, str, torch.dtype, torch.device
@@ -39,7 +41,7 @@ class NeedsOwnSizes(CaptureError):
 
 
 class Trait(NamedTuple):
-    """What must be the same of a node on all ranks, or makes its value differ."""
+    """The parts of a node that must be the same on all ranks, or make its value differ."""
 
     op: str
     inputs: tuple[str, ...]
@@ -213,15 +215,17 @@ def _differ(name: str, a: Trait, b: Trait) -> bool:
         what = "DTensor.from_local"
         needed = "one global shape"
         raise PlacementError.of(what, got, needed=needed, fix=fix, source=a.line)
-    if a.held is not None and b.held is not None and a.held is not b.held:
-        if not _is_equal(a.held, b.held):
-            fix = "torch.full((), n) of the size, in the function"
-            got = "a constant tensor of it depends on a size that ranks have of their own"
-            raise CaptureError.of(name, got, fix=fix, source=a.line)
+    if not _is_equal(a.held, b.held):
+        fix = "torch.full((), n) of the size, in the function"
+        got = "a constant tensor of it depends on a size that ranks have of their own"
+        raise CaptureError.of(name, got, fix=fix, source=a.line)
     return a.constants != b.constants
 
 
-def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two constants of a function are the same."""
+    if a is b or a is None or b is None:
+        return True
     alike = (a.shape, a.dtype, type(a)) == (b.shape, b.dtype, type(b))
     return alike and type(a) is torch.Tensor and torch.equal(a, b)
 

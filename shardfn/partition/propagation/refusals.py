@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,7 +117,8 @@ def without_terms(
     node: torch.fx.Node, axes: Sequence[str], kind: str
 ) -> PlacementError:
     """The error for `to_local` of a Partial DTensor that is reduced already."""
-    got = f"its terms over {', '.join(axes)}, a Partial {kind}, are reduced already: the sum is needed"
+    over = ", ".join(axes)
+    got = f"its terms over {over}, a Partial {kind}, are reduced already: another op needs it"
     return PlacementError.of(
         "DTensor.to_local",
         got,

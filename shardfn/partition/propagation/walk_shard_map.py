@@ -109,7 +109,9 @@ def own_term(walk: Walk, node: torch.fx.Node) -> None:
     value = walk.values[args_of(node)[0]]
     held = value.readable(node.meta["phase"])
     sums = dict.fromkeys(axes, "sum" if kind == MEAN else kind)
-    wanted = _with(walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums)
+    wanted = _with(
+        walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums
+    )
     if not walk.reaches(value, wanted):
         raise refusals.without_terms(node, axes, kind)
     slot = walk.redistribute(value, wanted, node, implicit=False)

@@ -140,7 +140,7 @@ def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
 def donated_tensors(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
-    """Of the code of one rank: the path and the tensor of each donated leaf that is each rank's own,
+    """Of the code of one rank: the path and the tensor of each donated leaf that is the rank's own,
     and those of all other tensors.
     """
     _, donated = check_call(request, args, kwargs)

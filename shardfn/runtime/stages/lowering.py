@@ -167,7 +167,9 @@ def _partial_marks(
     none: list[Marks | None] = [None] * len(values)
     if len(leaves) != 2 * half or not all(isinstance(x, str) for x in texts):
         return none
-    said = [x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR]
+    said = [
+        x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR
+    ]
     if len(said) != len(values):
         return none
     rows = zip(said, values, strict=True)
@@ -179,9 +181,7 @@ def _partial(text: str, x: torch.Tensor, placed: Placed) -> Marks | None:
     known = dict(parse_placed(text))
     if not known or any(said[0] == "?" for said in known.values()):
         return None
-    placements = [
-        placement_of(known.get(name, "R")) for name in placed.axes.names
-    ]
+    placements = [placement_of(known.get(name, "R")) for name in placed.axes.names]
     try:
         marks = marks_of(placements, x.shape, placed.axes)
         check_pending(marks, x.dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,6 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
-from ...capture.drawing import refuse_state
-from ...capture.key_reuse import used_keys
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -39,7 +36,7 @@ from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
-from .following import followed_capture
+from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks
 from .lowering import (
     backward_of,
@@ -70,7 +67,7 @@ def _traced(
     if request.has_own_sizes:
         return _traced_kinds(request, args, kwargs, placed)
     request, captured = followed_capture(request, args, kwargs, placed)
-    _check_keys(request, captured)
+    check_numbers(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)
@@ -83,21 +80,12 @@ def _traced_kinds(
     """The programs of code of one rank, one for each kind of rank."""
     kinds = kinds_of_ranks(request, args, kwargs, placed)
     for kind in kinds:
-        _check_keys(request, kind.captured)
+        check_numbers(request, kind.captured)
     mine, *others = [
         Traced(request, kind.placed, kind.captured, ranks=kind.ranks)
         for kind in kinds
     ]
     return attrs.evolve(mine, others=tuple(others))
-
-
-def _check_keys(request: Request, captured: Captured) -> None:
-    """Check the random numbers of a program, where that is asked for."""
-    graph = captured.program.graph.graph
-    if request.seed == "required":
-        refuse_state(graph, request.name)
-    if os.environ.get("SHARDFN_CHECK") == "1":
-        used_keys(graph, request.name, captured.closed_over)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -133,11 +121,6 @@ class Traced:
     def text(self) -> str:
         """The full text of the program."""
         return self.program.show(self.program, full=True)
-
-    def captures(self) -> dict[tuple[int, ...], Captured]:
-        """The captures by coordinate, where ranks have programs of their own."""
-        every = (self, *self.others)
-        return {c: traced.captured for traced in every for c in traced.ranks}
 
     def placements(self) -> tuple[Any, ...]:
         """The arguments of the partition: the mesh, the placements of inputs and results, and
@@ -364,6 +347,7 @@ class Lowered:
         """Stage 4: compile the program."""
         request = self.traced.request
         placed = self.traced.placed
+        every = self.traced, *self.traced.others
         backend = backend or request.backend
         captured = self.traced.captured
         return Compiled(
@@ -375,7 +359,7 @@ class Lowered:
             backend,
             self._runner(backend),
             self._backward(backend),
-            captures=self.traced.captures(),
+            captures={c: x.captured for x in every for c in x.ranks},
         )
 
     def _runner(self, backend: str) -> Runner | None:

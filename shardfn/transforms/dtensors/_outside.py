@@ -106,9 +106,7 @@ def _own(x: Any, is_given: bool) -> Any:
     return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
 
 
-def calling(
-    run: Any, request: Request, args: Any, kwargs: Any
-) -> Any:
+def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:
     """Run a call of code of one rank, whose donated tensors are gone afterwards.
 
     Raises:

@@ -41,8 +41,8 @@ class OnRanks:
 
     @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The result, and for each leaf of it a text: empty for none of a DTensor's, else a space and
-        the placements, if it is Partial.
+        """The result, and for each leaf of it a text: empty for no DTensor, else a space, and the
+        placements if it is Partial.
         """
         axes = axis_names.enter_mesh(self.name, self.mesh, None)
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
@@ -69,9 +69,7 @@ def on_ranks(
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
     options |= {"rank": (), "has_own_sizes": has_own_sizes, "layouts": layouts}
-    made = attrs.evolve(
-        asks, **options, structure=None, differentiated=None
-    )
+    made = attrs.evolve(asks, **options, structure=None, differentiated=None)
     made.store.kin = asks.store.kin
     made.store.kin.update((asks.store, made.store))
     return made
@@ -95,7 +93,7 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
 
 @_compat.read_by_dynamo
 def _said(x: Any) -> str:
-    """What is said of a result: nothing of a plain one."""
+    """The text of a result."""
     return f" {x._partial}" if isinstance(x, DTensor) else ""
 
 
