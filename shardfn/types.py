@@ -30,6 +30,12 @@ MEAN = "avg"
 REDUCTIONS = (*PENDING, MEAN)
 
 
+class IfPartial(tuple[Mark, ...]):
+    """The placements of a result that stays Partial if it is. Else propagation chooses."""
+
+    __slots__ = ()
+
+
 @attrs.frozen
 class ShapeDtype:
     """The shape and dtype of a tensor that need not exist.

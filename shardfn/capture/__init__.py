@@ -4,6 +4,8 @@ from .capture import Captured, capture, capture_again
 from .closure.constants import constant_key, is_constant
 from .closure.places import name_of
 from .closure.reads import Reads
+from .dtensors import own_sizes
+from .dtensors.values import placement_of
 from .modules.call import PureModule
 from .printing import tensor_type
 from .reading.settings import Settings
@@ -20,5 +22,7 @@ __all__ = [
     "constant_key",
     "is_constant",
     "name_of",
+    "own_sizes",
+    "placement_of",
     "tensor_type",
 ]

@@ -21,6 +21,7 @@ from .closure.memoized import memoized
 from .closure.primals import Derivative, follow_primals
 from .closure.reads import Reads, held_reads
 from .control_flow import endings
+from .dtensors import own_sizes, terms
 from .dtensors.checks import NeedsRanks
 from .dtensors.writes import refuse_writes
 from .inputs import Inputs, holding
@@ -60,6 +61,10 @@ class Captured:
     template: Template | None = None
     # why the sizes of dynamic dims are constants of it
     fixed: str = ""
+    # of the code of a rank with sizes of its own: the local shapes that the program depends on,
+    # and what is to be compared with that of other ranks
+    cuts: tuple[Any, ...] = ()
+    traits: Any = None
 
     @property
     def closed_over(self) -> tuple[torch.Tensor, ...]:
@@ -173,6 +178,7 @@ class Reading(NamedTuple):
     reads: Reads  # its other reads
     derivative: Derivative | None  # the facts of its outermost derivative
     template: Template | None = None  # reads it for other sizes
+    traits: Any = None  # what is to be compared with that of other ranks
 
 
 def _constant(
@@ -203,7 +209,7 @@ def _dynamic(given: Given, settings: Settings) -> tuple[Captured | None, str]:
     try:
         reading = memoized(lambda memo: _read(given, inputs, mode, settings, memo))
         found = _captured(reading, inputs, given.user_fn, settings.gradients)
-    except NeedsRanks:
+    except (NeedsRanks, own_sizes.NeedsOwnSizes):
         raise
     except Exception as error:
         return None, _first_line(error)
@@ -236,6 +242,9 @@ def _read(
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)
         refuse_writes(python, name)
+        terms.settle(python)
+        traits = own_sizes.traits(python) if settings.rank else None
+        own_sizes.mark(python, name, settings.differing)
         varying.settle(python, name)
         follow_primals(python)
         # the conditions on sizes, now that all that looks at the graph has done so
@@ -249,7 +258,7 @@ def _read(
         dynamic = settings.dynamic
         template = Template(python, sizes, dynamic, names, reads, state.names, fns)
     derivative = state.recorded.derivative
-    return Reading(*flat, state.names, reads, derivative, template)
+    return Reading(*flat, state.names, reads, derivative, template, traits)
 
 
 def _captured(
@@ -259,7 +268,7 @@ def _captured(
     gradients: tuple[str, ...] | None,
 ) -> Captured:
     """The record of a captured function."""
-    graph, outside, out, names, reads, derivative, _ = reading
+    graph, outside, out, names, reads, derivative, _, traits = reading
     arguments = zip(inputs.paths, inputs.leaves, strict=True)
     outside = outside.named({"": fn, **dict(arguments)})
     sources.attach(graph)
@@ -274,7 +283,8 @@ def _captured(
     else:
         out = out.beside(gradients)
     made = program_of(inputs.name, graph, in_paths, out)
-    return Captured(made, outside, *names.meshes, reads, memory, derivative)
+    found = Captured(made, outside, *names.meshes, reads, memory, derivative)
+    return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits)
 
 
 def _reads(

@@ -75,8 +75,9 @@ class _Noting(Walk):
         held: list[list[plan.Slot]],
         placed: Any,
         axis: int,
+        is_term: bool,
     ) -> tuple[float, ...]:
-        found = super().price(call, values, held, placed, axis)
+        found = super().price(call, values, held, placed, axis, is_term)
         ins, outs = placed
         sends = tuple(
             self.sent(v, slots, m[axis], axis)

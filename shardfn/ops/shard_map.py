@@ -15,15 +15,15 @@ import torch
 
 from .. import _compat
 from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptured
-from .text_formats import parse_pairs, parse_shards, print_pairs, print_shards
+from .text_formats import parse_cuts, parse_pairs, print_cuts, print_pairs
 
 
 def _one_dim_deeper(text: str) -> str:
     """How mesh axes shard a tensor that has one more dim in front."""
-    return print_shards(
+    return print_cuts(
         [
-            (name, n, None if dim is None else dim + 1)
-            for name, n, dim in parse_shards(text)
+            (name, n, None if dim is None else dim + 1, sizes)
+            for name, n, dim, sizes in parse_cuts(text)
         ]
     )
 
@@ -55,9 +55,9 @@ def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
 def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
     """A rank's local tensor of a global one."""
     sizes = dict(enumerate(x.shape))
-    for _, n, dim in parse_shards(shards):
+    for _, n, dim, uneven in parse_cuts(shards):
         if dim is not None:
-            sizes[dim] //= n
+            sizes[dim] = uneven[0] if uneven else sizes[dim] // n
     return _sized(x, sizes)
 
 
@@ -72,15 +72,52 @@ def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
 def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor:
     """The global tensor of the ranks' local ones; `where` names the result in errors."""
     sizes = dict(enumerate(x.shape))
-    for _, n, dim in parse_shards(shards):
+    for _, n, dim, uneven in reversed(parse_cuts(shards)):
         if dim is not None:
-            sizes[dim] *= n
+            sizes[dim] = uneven[1] if uneven else sizes[dim] * n
     return _sized(x, sizes)
 
 
 @prim(axes=named_axes, takes_varying=False, gives_varying=True, communicates=False)
 def vary(x: torch.Tensor, axes: str) -> torch.Tensor:
     """An invariant value as one that varies."""
+    return torch.empty_like(x)
+
+
+@prim(axes=named_axes, takes_varying=True, gives_varying=True, communicates=False)
+def vary_in_value(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """A value that an op with another size on each rank has made: it varies in more than name."""
+    return torch.empty_like(x)
+
+
+def _tangent_of_term(t: Any, x: Any, y: Any, axes: str, kind: str) -> torch.Tensor:
+    return own_term(t, axes, kind)
+
+
+def _cotangent_of_term(
+    g: Any, x: Any, y: Any, axes: str, kind: str
+) -> torch.Tensor:
+    return no_cotangent(g, axes)
+
+
+@prim(
+    axes=named_axes,
+    takes_varying=False,
+    gives_varying=True,
+    jvp=_tangent_of_term,
+    vjp=_cotangent_of_term,
+    public="DTensor.to_local",
+)
+def own_term(x: torch.Tensor, axes: str, kind: str) -> torch.Tensor:
+    """A rank's term of a Partial value: which one, the ops say that made it."""
+    return torch.empty_like(x)
+
+
+@prim(axes=named_axes, takes_varying=True, gives_varying=False, communicates=False)
+def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
+    """The cotangent of a value from that of its terms, which a value does not determine. Capture
+    may take it away again with the term (capture/dtensors/terms.py); else it is refused.
+    """
     return torch.empty_like(x)
 
 
@@ -176,6 +213,8 @@ implement(to_local, transpose=from_local)
 implement(from_local, transpose=to_local)
 implement(vary, transpose=lambda g, axes: psum(g, axes, True))
 implement(as_invariant, transpose=vary)
+implement(no_cotangent, transpose=vary)
+implement(vary_in_value, transpose=vary_in_value)
 implement(psum, transpose=lambda g, axes, pending: vary(g, axes))
 implement(all_gather, transpose=own_piece)
 implement(own_piece, transpose=all_gather)

@@ -5,6 +5,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
+| uneven shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also one rank's size, and the whole |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
@@ -24,6 +25,8 @@ from .. import _compat
 KEEP = "*"  # of a spec: the dim keeps its placement
 
 Shard = tuple[str, int, int | None]  # mesh axis, its size, the dim that is sharded
+Sizes = tuple[int, int]  # the size of one rank's chunk, and the size before
+Cut = tuple[str, int, int | None, Sizes | None]
 
 
 @_compat.read_by_dynamo
@@ -70,12 +73,41 @@ def parse_shards(text: str) -> list[Shard]:
         >>> parse_shards("dp:2=0,tp:4=")
         [('dp', 2, 0), ('tp', 4, None)]
     """
-    rows = [
-        entry.replace(":", "=").split("=") for entry in text.split(",") if entry
-    ]
-    return [
-        (name, int(size), int(dim) if dim else None) for name, size, dim in rows
-    ]
+    return [(name, n, dim) for name, n, dim, _ in parse_cuts(text)]
+
+
+def print_cuts(cuts: Iterable[Cut]) -> str:
+    """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
+
+    Example:
+        >>> print_cuts([("dp", 2, 0, (3, 5)), ("tp", 4, None, None)])
+        'dp:2=0@3/5,tp:4='
+    """
+    return ",".join(
+        [
+            print_shards([(name, n, dim)])
+            + ("" if sizes is None else f"@{sizes[0]}/{sizes[1]}")
+            for name, n, dim, sizes in cuts
+        ]
+    )
+
+
+def parse_cuts(text: str) -> list[Cut]:
+    """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
+
+    Example:
+        >>> parse_cuts("dp:2=0@3/5,tp:4=")
+        [('dp', 2, 0, (3, 5)), ('tp', 4, None, None)]
+    """
+    return [_cut(entry) for entry in text.split(",") if entry]
+
+
+def _cut(entry: str) -> Cut:
+    shard, _, sizes = entry.partition("@")
+    name, n, dim = shard.replace(":", "=").split("=")
+    mine, _, whole = sizes.partition("/")
+    uneven = (int(mine), int(whole)) if sizes else None
+    return name, int(n), int(dim) if dim else None, uneven
 
 
 @_compat.read_by_dynamo

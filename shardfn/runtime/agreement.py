@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -16,19 +16,25 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
+from ..capture import own_sizes
 from ..errors import DivergenceError, call_site
+from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
 from ..schedule import Agenda
+from ..types import LocalProgram
 from .arguments import Placed
 from .options import Request
 
 
-def agree(name: str, plan: Plan, agenda: Agenda) -> None:
+def agree(
+    name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False
+) -> None:
     """Compare this rank's plan and order of collectives with the others'.
 
     Raises:
         DivergenceError: quotes the first line that differs.
+        NeedsOwnSizes: arguments differ in size, and may.
     """
     lines = [
         *_lines(plan),
@@ -42,6 +48,10 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
         return
     texts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(texts, lines)
+    own = [[x for x in lines if x.startswith("in ")] for lines in texts]
+    if may_have_own_sizes and any(x != own[0] for x in own):
+        got = "arguments differ in size between ranks"
+        raise own_sizes.NeedsOwnSizes.of(name, got)
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
     a, b = next((a, b) for a, b in pairs if a != b)
@@ -53,6 +63,52 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
         f"rank {other}: {b}",
         fix=fix,
     )
+
+
+def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> None:
+    """Compare the collectives of this rank's program with those of the ranks that it
+    communicates with. Ranks whose shards are uneven have programs of their own.
+
+    Raises:
+        DivergenceError: quotes the first collective that differs.
+    """
+    mine = placed.coordinate, [*_collectives(program)]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    by_place: dict[Any, list[Any]] = dict(everyone)
+    wrong = None
+    for k, axis in enumerate(placed.axes.names):
+        groups: dict[Any, Any] = {}
+        for at, rows in sorted(by_place.items()):
+            text = [f"{kind} over {over}" for kind, over, _ in rows]
+            text += [what for _, over, what in rows if over == axis]
+            group = (*at[:k], *at[k + 1 :])
+            first = groups.setdefault(group, (at, text))
+            wrong = wrong or _first_other(first, (at, text))
+    if wrong is not None:
+        fix = "the same collectives, of the same shapes, on every rank"
+        got = "ranks whose shards have other sizes communicate differently"
+        raise DivergenceError.of(name, got, *wrong, fix=fix)
+
+
+def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
+    """The kind, the axis and the payload of each collective, in order."""
+    for node in inner_nodes(program.graph):
+        record = node.meta.get("collective")
+        if record is not None:
+            x = node.all_input_nodes[0].meta["val"]
+            what = f"{record.kind} {record.op or ''} over {record.axis} of "
+            what += f"{tuple(x.shape)} {x.dtype} at {record.source}"
+            yield record.kind, record.axis, what
+
+
+def _first_other(a: Any, b: Any) -> list[str] | None:
+    """The first lines of two ranks that differ."""
+    pairs = itertools.zip_longest(a[1], b[1], fillvalue="(nothing)")
+    for one, other in pairs:
+        if one != other:
+            return [f"rank at {a[0]}: {one}", f"rank at {b[0]}: {other}"]
+    return None
 
 
 def _lines(plan: Plan) -> list[str]:

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -34,7 +34,7 @@ from .arguments.results import in_tree, maker
 from .backward.op import Differentiable
 from .backward.second_half import Backward
 from .donation import Donation, are_viewed, layout_of
-from .layouts import closed_over, readers
+from .layouts import closed_over, closed_over_of_kinds, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
@@ -87,6 +87,8 @@ class Compiled:
         Runner | None
     )  # None in simulated and fake worlds, where nothing is compiled
     backward: Backward | None = None  # where autograd follows the call
+    # where ranks have programs of their own: the captures of those that run here
+    captures: Mapping[tuple[int, ...], Captured] | None = None
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(_donation, takes_self=True)
     )
@@ -140,7 +142,7 @@ class Compiled:
         if not self.compared.is_done or os.environ.get("SHARDFN_CHECK") == "1":
             self.compared.is_done = True
             compare_ranks(
-                self.request, self.placed, leaves, self.captured.closed_over
+                self.request, self.placed, leaves, self.captured.outside.shared
             )
         tensors = [leaves[i] for i in self.placed.tensors]
         kinds = tuple(isinstance(x, DTensor) for x in tensors)
@@ -314,8 +316,18 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     placed = compiled.placed
     everyone = all_coordinates(placed.axes)
     programs = [compiled.programs[c] for c in everyone]
-    rows = readers(compiled.request.name, placed, compiled.captured, programs)
-    closed_now = closed_over(compiled.captured, programs)
+    rows = readers(
+        compiled.request.name,
+        placed,
+        compiled.captured,
+        programs,
+        are_alike=not compiled.captures,
+    )
+    if compiled.captures:
+        captures = [compiled.captures[c] for c in everyone]
+        closed_now = closed_over_of_kinds(captures, programs)
+    else:
+        closed_now = closed_over(compiled.captured, programs)
 
     at = shown(placed.mesh, placed.world.rank)
 

@@ -161,19 +161,19 @@ def _stage(
     mesh: Any,
 ) -> Entry:
     traced = trace(request, args, kwargs)
-    placed, entries = traced.placed, request.store.entries
-    _note_retrace(request, key, placed, mesh)
-    leaves, closed_over = _tree.leaves((args, kwargs)), traced.captured.closed_over
-    names = traced.captured.outside.names
-    refuse_without_values(request.name, closed_over, lambda: names)
-    compare_ranks(request, placed, leaves, closed_over, staging=True)
-    compiled = traced.lower().compile()
-    some = (
-        None
-        if len(placed.tensors) == placed.treedef.num_leaves
-        else placed.tensors
+    placed, captured, entries = (
+        traced.placed,
+        traced.captured,
+        request.store.entries,
     )
-    suspects = list(traced.captured.outside.suspects())
+    outside = captured.outside
+    _note_retrace(request, key, placed, mesh)
+    leaves = _tree.leaves((args, kwargs))
+    refuse_without_values(request.name, outside.tensors, lambda: outside.names)
+    compare_ranks(request, placed, leaves, outside.shared, staging=True)
+    compiled = traced.lower().compile()
+    is_all = len(placed.tensors) == placed.treedef.num_leaves
+    suspects = list(outside.suspects())
     entry = Entry(
         key=key,
         treedef=placed.treedef,
@@ -182,20 +182,18 @@ def _stage(
         mesh=mesh,
         rules=registry.active(),
         state=placed.state,
-        reads=traced.captured.reads if traced.captured.reads.check else None,
-        outside=traced.captured.outside
-        if traced.captured.outside.holders
-        else None,
-        template=traced.captured.template,
-        fixed=traced.captured.fixed,
-        tensors=some,
+        reads=captured.reads if captured.reads.check else None,
+        outside=outside if outside.holders else None,
+        template=captured.template,
+        fixed=captured.fixed,
+        tensors=None if is_all else placed.tensors,
         suspects=suspects,
         followed=_followed([leaves[i] for i in placed.tensors] + suspects),
         run=keys_noted(
             checked(compiled.run, request, placed),
             request,
             placed,
-            traced.captured,
+            captured,
         ),
     )
     request.store.entries = _with(entry, entries)

@@ -160,43 +160,12 @@ class Donation:
                 (seen[storage] for storage in mine if storage in seen), None
             )
             if twice is not None:
-                fix = (
-                    f"{self.paths[i]}.clone() in one of the two places, or leave it out of "
-                    "donate_argnums"
-                )
-                raise self.refused(
-                    i,
-                    f"it is donated, and shares memory with {twice}",
-                    "memory that the call gets once",
-                    fix,
-                )
+                raise _shared(self.name, self.paths[i], twice)
             seen.update(dict.fromkeys(mine, f"argument {self.paths[i]}"))
             if not isinstance(leaves[i], DTensor) and not _compat.can_be_taken(
                 leaves[i]
             ):
-                got = (
-                    "it is donated, and something else refers to it: a weak reference, or an "
-                    "autograd graph"
-                )
-                raise self.refused(
-                    i,
-                    got,
-                    "a tensor that only the caller holds",
-                    f"{self.paths[i]}.detach(), donated instead",
-                )
-
-    def refused(self, leaf: int, got: str, needed: str, fix: str) -> ShardError:
-        """The error for a leaf that cannot be donated."""
-        path = self.paths[leaf]
-        source = call_site()
-        return ShardError.of(
-            f"{self.name}, argument {path}",
-            got,
-            needed=needed,
-            fix=fix,
-            source=source,
-            arg_path=path,
-        )
+                raise _held(self.name, self.paths[i])
 
     def owned(self, leaves: list[Any]) -> list[Any]:
         """The leaves, with a copy of each donated one whose memory something else sees."""
@@ -221,6 +190,55 @@ class Donation:
             else:
                 torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
         return results
+
+
+Named = Sequence[tuple[str, torch.Tensor]]  # tensors with their paths
+
+
+def check_own(name: str, own: Named, others: Named) -> None:
+    """Refuse tensors of one rank that cannot be donated, before anything has run.
+
+    Raises:
+        ShardError: something else refers to one, or shares its memory.
+    """
+    gone = next((x for _, x in own if isinstance(x, DonatedTensor)), None)
+    if gone is not None:
+        raise used_after_donation(gone.call)
+    seen: dict[int, str] = {}
+    for path, x in (*others, *own):
+        is_own = any(x is y for _, y in own)
+        for memory in {_compat.storage_of(y) for y in _locals(x)}:
+            if is_own and memory in seen:
+                raise _shared(name, path, f"argument {seen[memory]}")
+            seen[memory] = path
+        if is_own and not _compat.can_be_taken(x):
+            raise _held(name, path)
+
+
+def _shared(name: str, path: str, of: str) -> ShardError:
+    got = f"it is donated, and shares memory with {of}"
+    fix = f"{path}.clone() in one of the two places, or leave it out of donate_argnums"
+    return _refused(name, path, got, "memory that the call gets once", fix)
+
+
+def take_own(name: str, own: Named) -> None:
+    """Invalidate tensors of one rank that a call took."""
+    for _, x in own:
+        torch.utils.swap_tensors(x, DonatedTensor(x, name))
+
+
+def _held(name: str, path: str) -> ShardError:
+    got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
+    needed = "a tensor that only the caller holds"
+    return _refused(name, path, got, needed, f"{path}.detach(), donated instead")
+
+
+def _refused(name: str, path: str, got: str, needed: str, fix: str) -> ShardError:
+    source = call_site()
+    where = f"{name}, argument {path}"
+    return ShardError.of(
+        where, got, needed=needed, fix=fix, source=source, arg_path=path
+    )
 
 
 def are_viewed(graph: torch.fx.Graph, donated: Collection[int]) -> bool:

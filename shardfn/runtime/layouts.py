@@ -25,7 +25,12 @@ Reader = Callable[
 
 
 def readers(
-    name: str, placed: Placed, captured: Captured, programs: Sequence[LocalProgram]
+    name: str,
+    placed: Placed,
+    captured: Captured,
+    programs: Sequence[LocalProgram],
+    *,
+    are_alike: bool = True,
 ) -> list[tuple[int, Reader]]:
     """For each tensor among the leaves: its position, and a reader of its local tensors.
 
@@ -34,6 +39,7 @@ def readers(
         placed: the arguments.
         captured: the capture from which the programs were made.
         programs: one for each rank that is run here.
+        are_alike: whether all take tensors of one shape, where shards are even.
     """
     wanted = _strides(programs)
     traced = _values(captured.program.graph.graph)
@@ -44,9 +50,8 @@ def readers(
     )
     for k, (i, is_dtensor, marks, aval) in enumerate(rows):
         read = reader(is_dtensor, marks, placed)
-        if aval.stride != traced[k].stride() or _is_odd(
-            aval.shape, aval.stride, aval.dtype
-        ):
+        is_dense = are_alike and aval.stride == traced[k].stride()
+        if not is_dense or _is_odd(aval.shape, aval.stride, aval.dtype):
             read = (
                 _all_laid_out(read, wanted[k])
                 if simulated
@@ -61,12 +66,23 @@ def readers(
 
 
 def closed_over(
-    captured: Captured, programs: Sequence[LocalProgram]
+    captured: Captured,
+    programs: Sequence[LocalProgram],
+    ranks: Sequence[int] | None = None,
+    take: Callable[[int], torch.Tensor] | None = None,
 ) -> Callable[[], list[list[torch.Tensor]]]:
-    """The readers of closed-over tensors: a list for each program."""
+    """The readers of closed-over tensors: a list for each program.
+
+    Args:
+        captured: the capture from which the programs were made.
+        programs: one for each rank that is run here.
+        ranks: their numbers in a simulated world; by default those of all, in order.
+        take: draws the state of random calls; by default from `sf.random.state`.
+    """
     closed = list(captured.closed_over)
     draws = captured.outside.draws
-    read = _with_state(captured, closed) if draws else lambda: closed
+    read = _with_state(captured, closed, take) if draws else lambda: closed
+    numbers = range(len(programs)) if ranks is None else ranks
     are_placed = any(isinstance(x, DTensor) for x in closed)
     if not are_placed and not any(
         _is_odd(x.shape, x.stride(), x.dtype) for x in closed
@@ -82,7 +98,7 @@ def closed_over(
                 laid_out(local_of_rank(x, rank), stride)
                 for x, stride in zip(now, row, strict=True)
             ]
-            for rank, row in enumerate(rows)
+            for rank, row in zip(numbers, rows, strict=True)
         ]
 
     return laid
@@ -96,8 +112,42 @@ def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:
     return local.shards[rank] if isinstance(local, SimulatedTensor) else local
 
 
+def closed_over_of_kinds(
+    captures: Sequence[Captured], programs: Sequence[LocalProgram]
+) -> Callable[[], list[list[torch.Tensor]]]:
+    """The readers of closed-over tensors, where ranks have captures of their own."""
+    states: list[torch.Tensor] = []
+
+    def take(draws: int) -> torch.Tensor:
+        states[:] = states or [ambient.state.take(draws)]
+        return states[0]
+
+    kinds = {id(captured): captured for captured in captures}
+    ranks = {
+        key: [r for r, captured in enumerate(captures) if id(captured) == key]
+        for key in kinds
+    }
+    reads = {
+        key: closed_over(
+            kinds[key], [programs[r] for r in ranks[key]], ranks[key], take
+        )
+        for key in kinds
+    }
+
+    def read() -> list[list[torch.Tensor]]:
+        states.clear()
+        found = {}
+        for key, own in reads.items():
+            found.update(zip(ranks[key], own(), strict=True))
+        return [found[r] for r in range(len(captures))]
+
+    return read
+
+
 def _with_state(
-    captured: Captured, closed: list[torch.Tensor]
+    captured: Captured,
+    closed: list[torch.Tensor],
+    take: Callable[[int], torch.Tensor] | None,
 ) -> Callable[[], list[torch.Tensor]]:
     """The readers of closed-over tensors for a program with random calls, which takes a state."""
     (at,) = (i for i, x in enumerate(closed) if x is ambient.PLACE)
@@ -106,7 +156,8 @@ def _with_state(
     draws = captured.outside.draws
     before = closed[:at]
     after = closed[at + 1 :]
-    return lambda: [*before, ambient.state.take(draws).to(device), *after]
+    drawn = lambda: (take or ambient.state.take)(draws)
+    return lambda: [*before, drawn().to(device), *after]
 
 
 def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:

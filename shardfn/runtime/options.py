@@ -70,6 +70,15 @@ class Request:
     may_be_of_ranks: bool = False
     # of code of one rank, whose tensors are each rank's own
     around: Around | None = None
+    # of that code: the coordinate of the rank whose code is read; nothing as long as ranks share a
+    # program
+    rank: tuple[int, ...] | None = None
+    # whether each kind of rank has a program of its own, since shards are uneven
+    has_own_sizes: bool = False
+    # for each leaf of the arguments None, or the shape and strides of each rank's own tensor
+    layouts: tuple[Any, ...] = ()
+    # the nodes of Dynamo's graph whose constants differ by rank
+    differing: frozenset[Any] = frozenset()
     # makes the function of the value and the gradients, where autograd follows a call
     differentiated: Differentiated | None = None
     # the tensors whose gradients fn returns beside the value

@@ -15,6 +15,7 @@ import attrs
 from .. import _compat
 from ..capture import constant_key, is_constant
 from ..capture.dtensors.checks import NeedsRanks
+from ..capture.dtensors.own_sizes import NeedsOwnSizes
 from ..runtime import (
     Compiled,
     Lowered,
@@ -27,7 +28,8 @@ from ..runtime import (
 )
 from ..world import current_world
 from .derivatives._outside import differentiated
-from .dtensors._outside import entering, leaving, placed
+from .dtensors._outside import calling, entering, leaving, placed
+from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
 
 # what a transformed function carries besides its fields
@@ -37,8 +39,12 @@ NAMES = {
     "__qualname__",
     "_request",
     "_ranks",
+    "_has_own_sizes",
     cache.CARRIED,
 }
+
+# of these, what calls have found out
+FOUND = {"_request", "_ranks", "_has_own_sizes"}
 
 
 class Transformed:
@@ -126,8 +132,15 @@ class Transformed:
                 if mesh is None:
                     return stage(self.request, args, kwargs)
                 request = self.on_ranks(mesh, args, kwargs)
-                given = entering(request, mesh, args, kwargs)
-                return unwrap(stage(request, *given))
+                run = functools.partial(
+                    self.on_a_rank, stage, request, args, kwargs, unwrap
+                )
+                is_call = stage is call and request.donate_argnums
+                return calling(run, request, args, kwargs) if is_call else run()
+            except NeedsOwnSizes:
+                if mesh is None or "_has_own_sizes" in self.__dict__:
+                    raise
+                self.__dict__["_has_own_sizes"] = True
             except NeedsRanks as error:
                 if not self.may_be_of_ranks or error.mesh in tried:
                     raise
@@ -135,6 +148,13 @@ class Transformed:
                 tried.append(mesh)
                 if error.is_for_good:
                     self.__dict__["_ranks"] = current_world(), mesh
+
+    def on_a_rank(
+        self, stage: Any, request: Request, args: Any, kwargs: Any, unwrap: Any
+    ) -> Any:
+        """A stage of the code of one rank, with its own tensors."""
+        given = entering(request, request.mesh, args, kwargs)
+        return unwrap(stage(request, *given))
 
     def mesh_of_ranks(self) -> Any:
         """The mesh whose ranks this is code of, or None for a function of global tensors."""
@@ -144,10 +164,13 @@ class Transformed:
     def on_ranks(self, mesh: Any, args: Any, kwargs: Any) -> Request:
         """The request for code of each rank, made once for each placements of arguments."""
         texts = placed(args, kwargs)
-        options = type(self), self.options(), mesh, texts
-        return cache.request(
-            OnRanks, self.fn, options, lambda: on_ranks(self.request, mesh, texts)
+        is_own = "_has_own_sizes" in self.__dict__ or have_own_sizes(args, kwargs)
+        layouts = own_layouts(mesh, args, kwargs) if is_own else ()
+        options = type(self), self.options(), mesh, texts, is_own, layouts
+        make = lambda: on_ranks(
+            self.request, mesh, texts, has_own_sizes=is_own, layouts=layouts
         )
+        return cache.request(OnRanks, self.fn, options, make)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """Stage 1: the global program for arguments like these, which may be `ShapeDtype`s."""
@@ -212,7 +235,7 @@ class Transformed:
     def __getstate__(self) -> dict[str, Any]:
         """The state that is copied and pickled: without staged programs."""
         found = self.__dict__.items()
-        return {name: x for name, x in found if name not in ("_request", "_ranks")}
+        return {name: x for name, x in found if name not in FOUND}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A transformed function that its own name leads to, as under a decorator, is pickled

@@ -278,6 +278,48 @@ def ranks(x: Any, w: Any, mesh: Any) -> Any:
     return x * mine, mesh.size() + mesh.ndim, mesh.shape, mesh[name].size()
 
 
+def terms(x: Any, w: Any, mesh: Any) -> Any:
+    """Each rank's term of Partial DTensors."""
+    d = DTensor.from_local(x, mesh, every(mesh, Partial()))
+    rows = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    a = DTensor.from_local(x.clone(), mesh, last(mesh, Shard(1)), run_check=True)
+    b = DTensor.from_local(w.clone(), mesh, last(mesh, Shard(0)), run_check=True)
+    kinds = [
+        DTensor.from_local(x.clone(), mesh, last(mesh, Partial(k)), run_check=True)
+        for k in ("avg", "max")
+    ]
+    both = [
+        d,
+        d * 3,
+        rows.sum(),
+        rows.sum(0),
+        rows.amax(0),
+        a @ b,
+        (a @ b).t(),
+        *kinds,
+    ]
+    return [y.to_local() for y in both]
+
+
+def partial_results(x: Any, w: Any, mesh: Any) -> Any:
+    d = DTensor.from_local(x, mesh, every(mesh, Partial()))
+    rows = DTensor.from_local(x, mesh, every(mesh, Shard(0)))
+    a = DTensor.from_local(x.clone(), mesh, last(mesh, Shard(1)), run_check=True)
+    b = DTensor.from_local(w.clone(), mesh, last(mesh, Shard(0)), run_check=True)
+    mean = DTensor.from_local(
+        x.clone(), mesh, last(mesh, Partial("avg")), run_check=True
+    )
+    return {
+        "term": d,
+        "scaled": d / 2,
+        "sum": rows.sum(),
+        "rows": rows.square().sum(0),
+        "largest": rows.amax(0),
+        "product": a @ b,
+        "mean": mean,
+    }
+
+
 PROGRAMS: dict[str, Program] = {
     fn.__name__: fn
     for fn in (
@@ -313,6 +355,8 @@ PROGRAMS: dict[str, Program] = {
         mapped_after_redistribution,
         filled,
         ranks,
+        terms,
+        partial_results,
     )
 }
 
@@ -354,7 +398,18 @@ def loss_of_replicas(x: Any, w: Any, mesh: Any) -> Any:
     return (again.sin() @ same).square().sum().full_tensor()
 
 
+def loss_of_own_terms(x: Any, w: Any, mesh: Any) -> Any:
+    d = DTensor.from_local(x @ w, mesh, every(mesh, Partial()))
+    return d.to_local().square().sum()
+
+
 LOSSES: dict[str, Program] = {
     fn.__name__: fn
-    for fn in (loss_of_rows, loss_of_terms, loss_of_shards, loss_of_replicas)
+    for fn in (
+        loss_of_rows,
+        loss_of_terms,
+        loss_of_own_terms,
+        loss_of_shards,
+        loss_of_replicas,
+    )
 }

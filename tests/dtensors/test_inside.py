@@ -8,10 +8,10 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.tensor import DTensor
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
+from tests.dtensors.compared import assert_same, of_rank, plain
 from tests.dtensors.programs import (
     LOSSES,
     PROGRAMS,
@@ -25,19 +25,6 @@ MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
 
 def _mesh(shape: tuple[int, ...]) -> Any:
     return sf.make_mesh(shape, MESHES[shape])
-
-
-def _plain(out: Any) -> Any:
-    """A result with this rank's tensors in place of DTensors, and their placements."""
-    if isinstance(out, DTensor):
-        return out.to_local(), [str(p) for p in out.placements]
-    if isinstance(out, dict):
-        return {key: _plain(x) for key, x in out.items()}
-    if isinstance(out, list | tuple):
-        return [_plain(x) for x in out]
-    if isinstance(out, torch.Tensor):
-        return out.clone()  # of one that is still arriving, which waits
-    return out if isinstance(out, str | int | float) else str(out)
 
 
 def _staged(program: Program, mesh: Any, backend: str) -> Any:
@@ -59,21 +46,21 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
     found = {
         name: (
-            _plain(program(*own(rank), mesh)),
-            _plain(_staged(program, mesh, "aten")(*own(rank))),
+            plain(program(*own(rank), mesh)),
+            plain(_staged(program, mesh, "aten")(*own(rank))),
         )
         for name, program in PROGRAMS.items()
     }
     unsaid = _gradients(loss_of_rows_unsaid, mesh, "aten")(*own(rank))
     wrong = _eager_gradients(loss_of_rows_unsaid, mesh, *own(rank))
-    found["unsaid"] = _plain(wrong), _plain(unsaid)
+    found["unsaid"] = plain(wrong), plain(unsaid)
     ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
     eager = PROGRAMS["functions"](*own(rank), mesh)
-    found["compiled"] = _plain(eager), _plain(ours(*own(rank)))
+    found["compiled"] = plain(eager), plain(ours(*own(rank)))
     for name, loss in LOSSES.items():
         found[name] = (
-            _plain(_eager_gradients(loss, mesh, *own(rank))),
-            _plain(_gradients(loss, mesh, "aten")(*own(rank))),
+            plain(_eager_gradients(loss, mesh, *own(rank))),
+            plain(_gradients(loss, mesh, "aten")(*own(rank))),
         )
     return found
 
@@ -91,7 +78,7 @@ def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
 ) -> None:
     _, ranks = answers
     for eager, staged in (found[name] for found in ranks):
-        _assert_same(staged, eager)
+        assert_same(staged, eager)
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES])
@@ -105,9 +92,9 @@ def test_a_simulated_world_answers_as_real_ranks(name: str, answers: Any) -> Non
             else _gradients(LOSSES[name], mesh, "aten")
         )
         columns = zip(*map(own, range(len(ranks))), strict=True)
-        out = _plain(staged(*map(SimulatedTensor, columns)))
+        out = plain(staged(*map(SimulatedTensor, columns)))
         for rank, found in enumerate(ranks):
-            _assert_same(_of_rank(out, rank), found[name][0])
+            assert_same(of_rank(out, rank), found[name][0])
 
 
 def test_the_gradient_of_to_local_is_right_where_torchs_is_wrong(
@@ -115,7 +102,7 @@ def test_the_gradient_of_to_local_is_right_where_torchs_is_wrong(
 ) -> None:
     ranks = answers[1]
     for found in ranks:
-        _assert_same(found["unsaid"][1], found["loss_of_rows"][0])
+        assert_same(found["unsaid"][1], found["loss_of_rows"][0])
     rows = [found["unsaid"] for found in ranks]
     assert any(not torch.allclose(eager[0], ours[0]) for eager, ours in rows)
 
@@ -124,8 +111,8 @@ def _compiled(shape: tuple[int, ...]) -> Any:
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
     return [
         (
-            _plain(PROGRAMS[name](*own(rank), mesh)),
-            _plain(_staged(PROGRAMS[name], mesh, "inductor")(*own(rank))),
+            plain(PROGRAMS[name](*own(rank), mesh)),
+            plain(_staged(PROGRAMS[name], mesh, "inductor")(*own(rank))),
         )
         for name in ("sequence_parallel", "functions")
     ]
@@ -152,29 +139,4 @@ def test_s2_2_an_argument_that_is_still_arriving_is_awaited() -> None:
 def test_s2_2_a_compiled_program_answers_as_eager_torch() -> None:
     for rank in run_ranks(2, _compiled, (2,)):
         for eager, staged in rank:
-            _assert_same(staged, eager)
-
-
-def _of_rank(out: Any, rank: int) -> Any:
-    if isinstance(out, SimulatedTensor):
-        return out.shards[rank]
-    if isinstance(out, dict):
-        return {key: _of_rank(x, rank) for key, x in out.items()}
-    return (
-        [_of_rank(x, rank) for x in out] if isinstance(out, list | tuple) else out
-    )
-
-
-def _assert_same(got: Any, wanted: Any) -> None:
-    if isinstance(wanted, torch.Tensor):
-        assert isinstance(got, torch.Tensor)
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    elif isinstance(wanted, dict):
-        assert got.keys() == wanted.keys()
-        _assert_same(list(got.values()), list(wanted.values()))
-    elif isinstance(wanted, list | tuple):
-        assert len(got) == len(wanted)
-        for a, b in zip(got, wanted, strict=True):
-            _assert_same(a, b)
-    else:
-        assert got == wanted
+            assert_same(staged, eager)

@@ -46,6 +46,12 @@ class ClosedOver:
     draws: int = 0  # random calls; their state takes the place of PLACE
     # those that hold some of the tensors, each with the rest of it
     holders: tuple[tuple[torch.Tensor, Any], ...] = ()
+    constants: int = 0  # the last ones, which the function makes of numbers
+
+    @property
+    def shared(self) -> tuple[torch.Tensor, ...]:
+        """The tensors without the constants of the program."""
+        return self.tensors[: len(self.tensors) - self.constants]
 
     def is_unchanged(self) -> bool:
         """Whether the tensors that hold others hold the same ones, and say the same."""
@@ -84,6 +90,7 @@ class ClosedOver:
             self,
             tensors=(*self.tensors, *constants),
             lines=(*self.lines, *[None] * len(constants)),
+            constants=len(constants),
             followed=frozenset(followed),
             reached=frozenset(i for i in followed if id(stand_ins[i]) in ends),
         )

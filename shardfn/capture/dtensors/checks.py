@@ -21,6 +21,7 @@ from ...mesh import (
 )
 from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
+from . import own_sizes
 from .flattened import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
@@ -182,26 +183,9 @@ def shards_of(what: str, rows: tuple[Any, ...], shape: tuple[int, ...]) -> str:
     """How mesh axes shard a global tensor of this shape, as text for the prims.
 
     Raises:
-        PlacementError: into shards of different sizes.
+        PlacementError, NeedsOwnSizes: into shards of different sizes, where ranks share a program.
     """
-    left = list(shape)
-    for name, n, said in rows:
-        dim = _dim(said)
-        if dim is not None and left[dim] % n:
-            got = f"dim {dim} of {shape[dim]} elements, sharded over {name} of {n} ranks"
-            needed = "shards of equal size, since all ranks share one program"
-            fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
-            raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
-        if dim is not None:
-            left[dim] //= n
-    dims = [(name, n, _dim(said)) for name, n, said in rows]
-    return ",".join(
-        [f"{name}:{n}={'' if dim is None else dim}" for name, n, dim in dims]
-    )
-
-
-def _dim(said: str) -> int | None:
-    return int(said[1:]) if said[0] == "S" else None
+    return own_sizes.shards_of(what, rows, shape)
 
 
 @_compat.constant_in_graph
@@ -211,18 +195,25 @@ def check_shape(
     """Check the global shape that `from_local` is given, if it is. Returns the shards as text.
 
     Raises:
-        PlacementError: the local tensors of all ranks do not make it, if they are of one shape.
+        PlacementError: the local tensors of all ranks do not make it.
+        NeedsOwnSizes: they may, if ranks have programs of their own.
     """
     found = list(local)
     for _, n, said in rows:
-        dim = _dim(said)
-        if dim is not None:
-            found[dim] *= n
-    if shape is not None and tuple(shape) != tuple(found):
-        got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
-        needed = f"{tuple(found)}: shards of equal size, since all ranks share one program"
-        raise PlacementError.of(what, got, needed=needed, fix="pad the tensor")
-    return shards_of(what, rows, tuple(found))
+        if said[0] == "S":
+            found[int(said[1:])] *= n
+    if shape is None or tuple(shape) == tuple(found):
+        return own_sizes.shards_of(what, rows, tuple(found))
+    got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
+    needed = f"{tuple(found)}, of shards of equal size"
+    if own_sizes.may_differ():
+        at = own_sizes.of_this_rank(what, got)
+        mine = own_sizes.local_shape(rows, shape, at)
+        if mine == tuple(local):
+            return own_sizes.shards_of(what, rows, tuple(shape))
+        place = ", ".join(f"{axis}={k}" for axis, k in at.items())
+        needed = f"local tensors of shape {mine} on the rank at {place}"
+    raise PlacementError.of(what, got, needed=needed, fix="pad the tensor")
 
 
 @_compat.constant_in_graph

@@ -11,7 +11,7 @@ import torch
 from ...errors import CaptureError
 from ...ops import placement
 from ...ops.prims import CALLS
-from ...ops.shard_map import to_local
+from ...ops.shard_map import own_term, to_local
 from ...ops.text_formats import parse_placed
 from .. import annotations as sources
 from ..shard_map.varying_nodes import (
@@ -61,7 +61,7 @@ def _refuse_global(
     Raises:
         CaptureError: names the call.
     """
-    is_local = node.target in CALLS and node.target is not to_local
+    is_local = node.target in CALLS and node.target not in (to_local, own_term)
     if not is_local and node.target is not placement.shared:
         return
     if any(is_dtensor(x) for x in node.all_input_nodes[:1]):

@@ -7,6 +7,7 @@ ops that lead to the value, on DTensors without values.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,8 +92,12 @@ class DTensors:
             with _compat.neutral():
                 found = self.value(node, outer)
         except Exception as error:
+            if name == table.PARTIAL:
+                return None
             got = f"torch places no such DTensor: {_first_line(error)}"
             raise CaptureError.of(f"DTensor.{name}", got, fix=FIX) from error
+        if not isinstance(found, DTensor) and name == table.PARTIAL:
+            return None
         if not isinstance(found, DTensor):
             raise CaptureError.of(
                 f"DTensor.{name}", "the placements are not known here", fix=FIX
@@ -219,9 +224,25 @@ def _sources(node: torch.fx.Node, outer: Outer) -> list[torch.fx.Node]:
         return [outer[node]]
     if node.target in APART or node.target in CALLS:
         return []
+    if (like := _gradient_of(node)) is not None:
+        return [like]
     if getattr(node.target, "__name__", "") in BACKWARD:
         return [x for x in args_of(node)[1] if isinstance(x, torch.fx.Node)]
     return node.all_input_nodes
+
+
+def _gradient_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """For one of several gradients: the value whose gradient it is."""
+    if node.target is not operator.getitem:
+        return None
+    every, k = args_of(node)
+    if not isinstance(every, torch.fx.Node) or not isinstance(k, int):
+        return None
+    is_backward = getattr(every.target, "__name__", "") in BACKWARD
+    if not is_backward and every.target is not placement.align:
+        return None
+    like = args_of(every)[1][k]
+    return like if isinstance(like, torch.fx.Node) else None
 
 
 def _axes_of(node: torch.fx.Node, outer: Outer) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ class Settings:
             it returns the value alone.
         dynamic: by leaf of the arguments, the dims whose sizes are read as symbols, and whether
             it is an error if one must be constant.
+        rank: of code of one rank: the coordinate of the rank whose code is read, or nothing if
+            all share one program; else None.
+        differing: the nodes whose constants differ by rank: `own_sizes.differing`.
     """
 
     name: str = ""
@@ -43,6 +46,8 @@ class Settings:
     may_be_of_ranks: bool = False
     gradients: tuple[str, ...] | None = None
     dynamic: Mapping[int, Mapping[int, bool]] = types.MappingProxyType({})
+    rank: tuple[int, ...] | None = None
+    differing: frozenset[Any] = frozenset()
 
 
 class Tracing(NamedTuple):
@@ -59,7 +64,9 @@ def tracing(
 ) -> Iterator[Tracing]:
     """The context of a capture."""
     table = decompositions.table(settings.undecomposed)
-    scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks)
+    scope = named.scope(
+        settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank
+    )
     recorder = recording(settings.name, table, mode)
     with (
         _torchs(mode, settings.device, memo),

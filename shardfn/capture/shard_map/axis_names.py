@@ -61,6 +61,11 @@ class Scope:
     before: tuple[Any, ...] = attrs.field(
         factory=entered
     )  # the meshes entered outside
+    # where ranks may have programs of their own: the coordinate of the one whose code is read, or
+    # nothing as long as all share one
+    rank: tuple[int, ...] | None = None
+    # the local shapes that its program depends on: `dtensors.own_sizes`
+    cuts: list[Any] = attrs.field(factory=list)
 
     def named_or_entered(self, mesh: Any) -> Any:
         """A mesh that a transform names, or the one that is entered around it in the function."""
@@ -96,10 +101,13 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def scope(
-    mesh: Any, device: str, may_be_of_ranks: bool = False
+    mesh: Any,
+    device: str,
+    may_be_of_ranks: bool = False,
+    rank: tuple[int, ...] | None = None,
 ) -> Iterator[Scope]:
     """The scope of one capture."""
-    made = Scope(mesh, device, may_be_of_ranks)
+    made = Scope(mesh, device, may_be_of_ranks, rank=rank)
     token = _scope.set(made)
     try:
         yield made

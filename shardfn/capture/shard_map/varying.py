@@ -21,6 +21,7 @@ from ...ops.prims import CALLS, Axes
 from ...ops.text_formats import parse_axes, print_axes
 from .. import annotations as sources
 from ..dtensors.mixing import refuse_varying
+from ..dtensors.own_sizes import DIFFERS, refused
 from . import varying_control_flow, varying_prims
 from .varying_nodes import (
     BACKWARD,
@@ -186,7 +187,7 @@ class Kinds:
             return Kinds(children_of(self.module, node)[0]).result(
                 [self.flat(x) for x in args[1:]]
             )
-        return self.flat((args, node.kwargs))
+        return self.flat((args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
 
     def needs(self, node: torch.fx.Node) -> Axes:
         """The axes over which all inputs of a node must vary."""
@@ -204,7 +205,7 @@ class Kinds:
             and isinstance(self.of.get(args_of(node)[0]), list)
         ):
             return NONE
-        return self.flat((node.args, node.kwargs))
+        return self.flat((node.args, node.kwargs)) | node.meta.get(DIFFERS, NONE)
 
     def rewrite(self, node: torch.fx.Node) -> None:
         """Raise the inputs of a node to the varying axes that it needs."""
@@ -219,9 +220,37 @@ class Kinds:
         elif node.target is shard_map.as_invariant:
             self.narrow(node)
         elif axes := self.needs(node):
+            self.refuse_write(node)
+            before = self.flat((node.args, node.kwargs))
             node.args, node.kwargs = torch.fx.node.map_arg(
                 (node.args, node.kwargs), lambda x: self.vary(x, axes)
             )
+            if missing := node.meta.get(DIFFERS, NONE) - before:
+                self.differ(node, missing)
+
+    def refuse_write(self, node: torch.fx.Node) -> None:
+        """Refuse a write in place that would make a value of all ranks one of each.
+
+        Raises:
+            CaptureError: naming the op.
+        """
+        axes = node.meta.get(DIFFERS, NONE)
+        roots = [root_of(x) for x in written_by(node)]
+        others = [x for x in node.all_input_nodes if root_of(x) not in roots]
+        born = [self.kind(x) for x in roots if x.op != "placeholder"]
+        if roots and axes - self.flat(others) - NONE.union(*map(_union, born)):
+            raise refused("jit", node, "a write to a value that all ranks have")
+
+    def differ(self, node: torch.fx.Node, axes: Axes) -> None:
+        """Have a value that constants of each rank have made vary in more than name."""
+        is_one = isinstance(node.meta.get("example_value"), torch.Tensor)
+        for x in [node] if is_one else list(node.users):
+            readers = list(x.users)
+            text = print_axes(sorted(axes))
+            made = self.after(x, shard_map.vary_in_value, (x, text))
+            self.of[made] = self.of.get(x, NONE)
+            for reader in readers:
+                reader.replace_input_with(x, made)
 
     def narrow(self, node: torch.fx.Node) -> None:
         """Of the axes over which a value is taken for invariant, leave those over which it varies:

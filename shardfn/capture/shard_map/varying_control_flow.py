@@ -12,6 +12,7 @@ from ...ops.nodes import args_of
 from ..control_flow import bodies as regions
 from .protocols import Axes, Settled, Varying
 from .varying_bodies import ENDINGS, NONE, Body, ending_of, is_wrap
+from .varying_nodes import BACKWARD, PLUMBING, children_of, name_of
 
 
 def is_part(node: torch.fx.Node) -> bool:
@@ -21,6 +22,12 @@ def is_part(node: torch.fx.Node) -> bool:
         or node.target in ENDINGS
         or node.target in (regions.enter, regions.inside, regions.leave)
     )
+
+
+def is_apart(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    """Whether a node runs another graph, or belongs to one that does, or takes a derivative."""
+    has_graph = bool(children_of(module, node))
+    return has_graph or is_part(node) or name_of(node) in (*BACKWARD, *PLUMBING)
 
 
 def kind(kinds: Varying, node: torch.fx.Node) -> list[Axes] | None:

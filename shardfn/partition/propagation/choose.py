@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...types import PENDING, Mark, Marks, MeshAxes
+from ...ops import shard_map
+from ...ops.prims import CALLS
+from ...types import PENDING, REDUCTIONS, Mark, Marks, MeshAxes
 from .. import plan, rules
 from ..redistribute import Move, local_bytes, mark_price, route
 from ..rule_api.checked import answered, failed
@@ -20,6 +22,7 @@ from .values import NO_ADVICE, Advice, Placed, Value
 
 # A gather of an input can start early and overlap with compute. Other collectives cannot.
 EARLY = 0.25
+OWN_TERM = CALLS[shard_map.own_term].op
 INFINITE = float("inf")  # the cost of an impossible placement
 
 
@@ -68,6 +71,8 @@ class Chooser:
         self.advice = advice
         self.values: dict[torch.fx.Node, Any] = {}
         self.ahead = Ahead(self)
+        # the placements of `out_placements`, by result
+        self.leaving: dict[torch.fx.Node, Marks] = {}
 
     def choose(
         self, call: OpCall, values: list[Value], node: torch.fx.Node
@@ -106,11 +111,20 @@ class Chooser:
                     self.name,
                     node,
                 )
+            is_term = self.stays_partial(node, axis)
             priced = [
-                (self.price(call, values, held, fit, axis), fit) for fit in fitting
+                (self.price(call, values, held, fit, axis, is_term), fit)
+                for fit in fitting
             ]
             placed = self.best(node, priced, axis)
         return placed
+
+    def stays_partial(self, node: torch.fx.Node, axis: int) -> bool:
+        """Whether somebody reads the terms of a result: the caller, or code of one rank."""
+        wanted = self.leaving.get(node)
+        if wanted is not None and wanted[axis] in REDUCTIONS:
+            return True
+        return any(user.target is OWN_TERM for user in node.users)
 
     def fit(self, call: OpCall, strategy: Choice, placed: Placed) -> Placed | None:
         """Extend the placements of the axes so far by one axis. None if a unit does not fit."""
@@ -142,6 +156,7 @@ class Chooser:
         held: list[list[plan.Slot]],
         placed: Placed,
         axis: int,
+        is_term: bool,
     ) -> Price:
         """The sort key of a strategy on one axis: its cost, then how much it changes the
         sharding of the inputs.
@@ -160,13 +175,15 @@ class Chooser:
                 was_sharded = any(slot.marks[axis] != "R" for slot in slots)
             if wanted in PENDING:
                 passes_partial = True
-                shared_partial = shared_partial or value.users > 1
+                shared_partial = not is_term and (
+                    shared_partial or value.users > 1
+                )
             if (id(value), wanted) not in counted:
                 counted.add((id(value), wanted))
                 price = self.input_price(value, slots, wanted, axis)
                 nbytes += price * self.weight(value, slots, axis)
         resharded = sum((m[axis] == "R") == was_sharded for m in placed.outs)
-        if passes_partial or nbytes > 0:
+        if not is_term and (passes_partial or nbytes > 0):
             for x, marks in zip(call.outs, placed.outs, strict=True):
                 if marks[axis] in PENDING:
                     nbytes += self.reduce_price(x, marks, axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,3 +111,29 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
         fix = "sf.cond, sf.scan or sf.while_loop; or pass random tensors in"
     source, where = node.meta.get("source"), f"{name}, op {node.target}"
     raise RuleError.of(where, got, fix=fix, source=source)
+
+
+def without_terms(
+    node: torch.fx.Node, axes: Sequence[str], kind: str
+) -> PlacementError:
+    """The error for `to_local` of a Partial DTensor that is reduced already."""
+    over = ", ".join(axes)
+    got = f"its terms over {over}, a Partial {kind}, are reduced already: another op needs it"
+    return PlacementError.of(
+        "DTensor.to_local",
+        got,
+        needed="a DTensor that nothing else needs reduced",
+        fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+        source=node.meta.get("source"),
+    )
+
+
+def without_cotangent(node: torch.fx.Node) -> PlacementError:
+    """The error for a derivative of `to_local` of a Partial DTensor."""
+    return PlacementError.of(
+        "DTensor.to_local",
+        "of a Partial DTensor that ops made, under a derivative: a value does not say its terms",
+        needed="a DTensor that is not Partial, or that from_local made",
+        fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+        source=node.meta.get("source"),
+    )

@@ -12,7 +12,7 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...types import Marks, MeshAxes
+from ...types import IfPartial, Marks, MeshAxes
 from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
@@ -70,8 +70,6 @@ class Walk(Chooser):
         self.later: Collection[torch.fx.Node] = ()
         self.steps: list[plan.Step] = []
         self.count = 0  # number of slots so far
-        # the placements of `out_placements`, by result
-        self.leaving: dict[torch.fx.Node, Marks] = {}
         self.cotangents: dict[int, plan.Slot] = {}  # by number
 
     def slot(self, fake: torch.Tensor, marks: Marks) -> plan.Slot:
@@ -109,6 +107,8 @@ class Walk(Chooser):
         if stays_partial:
             value = self.unaligned[node].value if node in self.unaligned else value
             if not self.reaches(value, as_sums):
+                if isinstance(marks, IfPartial):
+                    return self.leave(node, None, path, output)
                 raise refusals.cannot_stay_pending(
                     self.name, path, node, wanted, self.axes
                 )

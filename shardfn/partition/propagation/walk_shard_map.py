@@ -18,10 +18,11 @@ from ...ops import shard_map
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS, Axes, constants_of, implement
 from ...ops.text_formats import parse_axes, parse_pairs, parse_shards
-from ...types import PENDING, Mark, Marks
+from ...types import MEAN, PENDING, Mark, Marks
 from .. import layout, plan
 from ..protocols import Walk
 from ..redistribute import Move
+from . import means, refusals
 from .values import Value
 
 NONE: Axes = frozenset()
@@ -91,10 +92,38 @@ def vary(walk: Walk, node: torch.fx.Node) -> None:
     _make(walk, node, slot, value.equal.union(axes))
 
 
+def vary_in_value(walk: Walk, node: torch.fx.Node) -> None:
+    axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
+    _make(walk, node, _brought(walk, node, axes, (), ()))
+
+
 def as_invariant(walk: Walk, node: torch.fx.Node) -> None:
     axes = dict.fromkeys(parse_axes(*constants_of(node)), "R")
     slot = _brought(walk, node, axes, (), ("sum",))
     _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], slot.marks))
+
+
+def own_term(walk: Walk, node: torch.fx.Node) -> None:
+    text, kind = constants_of(node)
+    axes = parse_axes(text)
+    value = walk.values[args_of(node)[0]]
+    held = value.readable(node.meta["phase"])
+    sums = dict.fromkeys(axes, "sum" if kind == MEAN else kind)
+    wanted = _with(
+        walk, held[0].marks if held else ("R",) * len(walk.axes.names), sums
+    )
+    if not walk.reaches(value, wanted):
+        raise refusals.without_terms(node, axes, kind)
+    slot = walk.redistribute(value, wanted, node, implicit=False)
+    if kind == MEAN:
+        means_of = _with(walk, wanted, dict.fromkeys(axes, MEAN))
+        slot = means.rescaled(walk, node, slot, means_of)
+    mine = _with(walk, slot.marks, dict.fromkeys(axes, "R"))
+    _make(walk, node, _relabelled(walk, node, slot, node.meta["val"], mine))
+
+
+def no_cotangent(walk: Walk, node: torch.fx.Node) -> None:
+    raise refusals.without_cotangent(node)
 
 
 def psum(walk: Walk, node: torch.fx.Node) -> None:
@@ -316,7 +345,10 @@ def _brought(
 implement(shard_map.to_local, place=to_local)
 implement(shard_map.from_local, place=from_local)
 implement(shard_map.vary, place=vary)
+implement(shard_map.vary_in_value, place=vary_in_value)
 implement(shard_map.as_invariant, place=as_invariant)
+implement(shard_map.own_term, place=own_term)
+implement(shard_map.no_cotangent, place=no_cotangent)
 implement(shard_map.psum, place=psum)
 implement(shard_map.extremum, place=extremum)
 implement(shard_map.all_gather, place=all_gather)

@@ -6,14 +6,16 @@ from .checks import (
     refuse_without_values,
 )
 from .local_tensors import cut, itself, join, local_of, reader, spec_of
-from .look import look
+from .look import OWN, donated_tensors, look
 from .placed import Placed, aval_of
 from .prepared import is_prepared, prepared
 
 __all__ = [
+    "OWN",
     "Placed",
     "aval_of",
     "cut",
+    "donated_tensors",
     "is_prepared",
     "itself",
     "join",

@@ -26,6 +26,8 @@ from .dynamic import dims_of
 from .placed import Placed, aval_of
 from .placements import marks_of_arguments
 
+OWN = "_of_one_rank"  # set on a DTensor that stands for each rank's own tensors
+
 
 def look(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -63,11 +65,21 @@ def look(
         unreduced=_unreduced(values),
         followed=_followed(leaves, tensors),
         static=frozenset(static_leaves),
-        donated=tuple(sorted(_leaves_of(donated, treedef) & {*tensors})),
+        donated=_donated(_leaves_of(donated, treedef), leaves, tensors),
         constants=_constants(leaves, set(tensors)),
         state=_compat.settings(),
         dynamic=dims_of(request, args, kwargs, paths),
     )
+
+
+def _donated(
+    donated: set[int], leaves: list[Any], tensors: list[int]
+) -> tuple[int, ...]:
+    """Which of the tensors are donated. Each rank's own are views of the user's tensors, which
+    the caller takes away.
+    """
+    rows = (i for i in sorted(donated & {*tensors}))
+    return tuple(i for i in rows if not getattr(leaves[i], OWN, False))
 
 
 def _tensors(leaves: list[Any]) -> list[int]:
@@ -123,3 +135,22 @@ def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:
     return {
         i for n in numbers for i in range(sum(counts[:n]), sum(counts[: n + 1]))
     }
+
+
+def donated_tensors(
+    request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, torch.Tensor]]]:
+    """Of the code of one rank: the path and the tensor of each donated leaf that is the rank's own,
+    and those of all other tensors.
+    """
+    _, donated = check_call(request, args, kwargs)
+    leaves, treedef = _tree.flatten((args, kwargs))
+    paths = _tree.argument_paths(request.signature_of, args, kwargs)
+    taken = _leaves_of(donated, treedef)
+    own: list[tuple[str, torch.Tensor]] = []
+    others: list[tuple[str, torch.Tensor]] = []
+    for i, row in enumerate(zip(paths, leaves, strict=True)):
+        if isinstance(row[1], torch.Tensor):
+            is_own = i in taken and not isinstance(row[1], DTensor)
+            (own if is_own else others).append(row)
+    return own, others

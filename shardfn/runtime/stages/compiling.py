@@ -18,7 +18,7 @@ from ...mesh import group_names
 from ...partition import Plan
 from ...types import LocalProgram
 from .. import cache
-from ..agreement import agree, has_others
+from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed
 
 
@@ -30,6 +30,9 @@ def runner(
     program: LocalProgram,
     backend: str,
     families: Families | None = None,
+    *,
+    has_own_sizes: bool = False,
+    may_have_own_sizes: bool = False,
 ) -> Runner:
     """The compiled local program of this rank.
 
@@ -42,9 +45,13 @@ def runner(
         backend: the backend that compiles it.
         families: the compiled programs of the function for other sizes, if it was captured for
             them too.
+        has_own_sizes: whether other ranks have programs of their own.
+        may_have_own_sizes: whether they may, if it turns out that arguments differ in size.
     """
-    if has_others(placed):
-        agree(name, plan, agenda)
+    if has_others(placed) and has_own_sizes:
+        agree_on_collectives(name, placed, program)
+    elif has_others(placed):
+        agree(name, plan, agenda, may_have_own_sizes=may_have_own_sizes)
     if placed.mesh is not None:
         _bind_groups(placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import attrs
@@ -10,6 +11,8 @@ import torch
 from ... import _tree
 from ...capture import Captured
 from ...capture.closure.closed_over import ClosedOver
+from ...capture.drawing import refuse_state
+from ...capture.key_reuse import used_keys
 from ..arguments import Placed
 from ..backward.followed import Followed
 from ..options import Request
@@ -84,3 +87,16 @@ def _following(
             followed=followed,
         )
     return known[followed.key]
+
+
+def check_numbers(request: Request, captured: Captured) -> None:
+    """Check the random numbers of a program: that keys make them, and that each makes them once.
+
+    Raises:
+        CaptureError: they do not, where the request or SHARDFN_CHECK wants it.
+    """
+    graph = captured.program.graph.graph
+    if request.seed == "required":
+        refuse_state(graph, request.name)
+    if os.environ.get("SHARDFN_CHECK") == "1":
+        used_keys(graph, request.name, captured.closed_over)

@@ -35,6 +35,7 @@ def captured_for(
     known, transforms = cache.programs(request)
     leaves = _avals(args, kwargs, placed)
     rest = (transforms, request.may_be_of_ranks, undecomposed, placed.treedef)
+    rest = (*rest, request.rank, request.differing)
     signature = (*rest, placed.state), leaves
     for made in known:
         if made.signature == signature and _is_for(made, placed):
@@ -65,8 +66,10 @@ def _settings(
         mesh=placed.mesh,
         may_be_of_ranks=request.may_be_of_ranks,
         gradients=request.followed and request.followed.paths,
-        dynamic=placed.dynamic,
+        dynamic={} if request.has_own_sizes else placed.dynamic,
         name=request.name,
+        rank=request.rank,
+        differing=request.differing,
     )
 
 

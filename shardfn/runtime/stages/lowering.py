@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
+import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _tree, tree_pairs
 from ... import schedule as passes
+from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates
+from ...ops.text_formats import parse_placed
 from ...partition import Plan, emit
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
 from ...placements import check_pending, is_spec, marks_of
-from ...types import TENSOR, LocalProgram, Marks, Program
+from ...types import TENSOR, IfPartial, LocalProgram, Marks, Program
 from ..arguments import Placed
 from ..options import Request
 
@@ -111,6 +117,8 @@ def out_marks(
     (output,) = program.graph.graph.find_nodes(op="output")
     count = program.out_leaves.count(TENSOR)
     values = [node.meta["val"] for node in output.args[0][:count]]
+    if request.rank is not None:
+        return _partial_marks(program, values, placed)
     if request.out_placements is None:
         return [None] * len(values)
     result = _tree.unflatten(program.out_tree, program.out_leaves)
@@ -147,3 +155,59 @@ def out_marks(
         raise kind(
             text, placements=request.out_placements, source=source, fix=fix
         ) from None
+
+
+def _partial_marks(
+    program: Program, values: Sequence[torch.Tensor], placed: Placed
+) -> list[Marks | None]:
+    """The placements of results of the code of one rank that torch leaves Partial."""
+    leaves = program.out_leaves
+    half = len(leaves) // 2
+    texts = leaves[half:]
+    none: list[Marks | None] = [None] * len(values)
+    if len(leaves) != 2 * half or not all(isinstance(x, str) for x in texts):
+        return none
+    said = [
+        x for x, leaf in zip(texts, leaves[:half], strict=True) if leaf is TENSOR
+    ]
+    if len(said) != len(values):
+        return none
+    rows = zip(said, values, strict=True)
+    return [_partial(text.strip(), x, placed) for text, x in rows]
+
+
+def _partial(text: str, x: torch.Tensor, placed: Placed) -> Marks | None:
+    """The placements of a text. None if they are not those of a Partial value that has a rule."""
+    known = dict(parse_placed(text))
+    if not known or any(said[0] == "?" for said in known.values()):
+        return None
+    placements = [placement_of(known.get(name, "R")) for name in placed.axes.names]
+    try:
+        marks = marks_of(placements, x.shape, placed.axes)
+        check_pending(marks, x.dtype)
+    except ValueError:
+        return None  # reduced: two kinds of Partial do not commute
+    return IfPartial(marks)
+
+
+def beside(mine: Any, others: Sequence[Any]) -> Any:
+    """The lowered program of this kind of rank with those of the other kinds.
+
+    Raises:
+        PlacementError: a DTensor among the results would be another one on each.
+    """
+    programs = dict(mine.programs)
+    for other in others:
+        name = mine.traced.request.name
+        _refuse_other_results(name, mine.partition, other.partition)
+        programs.update(other.programs)
+    return attrs.evolve(mine, programs=programs)
+
+
+def _refuse_other_results(name: str, a: Plan, b: Plan) -> None:
+    for x, y in zip(a.outs, b.outs, strict=True):
+        is_own = x.value.shape[1:] != y.value.shape[1:]
+        if x.marks != y.marks and not is_own:
+            got = f"a result is placed {x.marks} on one rank, {y.marks} on another"
+            fix = "x.redistribute(mesh, placements) of the result"
+            raise PlacementError.of(name, got, fix=fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,6 @@ from ... import _compat
 from ... import schedule as passes
 from ...buckets import BucketPlan
 from ...capture import Captured
-from ...capture.drawing import refuse_state
-from ...capture.key_reuse import used_keys
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
 from ...inspect.certificate import Certificate, certify
@@ -39,9 +36,11 @@ from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
-from .following import followed_capture
+from .following import check_numbers, followed_capture
+from .kinds import kinds_of_ranks
 from .lowering import (
     backward_of,
+    beside,
     coordinates_here,
     floating_results,
     forward_of,
@@ -65,15 +64,28 @@ def _traced(
     request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced:
     placed = look(request, args, kwargs)
+    if request.has_own_sizes:
+        return _traced_kinds(request, args, kwargs, placed)
     request, captured = followed_capture(request, args, kwargs, placed)
-    if request.seed == "required":
-        refuse_state(captured.program.graph.graph, request.name)
-    if os.environ.get("SHARDFN_CHECK") == "1":
-        used_keys(captured.program.graph.graph, request.name, captured.closed_over)
+    check_numbers(request, captured)
     if placed.mesh is None and captured.brought_mesh is not None:
         over = attrs.evolve(request, mesh=captured.brought_mesh)
         placed = look(over, args, kwargs)
     return Traced(request=request, placed=placed, captured=captured)
+
+
+def _traced_kinds(
+    request: Request, args: Any, kwargs: Any, placed: Placed
+) -> Traced:
+    """The programs of code of one rank, one for each kind of rank."""
+    kinds = kinds_of_ranks(request, args, kwargs, placed)
+    for kind in kinds:
+        check_numbers(request, kind.captured)
+    mine, *others = [
+        Traced(request, kind.placed, kind.captured, ranks=kind.ranks)
+        for kind in kinds
+    ]
+    return attrs.evolve(mine, others=tuple(others))
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -93,6 +105,9 @@ class Traced:
     request: Request
     placed: Placed
     captured: Captured
+    # where shards are uneven: the ranks that it is the program of, and those of the other ranks
+    ranks: tuple[tuple[int, ...], ...] = ()
+    others: tuple[Traced, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -149,7 +164,11 @@ class Traced:
         """
         with _compat.staging(), _compat.paused_gc():
             cache.counts["partitions"] += 1
-            return self._lowered(cap, first_cap, plan)
+            mine = self._lowered(cap, first_cap, plan)
+            if not self.placed.is_simulated:
+                return mine
+            others = [x._lowered(cap, first_cap, plan) for x in self.others]
+            return beside(mine, others)
 
     def _lowered(
         self,
@@ -182,7 +201,9 @@ class Traced:
     def _scheduled(self, chosen: Plan, paths: Program) -> Lowered:
         """The program of each kind of ranks for a plan, scheduled."""
         names = group_names(self.placed.mesh)
-        kinds = {c: local_sizes(chosen, c) for c in coordinates_here(self.placed)}
+        here = coordinates_here(self.placed)
+        here = [c for c in here if c in self.ranks] if self.ranks else here
+        kinds = {c: local_sizes(chosen, c) for c in here}
         programs: dict[tuple[Any, ...], LocalProgram] = {}
         agreed = passes.agenda(chosen, self.request.name)
         if agreed.plan.leaves:
@@ -326,6 +347,7 @@ class Lowered:
         """Stage 4: compile the program."""
         request = self.traced.request
         placed = self.traced.placed
+        every = self.traced, *self.traced.others
         backend = backend or request.backend
         captured = self.traced.captured
         return Compiled(
@@ -337,6 +359,7 @@ class Lowered:
             backend,
             self._runner(backend),
             self._backward(backend),
+            captures={c: x.captured for x in every for c in x.ranks},
         )
 
     def _runner(self, backend: str) -> Runner | None:
@@ -354,6 +377,8 @@ class Lowered:
                 self.program,
                 backend,
                 None if template is None else cache.families(template),
+                has_own_sizes=bool(self.traced.ranks),
+                may_have_own_sizes=self.traced.request.rank is not None,
             )
 
     def _backward(self, backend: str) -> Backward | None:

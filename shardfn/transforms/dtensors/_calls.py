@@ -113,7 +113,9 @@ def to_local(
     """
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
-    checks.refuse_term(what, rows)
+    for name, _, said in rows:
+        if said[0] == "P":
+            x = prims.own_term(x, name, said[1:])
     shape = multiples(x, math.prod([n for _, n, _ in rows]))
     shards = checks.shards_of(what, rows, shape)
     if not is_divided(x, shards):
@@ -170,6 +172,12 @@ def placements_of(placed: str | None) -> tuple[Any, ...]:
     """DTensor.placements."""
     rows = checks.rows_of("DTensor.placements", placed)
     return tuple([_placement(said) for _, _, said in rows])
+
+
+@_compat.read_by_dynamo
+def partial_of(placed: str | None) -> str:
+    """The placements of a DTensor that is Partial, as text. Empty for another one."""
+    return placed if placed is not None and "=P" in placed else ""
 
 
 @_compat.read_by_dynamo
@@ -245,6 +253,7 @@ table.METHODS.update(
     }
 )
 table.ATTRIBUTES["placements"] = placements_of
+table.ATTRIBUTES[table.PARTIAL] = partial_of
 table.FUNCTIONS.update(
     {
         use_mesh: in_mesh,

@@ -13,8 +13,13 @@ from ... import _compat, _tree
 from ...capture.dtensors.values import text_of
 from ...errors import TreeError
 from ...mesh import axes_of
-from ...runtime import Request
-from ...runtime.arguments import refuse_lost_gradient, refuse_lost_tangent
+from ...runtime import Request, donation
+from ...runtime.arguments import (
+    OWN,
+    donated_tensors,
+    refuse_lost_gradient,
+    refuse_lost_tangent,
+)
 from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
@@ -48,6 +53,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             refuse_lost_tangent(f"{request.name}, argument {path}", x)
             x = _with_marks(_global(x, mesh), marks.get(id(x)))
+            setattr(x, OWN, True)
         elif isinstance(x, ShapeDtype):
             x = _global(_unread(x, mesh.device_type), mesh)
         leaves.append(x)
@@ -98,6 +104,19 @@ def _own(x: Any, is_given: bool) -> Any:
         shell = attrs.evolve(shell, shape=shell.shape[1:], stride=shell.stride[1:])
         return _compat.closed(shell, [_own(y, is_given) for y in tensors])
     return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
+
+
+def calling(run: Any, request: Request, args: Any, kwargs: Any) -> Any:
+    """Run a call of code of one rank, whose donated tensors are gone afterwards.
+
+    Raises:
+        ShardError: one that cannot be donated.
+    """
+    own, others = donated_tensors(request, args, kwargs)
+    donation.check_own(request.name, own, others)
+    out = run()
+    donation.take_own(request.name, own)
+    return out
 
 
 def _unread(x: ShapeDtype, device: str) -> UnreadTensor:

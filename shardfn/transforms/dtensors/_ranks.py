@@ -41,29 +41,35 @@ class OnRanks:
 
     @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
-        """The result, and for each leaf of it whether it is a DTensor."""
+        """The result, and for each leaf of it a text: empty for no DTensor, else a space, and the
+        placements if it is Partial.
+        """
         axes = axis_names.enter_mesh(self.name, self.mesh, None)
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
         leaves = [_entering(x, text, axes) for x, text in rows]
         args, kwargs = _tree.refill((args, kwargs), leaves)
         out = (self.held[0](*args, **kwargs),)
         found = _tree.quick_leaves(out)
-        kinds = tuple([isinstance(x, DTensor) for x in found])
+        kinds = tuple([_said(x) for x in found])
         (result,) = _tree.refill(out, [_leaving(x, axes) for x in found])
         axis_names.leave(len(axes))
         return result, kinds
 
 
-def on_ranks(asks: Request, mesh: Any, placed: tuple[str, ...]) -> Request:
-    """A request as one for the code of each rank of a mesh. Its arguments are views, so none is
-    donated.
-    """
+def on_ranks(
+    asks: Request,
+    mesh: Any,
+    placed: tuple[str, ...],
+    *,
+    has_own_sizes: bool,
+    layouts: tuple[Any, ...],
+) -> Request:
+    """A request as one for the code of each rank of a mesh."""
     fn = OnRanks(asks.name, (asks.fn,), mesh, placed).inline
     around = Around(entering, leaving)
     options = {"fn": fn, "mesh": mesh, "needs_mesh": True, "around": around}
-    made = attrs.evolve(
-        asks, **options, structure=None, donate_argnums=(), differentiated=None
-    )
+    options |= {"rank": (), "has_own_sizes": has_own_sizes, "layouts": layouts}
+    made = attrs.evolve(asks, **options, structure=None, differentiated=None)
     made.store.kin = asks.store.kin
     made.store.kin.update((asks.store, made.store))
     return made
@@ -83,6 +89,12 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     shards = print_shards([(name, n, 0) for name, n in axes])
     x = prims.to_local(x, shards).squeeze(0)
     return placement.shared(x, "an argument")
+
+
+@_compat.read_by_dynamo
+def _said(x: Any) -> str:
+    """The text of a result."""
+    return f" {x._partial}" if isinstance(x, DTensor) else ""
 
 
 @_compat.read_by_dynamo

@@ -55,6 +55,10 @@ def written_through_its_double(x: Any, mesh: Any) -> Any:
     return d
 
 
+def of_three_rows(x: Any, mesh: Any) -> Any:
+    return from_local(x[:3], mesh, R).redistribute(mesh, S).to_local()
+
+
 def of_a_branch(x: Any, mesh: Any) -> Any:
     return x if dist.get_rank() == 0 else x * 2
 
@@ -90,10 +94,13 @@ that all have; or x.to_local() of the DTensor""",
         """a DTensor: of a DTensor and a number or a condition that differs over dp
   try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
     ),
-    "a term": (
-        lambda x, mesh: from_local(x, mesh, [Partial()]).to_local(),
-        """DTensor.to_local: the DTensor is Partial over dp: each rank has a term
-  needed: a value
+    "a derivative of a term": (
+        lambda x, mesh: sf.grad(
+            lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum()
+        )(x),
+        """DTensor.to_local: of a Partial DTensor that ops made, under a derivative: a value does \
+not say its terms
+  needed: a DTensor that is not Partial, or that from_local made
   try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
     "shards that are not in one place": (
@@ -125,19 +132,67 @@ that all have; or x.to_local() of the DTensor""",
   needed: one pure graph of tensor ops
   try: return the mesh: mesh.get_group(axis) is its group""",
     ),
-    "shards of two sizes": (
-        lambda x, mesh: (
-            from_local(x[:3], mesh, R).redistribute(mesh, S).to_local()
-        ),
+    "shards of two sizes in a shard_map": (
+        lambda x, mesh: sf.shard_map(
+            lambda x: from_local(x[:3], mesh, R).redistribute(mesh, S).to_local(),
+            mesh,
+            in_placements=sf.P(),
+            out_placements=sf.P("dp"),
+        )(x),
         """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks
   needed: shards of equal size, since all ranks share one program
   try: x.full_tensor(), x.redistribute to another dim, or pad it""",
     ),
     "a shape that the shards do not make": (
-        lambda x, mesh: from_local(x, mesh, shape=(7, 2), stride=(2, 1)),
-        """DTensor.from_local: shape (7, 2), of local tensors of shape (4, 2)
-  needed: (8, 2): shards of equal size, since all ranks share one program
+        lambda x, mesh: from_local(x, mesh, shape=(6, 2), stride=(2, 1)),
+        """DTensor.from_local: shape (6, 2), of local tensors of shape (4, 2)
+  needed: local tensors of shape (3, 2) on the rank at dp=0
   try: pad the tensor""",
+    ),
+    "uneven shards without a shape": (
+        lambda x, mesh: from_local(of_three_rows(x, mesh), mesh),
+        """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, \
+(2, 2) on another
+  needed: one global shape
+  try: shape= and stride=, of the global tensor""",
+    ),
+    "other ops for each size": (
+        lambda x, mesh: (
+            of_three_rows(x, mesh).sin()
+            if of_three_rows(x, mesh).shape[0] == 2
+            else of_three_rows(x, mesh).cos()
+        ),
+        """jit(<lambda>): ranks whose shards have other sizes run other ops
+  one rank: call_method sin
+  another: call_method cos
+  try: the same ops for each size: an op of an empty tensor is right, and costs nothing""",
+    ),
+    "other results for each size": (
+        lambda x, mesh: {of_three_rows(x, mesh).shape[0]: of_three_rows(x, mesh)},
+        """jit(<lambda>): ranks whose shards have other sizes return other trees
+  try: one tree of tensors for every size""",
+    ),
+    "a DTensor and a size of each rank": (
+        lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
+        """mul: of a DTensor and a number or a condition that differs over dp
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+    ),
+    "a loop of a size of each rank": (
+        lambda x, mesh: sf.scan(
+            lambda c, i: (c + 1, c),
+            torch.zeros(2),
+            None,
+            length=of_three_rows(x, mesh).shape[0],
+        ),
+        """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that ranks \
+have of their own
+  try: a size that all ranks have: the DTensor's, x.shape""",
+    ),
+    "a write to a value of all by a size of each rank": (
+        lambda x, mesh: torch.zeros(2).add_(of_three_rows(x, mesh).shape[0]),
+        """jit: add_: a write to a value that all ranks have depends on a size that ranks have \
+of their own
+  try: a size that all ranks have: the DTensor's, x.shape""",
     ),
     "too many placements": (
         lambda x, mesh: from_local(x, mesh, [Shard(0), Shard(1)]),

@@ -1,0 +1,263 @@
+"""Shards of different sizes in the code of one rank: the local shapes of the rank that is read, and
+what of the function depends on them.
+
+Ranks of equal shards share one program. Where shards are uneven, the function is read once for
+each kind of rank. A size is a number of Python then, so a value that all ranks seem to have may
+differ: two readings are compared node by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import CaptureError, PlacementError
+from ...mesh import axes_of
+from ...ops import shard_map
+from ...ops.prims import CALLS
+from ...ops.text_formats import print_cuts
+from .. import annotations as sources
+from ..shard_map import varying_control_flow
+from ..shard_map.axis_names import current_scope
+from ..shard_map.varying_nodes import name_of
+
+DIFFERS = (
+    "differs"  # in the meta of a node: the axes over which its constants differ
+)
+ENTRIES = shard_map.to_local, shard_map.from_local  # their texts have sizes
+RESULT = "jit: result"  # `where` of each rank's own result
+CONSTANTS = bool, int, float, complex, str, torch.dtype, torch.device
+
+Rows = tuple[Any, ...]  # (axis, its size, placement), ...
+Position = tuple[int, int]  # of a node: the number of its graph, its own
+
+
+class NeedsOwnSizes(CaptureError):
+    """The code of one rank in which ranks have shards of different sizes, read as one program of
+    all.
+    """
+
+
+class Trait(NamedTuple):
+    """The parts of a node that must be the same on all ranks, or make its value differ."""
+
+    op: str
+    inputs: tuple[str, ...]
+    constants: str
+    shape: Any  # the global shape, where it has to be equal
+    held: torch.Tensor | None  # a constant of the function
+    line: str | None
+
+
+def chunk(size: int, n: int, coordinate: int) -> int:
+    """The size of one rank's chunk."""
+    full = -(-size // n)
+    return min(full, size - min(coordinate * full, size))
+
+
+def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
+    """How mesh axes shard a global tensor of this shape, as text for the prims.
+
+    Raises:
+        NeedsOwnSizes: into shards of different sizes, and the program is that of all ranks.
+        PlacementError: the same, where ranks must share a program.
+    """
+    left = list(shape)
+    cuts = []
+    for name, n, said in rows:
+        dim = int(said[1:]) if said[0] == "S" else None
+        sizes = None
+        if dim is not None and left[dim] % n:
+            sizes = _own(what, name, n, dim, left[dim]), left[dim]
+        if dim is not None:
+            left[dim] = sizes[0] if sizes else left[dim] // n
+        cuts.append((name, n, dim, sizes))
+    _note(rows, shape, tuple(left))
+    return print_cuts(cuts)
+
+
+def local_shape(
+    rows: Rows, shape: Sequence[int], at: dict[str, int]
+) -> tuple[int, ...]:
+    """The shape of the local tensor of a rank."""
+    left = list(shape)
+    for name, n, said in rows:
+        if said[0] == "S":
+            dim = int(said[1:])
+            left[dim] = chunk(left[dim], n, at[name])
+    return tuple(left)
+
+
+def may_differ() -> bool:
+    """Whether ranks may have programs of their own."""
+    return current_scope().rank is not None
+
+
+def of_this_rank(what: str, got: str) -> dict[str, int]:
+    """The coordinate of the rank whose code is read, by axis.
+
+    Raises:
+        NeedsOwnSizes: it is the code of all.
+    """
+    here = current_scope()
+    if not here.rank:
+        fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
+        needed = "shards of equal size, since all ranks share one program"
+        raise NeedsOwnSizes.of(what, got, needed=needed, fix=fix)
+    return dict(zip(axes_of(here.mesh).names, here.rank, strict=True))
+
+
+def _own(what: str, name: str, n: int, dim: int, size: int) -> int:
+    got = f"dim {dim} of {size} elements, sharded over {name} of {n} ranks"
+    if not may_differ():
+        needed = "shards of equal size, since all ranks share one program"
+        fix = "x.full_tensor(), x.redistribute to another dim, or pad it"
+        raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
+    return chunk(size, n, of_this_rank(what, got)[name])
+
+
+def _note(rows: Rows, shape: Sequence[int], local: tuple[int, ...]) -> None:
+    """Record a local shape that the program depends on."""
+    here = current_scope()
+    if here.rank:
+        here.cuts.append((rows, tuple(shape), local))
+
+
+def fits(cuts: Sequence[Any], names: Sequence[str], rank: Sequence[int]) -> bool:
+    """Whether a program that depends on local shapes is that of a rank."""
+    at = dict(zip(names, rank, strict=True))
+    return all(local_shape(rows, shape, at) == mine for rows, shape, mine in cuts)
+
+
+def traits(python: torch.fx.GraphModule) -> tuple[tuple[Trait, ...], ...]:
+    """The traits of each node of Dynamo's graph, and of those in it."""
+    return tuple(
+        tuple(_trait(module, node) for node in module.graph.nodes)
+        for module in _modules(python)
+    )
+
+
+def _modules(python: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    return (m for m in python.modules() if isinstance(m, torch.fx.GraphModule))
+
+
+def _trait(module: torch.fx.GraphModule, node: torch.fx.Node) -> Trait:
+    is_entry = node.target in ENTRIES
+    where = str(node.kwargs.get("where", ""))
+    shape = None
+    if node.target is shard_map.from_local and where != RESULT:
+        shape = tuple(node.meta["example_value"].shape)
+    held = getattr(module, str(node.target), None) if node.op == "get_attr" else 0
+    constants = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
+    return Trait(
+        op=f"{node.op} {name_of(node)}",
+        inputs=tuple(x.name for x in node.all_input_nodes),
+        constants="" if is_entry or node.op == "output" else _said(constants),
+        shape=shape,
+        held=held if isinstance(held, torch.Tensor) else None,
+        line=sources.line_of(node.meta.get("stack_trace")),
+    )
+
+
+def _said(x: Any) -> str:
+    """Constants that may depend on a size, as text."""
+    if isinstance(x, dict):
+        return _said(list(x.items()))
+    if isinstance(x, slice):
+        return _said((x.start, x.stop, x.step))
+    if isinstance(x, (list, tuple)):
+        return f"({','.join(map(_said, x))})"
+    return repr(x) if isinstance(x, CONSTANTS) else type(x).__name__
+
+
+def differing(name: str, readings: Sequence[Any]) -> frozenset[Position]:
+    """The nodes whose constants differ between the readings of a function.
+
+    Args:
+        name: of the function.
+        readings: the traits of each reading.
+
+    Raises:
+        CaptureError: the ops differ.
+        PlacementError: a DTensor has another shape on each rank.
+    """
+    first = readings[0]
+    found = set()
+    for other in readings[1:]:
+        if [len(g) for g in first] != [len(g) for g in other]:
+            raise _other_ops(name, *_first_other(first, other))
+        for k, graphs in enumerate(zip(first, other, strict=True)):
+            for i, (a, b) in enumerate(zip(*graphs, strict=True)):
+                if _differ(name, a, b):
+                    found.add((k, i))
+    return frozenset(found)
+
+
+def _first_other(first: Any, other: Any) -> tuple[Trait, Trait]:
+    """The first nodes that are not the same op."""
+    pairs = [
+        (a, b)
+        for graphs in zip(first, other, strict=False)
+        for a, b in zip(*graphs, strict=False)
+    ]
+    return next(((a, b) for a, b in pairs if a.op != b.op), pairs[-1])
+
+
+def _differ(name: str, a: Trait, b: Trait) -> bool:
+    """Whether the values of a node differ between ranks for their constants."""
+    if (a.op, a.inputs) != (b.op, b.inputs):
+        raise _other_ops(name, a, b)
+    if a.shape != b.shape:
+        got = f"local tensors make a DTensor of shape {a.shape} on one rank, {b.shape} on another"
+        fix = "shape= and stride=, of the global tensor"
+        what = "DTensor.from_local"
+        needed = "one global shape"
+        raise PlacementError.of(what, got, needed=needed, fix=fix, source=a.line)
+    if not _is_equal(a.held, b.held):
+        fix = "torch.full((), n) of the size, in the function"
+        got = "a constant tensor of it depends on a size that ranks have of their own"
+        raise CaptureError.of(name, got, fix=fix, source=a.line)
+    return a.constants != b.constants
+
+
+def _is_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Whether two constants of a function are the same."""
+    if a is b or a is None or b is None:
+        return True
+    alike = (a.shape, a.dtype, type(a)) == (b.shape, b.dtype, type(b))
+    return alike and type(a) is torch.Tensor and torch.equal(a, b)
+
+
+def _other_ops(name: str, a: Trait, b: Trait) -> CaptureError:
+    got = "ranks whose shards have other sizes run other ops"
+    lines = [f"one rank: {a.op}", f"another: {b.op}"]
+    fix = "the same ops for each size: an op of an empty tensor is right, and costs nothing"
+    return CaptureError.of(name, got, *lines, fix=fix, source=a.line or b.line)
+
+
+def mark(
+    python: torch.fx.GraphModule, name: str, positions: frozenset[Position]
+) -> None:
+    """Mark the nodes whose constants differ between ranks.
+
+    Raises:
+        CaptureError: of a loop or a collective.
+    """
+    axes = frozenset(axes_of(current_scope().mesh).names) if positions else None
+    modules = list(_modules(python))
+    nodes = [list(module.graph.nodes) for module in modules]
+    for k, i in positions:
+        node = nodes[k][i]
+        if node.target in CALLS or varying_control_flow.is_apart(modules[k], node):
+            raise refused(name, node, "a loop, a branch or a collective")
+        node.meta[DIFFERS] = axes
+
+
+def refused(name: str, node: torch.fx.Node, of: str) -> CaptureError:
+    """The error for a node whose constants differ between ranks, and may not."""
+    got = f"{name_of(node)}: {of} depends on a size that ranks have of their own"
+    line = sources.line_of(node.meta.get("stack_trace"))
+    fix = "a size that all ranks have: the DTensor's, x.shape"
+    return CaptureError.of(name, got, fix=fix, source=line)

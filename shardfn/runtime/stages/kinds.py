@@ -1,0 +1,138 @@
+"""The captures of code of one rank whose ranks have shards of different sizes: one for each kind of
+rank.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+
+from ... import _compat, _tree
+from ...capture import Captured, own_sizes
+from ...errors import TreeError, call_site
+from ...mesh import all_coordinates
+from ...types import TENSOR
+from ..arguments import Placed, look
+from ..options import Request
+from .known import captured_for
+
+Coordinate = tuple[int, ...]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Kind:
+    """Ranks that share a program: its arguments and its capture."""
+
+    ranks: tuple[Coordinate, ...]
+    placed: Placed
+    captured: Captured
+
+
+def kinds_of_ranks(
+    request: Request, args: Any, kwargs: Any, placed: Placed
+) -> list[Kind]:
+    """The kinds of ranks, that of this rank first.
+
+    Raises:
+        CaptureError, PlacementError: their programs do not fit each other.
+        TreeError: their results do not.
+    """
+    kinds = _captured(request, args, kwargs, placed)
+    readings = [kind.captured.traits for kind in kinds]
+    differing = own_sizes.differing(request.name, readings)
+    if differing:
+        request = _asking(request, differing=differing)
+        kinds = _captured(request, args, kwargs, placed)
+    for other in kinds[1:]:
+        _refuse_other_results(request.name, kinds[0].captured, other.captured)
+    return kinds
+
+
+def _captured(
+    request: Request, args: Any, kwargs: Any, placed: Placed
+) -> list[Kind]:
+    everyone = all_coordinates(placed.axes)
+    number = {c: r for r, c in enumerate(everyone)}
+    mine = placed.coordinate
+    left = [mine, *(c for c in everyone if c != mine)]
+    kinds = []
+    while left:
+        first = left[0]
+        given = _arguments_of(request, args, kwargs, number[first])
+        kind = _capture_of(_asking(request, rank=first), *given, placed)
+        layouts = _layouts_of(request, number[first])
+        fitting = [
+            c
+            for c in left
+            if _layouts_of(request, number[c]) == layouts
+            and own_sizes.fits(kind.captured.cuts, placed.axes.names, c)
+        ]
+        kinds.append(attrs.evolve(kind, ranks=tuple(fitting)))
+        left = [c for c in left if c not in fitting]
+    return kinds
+
+
+def _capture_of(request: Request, args: Any, kwargs: Any, placed: Placed) -> Kind:
+    """The capture for the arguments of one rank."""
+    if request.layouts:
+        placed = look(request, args, kwargs)
+    return Kind((), placed, captured_for(request, args, kwargs, placed))
+
+
+def _layouts_of(request: Request, rank: int) -> list[Any]:
+    """The layouts of a rank's own arguments, where ranks have different ones."""
+    return [every and every[rank] for every in request.layouts]
+
+
+def _arguments_of(
+    request: Request, args: Any, kwargs: Any, rank: int
+) -> tuple[Any, Any]:
+    """The arguments as those of another rank: its own ones have its sizes."""
+    if not request.layouts:
+        return args, kwargs
+    rows = zip(_tree.quick_leaves((args, kwargs)), request.layouts, strict=True)
+    leaves = [x if every is None else _like(x, *every[rank]) for x, every in rows]
+    return _tree.refill((args, kwargs), leaves)
+
+
+def _like(x: Any, shape: Any, stride: Any) -> Any:
+    """A DTensor of each rank's own tensor, as it would be for another local shape."""
+    spec = _compat.spec_of(x)
+    whole = (x.shape[0], *shape)
+    strides = (max(math.prod(shape), 1), *stride)
+    made = _compat.dtensor_spec(
+        spec.mesh, spec.placements, whole, strides, x.dtype
+    )
+    return _compat.dtensors([_compat.local_tensor(x)], [made], kind=type(x))[0]
+
+
+def _asking(request: Request, **changes: Any) -> Request:
+    """The request with other fields, made once."""
+    key = tuple(changes.items())
+    known = request.store.followed
+    if key not in known:
+        known[key] = attrs.evolve(request, **changes)
+    return known[key]
+
+
+def _refuse_other_results(name: str, a: Captured, b: Captured) -> None:
+    """Refuse results of another structure on each rank."""
+    rows = [
+        (x.program.out_tree, [leaf is TENSOR for leaf in x.program.out_leaves])
+        for x in (a, b)
+    ]
+    if rows[0] != rows[1]:
+        got = "ranks whose shards have other sizes return other trees"
+        fix = "one tree of tensors for every size"
+        raise TreeError.of(name, got, fix=fix, source=call_site())
+    if a.outside.draws != b.outside.draws or not _is_same(a, b):
+        got = "ranks whose shards have other sizes read other tensors, or draw other numbers"
+        fix = "the same closed-over tensors and random calls for every size"
+        raise TreeError.of(name, got, fix=fix, source=call_site())
+
+
+def _is_same(a: Captured, b: Captured) -> bool:
+    """Whether two captures close over the same tensors."""
+    return [*map(id, a.outside.shared)] == [*map(id, b.outside.shared)]

@@ -1,0 +1,70 @@
+"""The sizes of each rank's own arguments, where they differ between ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree
+from ...simulated import SimulatedTensor
+from ...world import current_world
+
+
+def have_own_sizes(args: Any, kwargs: Any) -> bool:
+    """Whether an argument of a simulated world has another size on each rank."""
+    return any(
+        isinstance(x, SimulatedTensor) and _are_uneven(x)
+        for x in _tree.quick_leaves((args, kwargs))
+    )
+
+
+def _are_uneven(x: SimulatedTensor) -> bool:
+    return any(shard.shape != x.shards[0].shape for shard in x.shards)
+
+
+def own_layouts(mesh: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """For each leaf of the arguments the shape and strides of each rank's own tensor, where they
+    differ, else None. Nothing if all are equal. Real ranks exchange them.
+    """
+    leaves = _tree.quick_leaves((args, kwargs))
+    own = [_layout(x) for x in leaves]
+    kind = current_world().kind
+    if not any(own) or kind == "fake":
+        return ()
+    if kind == "simulated":
+        every = [_of_simulated(x) for x in leaves]
+    else:
+        rows = _exchanged(mesh, own)
+        every = list(zip(*rows, strict=True))
+    differ = [ranks is not None and len({*ranks}) > 1 for ranks in every]
+    if not any(differ):
+        return ()
+    pairs = zip(every, differ, strict=True)
+    return tuple(tuple(ranks) if is_own else None for ranks, is_own in pairs)
+
+
+def _layout(x: Any) -> Any:
+    """The shape and strides of a rank's own tensor. None for anything else."""
+    is_own = isinstance(x, torch.Tensor) and not isinstance(x, DTensor)
+    if not is_own or _compat.holds_tensors(x):
+        return None
+    return tuple(x.shape), tuple(x.stride())
+
+
+def _of_simulated(x: Any) -> Any:
+    if isinstance(x, SimulatedTensor):
+        return [(tuple(y.shape), tuple(y.stride())) for y in x.shards]
+    return None
+
+
+def _exchanged(mesh: Any, own: list[Any]) -> list[list[Any]]:
+    """The layouts of all ranks of a mesh, in its row-major order."""
+    found: list[Any] = [own]
+    for k in reversed(range(mesh.ndim)):
+        rows: list[Any] = [None] * mesh.size(k)
+        dist.all_gather_object(rows, found, group=mesh.get_group(k))
+        found = [row for each in rows for row in each]
+    return found
