@@ -271,7 +271,7 @@ class Entry:
         ):
             return None
         leaves = self.leaves_of(arguments)
-        # a container in the place of a leaf is no tensor
+        # the check of tensors refuses a container in the place of a leaf
         return leaves if leaves is not None and self.alike(*leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
