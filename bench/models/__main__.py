@@ -1,113 +1,91 @@
-"""Train each model for one step in a fake world of 4, and write docs/models.md."""
+"""Train each model for one step on meshes of all kinds, and write docs/models.md.
+
+python -m bench.models [NAME ...]
+"""
 
 from __future__ import annotations
 
-import collections
 import sys
-import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import shardfn as sf
-from shardfn import P, random
 
 from . import hugging_face, torchs, vision
 from .catalogue import Model
+from .processes import WORKS, on_processes, verdict
+from .schemes import SCHEMES
+from .training import Training
 
-RANKS = 4
 MODELS = (*hugging_face.MODELS, *vision.MODELS, *torchs.MODELS)
-SCHEMES = {"data parallel": P(), "fully sharded": P("dp")}  # of the parameters
+BACKWARD = SCHEMES[1]
+COLUMNS = (
+    "model",
+    "capture",
+    "lowering",
+    *(scheme.name for scheme in SCHEMES),
+    "`loss.backward()`",
+    "2 processes",
+)
 HEAD = """# Models
 
 Each model is made small, with random weights, in training mode and with its dropout, and called
-as its documentation calls it. Its loss and the gradient of every parameter in a fake world of
-{ranks} are compared with torch's autograd on one device, in float64 (some in float32, since parts
-of them compute in no other). `make models` writes this page (torch {torch}, transformers {hub}).
+as its documentation calls it. One step of it is compared with torch's autograd and torch's AdamW
+on one device, in float64 (some in float32, since parts of them compute in no other): the loss, the
+gradient of every parameter, the buffers, and the parameters after the step. `make models` writes
+this page (torch {torch}, transformers {hub}).
 
-Collectives are those of one step of `value_and_grad`, before bucketing. Fully sharded: every
-parameter is sharded on its first dim.
+Each column is a scheme in a fake world, with what one step sends before bucketing:
 
-| model | capture | lowering | data parallel | fully sharded |
-|---|---|---|---|---|
+- data parallel: 4 ranks, parameters replicated; 6 examples, which 4 does not divide.
+- fully sharded: 4 ranks, every parameter sharded on its first dim.
+- tp: 4 ranks, the batch replicated, parameters by the model's own `tp_plan`; of models without one,
+  matrices on their last dim and kernels of convolutions on their first.
+- dp x tp: a mesh of 2 x 2, the batch on one axis, and the parameters as above on the other.
+- 5 ranks, uneven: fully sharded over a number of ranks that divides few dims.
+- `loss.backward()`: through a call of the loss, on fully sharded DTensors that require grad.
+- 2 processes: over Gloo, fully sharded, the step and `loss.backward()`.
+
+Seconds are those of the processor: of the first capture, of the first lowering.
+
 """
 
 
-def made(model: Model) -> torch.nn.Module:
-    """The model in training mode, with the same weights each time."""
-    torch.manual_seed(0)
-    return model.make().to(model.dtype).train()
+def cell(check: Callable[[], Any]) -> tuple[Any, str]:
+    """What a check gives, and the text for what went wrong, or ""."""
+    try:
+        return check(), ""
+    except Exception as error:  # the page says which
+        return None, verdict(error)
 
 
-def inputs_of(model: Model) -> tuple[torch.Tensor, ...]:
-    """Its inputs, the same each time."""
-    torch.manual_seed(1)
-    return tuple(
-        x.to(model.dtype) if x.is_floating_point() else x for x in model.inputs()
-    )
+def tried(training: Training, scheme: Any) -> Any:
+    with sf.fake_world(scheme.ranks):
+        return training.stepped(scheme)
 
 
-def on_one_device(model: Model) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss and gradients by autograd."""
-    net, inputs = made(model), inputs_of(model)
-    random.state.seed(3)
-    with random.plain():
-        loss = model.loss(net, *inputs)
-    loss.backward()
-    grads = {k: p.grad for k, p in net.named_parameters() if p.grad is not None}
-    return loss.detach(), grads
+def by_backward(training: Training) -> None:
+    with sf.fake_world(BACKWARD.ranks):
+        training.by_backward(BACKWARD)
 
 
-def tried(model: Model, placed: P) -> tuple[float, float, str]:
-    """(seconds of the capture, of the lowering, what is sent) of a step that is right.
-
-    Raises:
-        AssertionError: it is not.
-        ShardError: it is refused.
-    """
-    fn, params, buffers = sf.functionalize(made(model))
-
-    def loss(params: Any, *inputs: Any) -> torch.Tensor:
-        call = lambda *args, **kwargs: fn(params, buffers, *args, **kwargs)[0]
-        return model.loss(call, *inputs)
-
-    inputs = inputs_of(model)
-    placements = {name: placed if x.dim() else P() for name, x in params.items()}
-    rows = tuple(P("dp") if len(x) == len(inputs[0]) else P() for x in inputs)
-    with sf.fake_world(RANKS):
-        mesh = sf.make_mesh((RANKS,), ("dp",))
-        step = sf.shard(
-            sf.value_and_grad(loss), mesh, (placements, *rows), backend="aten"
-        )
-        start = time.perf_counter()
-        traced = step.trace(params, *inputs)
-        middle = time.perf_counter()
-        lowered = traced.lower()
-        end = time.perf_counter()
-        random.state.seed(3)
-        found, grads = sf.full(step(params, *inputs))
-    wanted = on_one_device(model)
-    grads = {name: grads[name] for name in wanted[1]}
-    near = {"rtol": 1e-3, "atol": 1e-4} if model.dtype == torch.float32 else {}
-    torch.testing.assert_close((found, grads), wanted, **near)
-    kinds = collections.Counter(c.kind for c in lowered.collectives)
-    sent = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
-    return middle - start, end - middle, sent
+def row(model: Model) -> list[str]:
+    """The cells of a line of the table."""
+    training, times, cells = Training(model), ("", ""), []
+    for scheme in SCHEMES:
+        found, wrong = cell(lambda s=scheme: tried(training, s))
+        if found and not cells:
+            times = f"{found[0]:.1f} s", f"{found[1]:.1f} s"
+        cells.append(wrong or found[2])
+    _, wrong = cell(lambda: by_backward(training))
+    return [model.name, *times, *cells, wrong or WORKS, on_processes(training)]
 
 
-def row(model: Model) -> str:
-    """A line of the table."""
-    times, cells = ("", ""), []
-    for placed in SCHEMES.values():
-        try:
-            capture, lowering, sent = tried(model, placed)
-        except Exception as error:  # the page says which
-            cells.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        else:
-            times = f"{capture:.1f} s", f"{lowering:.1f} s"
-            cells.append(sent)
-    return " | ".join(["", model.name, *times, *cells, ""]).strip()
+def line(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main(names: list[str]) -> None:
@@ -115,17 +93,18 @@ def main(names: list[str]) -> None:
     import transformers
 
     warnings.filterwarnings("ignore")
-    lines = []
+    torch.set_num_threads(1)
+    table = [line(COLUMNS), line("---" for _ in COLUMNS)]
     for model in MODELS:
         if not names or model.name in names:
-            lines.append(row(model))
-            print(lines[-1], flush=True)
+            table.append(line(row(model)))
+            print(table[-1], flush=True)
     if not names:
-        head = HEAD.format(
-            ranks=RANKS, torch=torch.__version__, hub=transformers.__version__
-        )
+        head = HEAD.format(torch=torch.__version__, hub=transformers.__version__)
         with open("docs/models.md", "w") as page:
-            page.write(head + "\n".join(lines) + "\n")
+            page.write(head + "\n".join(table) + "\n")
+    if any("Error: " in text or "silent" in text for text in table):
+        sys.exit("some models are wrong or refused")
 
 
 if __name__ == "__main__":

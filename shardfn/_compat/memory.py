@@ -102,11 +102,22 @@ def without_memory(
     return [make(kind, shape, **layout) for shape, layout in layouts]
 
 
-def exchange(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Exchange the memory and the classes of two tensors that can be taken, of classes without
-    slots. Each keeps its attributes.
+def exchange(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]) -> None:
+    """Exchange the memory and the classes of tensors that can be taken, in pairs. All of `xs` are
+    of one class, and all of `ys`: classes without slots. Each keeps its attributes. An exception
+    leaves all as they were.
 
     As torch.utils.swap_tensors, without its search for slots and uses: most of its time.
     """
-    torch._C._swap_tensor_impl(x, y)
-    x.__class__, y.__class__ = y.__class__, x.__class__
+    swap = torch._C._swap_tensor_impl
+    kind, other = type(xs[0]), type(ys[0])
+    done = 0
+    try:
+        for x, y in zip(xs, ys, strict=True):
+            swap(x, y)
+            x.__class__, y.__class__ = other, kind
+            done += 1
+    except BaseException:
+        if done:
+            exchange(xs[:done], ys[:done])
+        raise

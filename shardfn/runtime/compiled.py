@@ -34,7 +34,7 @@ from .arguments.results import in_tree, maker
 from .backward.op import Differentiable
 from .backward.second_half import Backward
 from .donation import Donation, are_viewed, layout_of
-from .layouts import closed_over, closed_over_of_kinds, readers
+from .layouts import closed_over, closed_over_of_kinds, gathering, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
@@ -306,10 +306,13 @@ def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
             )
         if reads == {itself}:
             return lambda leaves: run([*coords, *leaves])
+    gather = gathering(rows, placed.treedef.num_leaves)
+    if not compiled.captured.closed_over:
+        if not coords:
+            return lambda leaves: run(gather(leaves))
+        return lambda leaves: run([*coords, *gather(leaves)])
     closed_now = closed_over(compiled.captured, [compiled.program])
-    return lambda leaves: run(
-        [*coords, *[read(leaves[i]) for i, read in rows], *closed_now()[0]]
-    )
+    return lambda leaves: run([*coords, *gather(leaves), *closed_now()[0]])
 
 
 def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

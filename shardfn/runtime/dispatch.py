@@ -30,6 +30,7 @@ from .agreement import checked, compare_ranks
 from .arguments import (
     Placed,
     is_prepared,
+    leaves_like,
     look,
     prepared,
     refuse_without_values,
@@ -49,14 +50,15 @@ REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a transformed function on arguments, staging it first if their signature is new."""
-    leaves, treedef = _tree.flatten((args, kwargs))
     world, mesh = current_world(), request.mesh or current_mesh()
     rules, state = registry.active(), _compat.settings()
-    around = (treedef, world, mesh, rules, state)
     store = request.store
     for entry in store.entries[:1]:
-        if entry.repeats(leaves, *around) and not _compat.in_dual_level():
+        leaves = entry.repeated((args, kwargs), world, mesh, rules, state)
+        if leaves is not None and not _compat.in_dual_level():
             return entry.run(leaves)
+    leaves, treedef = _tree.flatten((args, kwargs))
+    around = (treedef, world, mesh, rules, state)
     try:
         key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
@@ -248,22 +250,27 @@ class Entry:
     followed: tuple[bool, ...] | None  # which of both it follows; None for none
     run: Callable[[list[Any]], Any]
     alike: Callable[..., bool] | None = None  # whether tensors have this key
+    leaves_of: Callable[[Any], list[Any] | None] | None = None  # of this structure
     is_grad_enabled: bool = False  # where they have
 
-    def fits(self, key: Any, *rest: Any) -> bool:
+    def fits(self, key: Any, treedef: Any, *rest: Any) -> bool:
         """Whether a call matches this signature, in the same world and with the same settings."""
-        return self.key == key and self.is_in(*rest)
+        return self.key == key and self.treedef == treedef and self.is_in(*rest)
 
-    def repeats(self, leaves: list[Any], *rest: Any) -> bool:
-        """Whether `fits` and `follows` hold, found in one check of all tensors. False if only
-        they can tell.
+    def repeated(self, arguments: Any, *rest: Any) -> list[Any] | None:
+        """The leaves, if `fits` and `follows` hold, found in one check of all tensors. None if
+        only they can tell.
         """
-        return (
-            self.alike is not None
-            and self.is_grad_enabled is torch.is_grad_enabled()
-            and self.is_in(*rest)  # so there are as many leaves
-            and self.alike(*leaves)
-        )
+        if (
+            self.alike is None
+            or self.leaves_of is None
+            or self.is_grad_enabled is not torch.is_grad_enabled()
+            or not self.is_in(*rest)
+        ):
+            return None
+        leaves = self.leaves_of(arguments)
+        # the check of tensors refuses a container in the place of a leaf
+        return leaves if leaves is not None and self.alike(*leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
         """Make the check of `repeats`, if the leaves are plain tensors."""
@@ -274,15 +281,18 @@ class Entry:
             and _compat.ORDINARY.issuperset(map(type, leaves))
         ):
             self.is_grad_enabled = torch.is_grad_enabled()
+            self.leaves_of = leaves_like(self.treedef) or self._flattened
             self.alike = _compat.same_tensors(leaves)
 
-    def is_in(
-        self, treedef: Any, world: Any, mesh: Any, rules: Any, state: Any
-    ) -> bool:
-        """Whether a call has this structure, in the same world and with the same settings."""
+    def _flattened(self, arguments: Any) -> list[Any] | None:
+        """The leaves of arguments of this structure, else None."""
+        leaves, treedef = _tree.flatten(arguments)
+        return leaves if treedef == self.treedef else None
+
+    def is_in(self, world: Any, mesh: Any, rules: Any, state: Any) -> bool:
+        """Whether a call is in the same world and with the same settings."""
         return (
-            self.treedef == treedef
-            and self.world is world
+            self.world is world
             and self.mesh is mesh
             and self.rules == rules
             and self.state == state

@@ -95,16 +95,13 @@ class Donation:
         An exception gives the memory back.
         """
         given, holders = list(leaves), self.holders()
-        swapped = 0
+        for i, holder in zip(self.taken, holders, strict=True):
+            given[i] = holder
+        _compat.exchange(mine, holders)
         try:
-            for i, x, holder in zip(self.taken, mine, holders, strict=True):
-                _compat.exchange(x, holder)
-                swapped += 1
-                given[i] = holder
             outs = execute(given)
         except BaseException:
-            for x, holder in zip(mine[:swapped], holders, strict=False):
-                _compat.exchange(x, holder)
+            _compat.exchange(holders, mine)
             raise
         self.earlier.put(mine)
         return _without_views(holders, outs) if self.viewed else outs

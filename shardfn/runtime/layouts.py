@@ -4,6 +4,7 @@ the program was lowered for.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..partition import layout
 from ..random import ambient
 from ..simulated import SimulatedTensor
 from ..types import LocalProgram
-from .arguments import Placed, reader
+from .arguments import Placed, itself, reader
 
 Reader = Callable[
     [Any], Any
@@ -52,17 +53,52 @@ def readers(
         read = reader(is_dtensor, marks, placed)
         is_dense = are_alike and aval.stride == traced[k].stride()
         if not is_dense or _is_odd(aval.shape, aval.stride, aval.dtype):
-            read = (
-                _all_laid_out(read, wanted[k])
-                if simulated
-                else _laid_out(read, wanted[k][0])
-            )
+            if simulated:
+                read = _all_laid_out(read, wanted[k])
+            elif read is itself and aval.shape == () and not aval.dtype.is_complex:
+                read = resolved  # it has no strides
+            else:
+                read = _laid_out(read, wanted[k][0])
         if k in captured.strided:
             read = _from_the_start(
                 read, captured.strided[k] and not is_dtensor, name, placed.paths[i]
             )
         out.append((i, read))
     return out
+
+
+def gathering(
+    rows: Sequence[tuple[int, Reader]], count: int
+) -> Callable[[list[Any]], list[torch.Tensor]]:
+    """A function from all leaves, of which there are so many, to local tensors: one call of Python
+    for each that needs one.
+    """
+    places = [i for i, _ in rows]
+    pick = list if places == list(range(count)) else _picking(places)
+    reads = [read for _, read in rows]
+    scalars = [k for k, read in enumerate(reads) if read is resolved]
+    quick = itself, resolved
+    others = [(k, read) for k, read in enumerate(reads) if read not in quick]
+    pick_scalars = _picking(scalars)
+
+    def gather(leaves: list[Any]) -> list[torch.Tensor]:
+        given = pick(leaves)
+        if any(map(torch.Tensor.is_neg, pick_scalars(given))):
+            for k in scalars:
+                given[k] = resolved(given[k])
+        for k, read in others:
+            given[k] = read(given[k])
+        return given
+
+    return gather
+
+
+def _picking(places: list[int]) -> Callable[[list[Any]], list[Any]]:
+    """A function from a list to the list of some of its elements."""
+    if len(places) < 2:
+        return lambda leaves: [leaves[i] for i in places]
+    pick = operator.itemgetter(*places)
+    return lambda leaves: list(pick(leaves))
 
 
 def closed_over(
@@ -169,6 +205,11 @@ def laid_out(x: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(
         x.shape, stride, dtype=x.dtype, device=x.device
     ).copy_(x)
+
+
+def resolved(x: torch.Tensor) -> torch.Tensor:
+    """A real tensor of no dims, copied if its neg bit is set."""
+    return x.resolve_neg()
 
 
 def _is_odd(

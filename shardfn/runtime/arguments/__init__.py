@@ -9,6 +9,7 @@ from .local_tensors import cut, itself, join, local_of, reader, spec_of
 from .look import OWN, donated_tensors, look
 from .placed import Placed, aval_of
 from .prepared import is_prepared, prepared
+from .structure import leaves_like
 
 __all__ = [
     "OWN",
@@ -18,6 +19,7 @@ __all__ = [
     "donated_tensors",
     "is_prepared",
     "itself",
+    "leaves_like",
     "join",
     "local_of",
     "look",

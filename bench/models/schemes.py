@@ -1,0 +1,67 @@
+"""How each model is placed: meshes, and placements of its parameters and of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+Params = dict[str, torch.Tensor]
+Placed = dict[str, P]
+
+
+def replicated(net: torch.nn.Module, params: Params) -> Placed:
+    return {name: P() for name in params}
+
+
+def fully_sharded(net: torch.nn.Module, params: Params) -> Placed:
+    """Every parameter on its first dim."""
+    return {name: P("dp") if x.dim() else P() for name, x in params.items()}
+
+
+def tensor_parallel(net: torch.nn.Module, params: Params) -> Placed:
+    """By the model's own plan, if it has one. Otherwise matrices on their last dim, and tensors of
+    more dims on their first.
+    """
+    plan: Any = getattr(net, "tp_plan", None)
+    if plan:
+        return sf.placements(params, plan, axis="tp")
+    dims = {2: P(None, "tp"), 3: P("tp"), 4: P("tp")}
+    return {name: dims.get(x.dim(), P()) for name, x in params.items()}
+
+
+class Scheme(NamedTuple):
+    """A mesh, and where things lie on it. Inputs are sharded over "dp", if there is that axis."""
+
+    name: str
+    sizes: dict[str, int]
+    placed: Callable[[torch.nn.Module, Params], Placed]
+
+    @property
+    def ranks(self) -> int:
+        count = 1
+        for n in self.sizes.values():
+            count *= n
+        return count
+
+    def mesh(self) -> Any:
+        return sf.make_mesh(tuple(self.sizes.values()), tuple(self.sizes))
+
+    def rows(self, inputs: tuple[torch.Tensor, ...]) -> tuple[P, ...]:
+        """Placements of the inputs: of those with a row for each example."""
+        batch = P("dp") if "dp" in self.sizes else P()
+        return tuple(batch if len(x) == len(inputs[0]) else P() for x in inputs)
+
+
+SCHEMES = (
+    Scheme("data parallel", {"dp": 4}, replicated),
+    Scheme("fully sharded", {"dp": 4}, fully_sharded),
+    Scheme("tp", {"tp": 4}, tensor_parallel),
+    Scheme("dp x tp", {"dp": 2, "tp": 2}, tensor_parallel),
+    Scheme("5 ranks, uneven", {"dp": 5}, fully_sharded),
+)
+PROCESSES = Scheme("2 processes", {"dp": 2}, fully_sharded)
