@@ -110,7 +110,13 @@ from .modules import (
     settle,
 )
 from .patches import PATCHES, patched
-from .settings import SETTINGS, autocast_off, settings, without_autocast
+from .settings import (
+    SETTINGS,
+    autocast_off,
+    inference_off,
+    settings,
+    without_autocast,
+)
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -148,6 +154,7 @@ from .tracing import (
     schema,
     sequence_number,
     setup_context_of,
+    stops_pulls,
     trace_aten,
     unwound,
     unwrapped,
@@ -224,6 +231,7 @@ __all__ = [
     "holds_tensors",
     "in_dual_level",
     "inductor",
+    "inference_off",
     "innermost_level",
     "inside_transform",
     "is_arriving",
@@ -290,6 +298,7 @@ __all__ = [
     "spec_of",
     "staging",
     "storage_of",
+    "stops_pulls",
     "substitutes",
     "takes_context",
     "torch_map",

@@ -15,7 +15,7 @@ from ... import _compat, _tree
 from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
-from .._flattened import Flattened
+from .._flattened import Flattened, pulled_back
 from .._paired import check_leaves, kinds, paired
 from .._transformed import Transformed, innermost, name_of
 
@@ -107,7 +107,7 @@ def pulled(
     cotangents = [
         _materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)
     ]
-    found = list(pull(tuple(cotangents)))
+    found = list(pulled_back(pull, tuple(cotangents)))
     primals = list(flat.primals)
     return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
 
