@@ -48,7 +48,7 @@ LAYERS: dict[str, int] = {
     "_tree": 2, "tree_pairs": 2,
     "types": 3,
     "argnums": 3, "simulated": 3,
-    "collectives": 3,
+    "collectives": 3, "ranks": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
     "ops": 4,
     "plans": 5, "random": 5,

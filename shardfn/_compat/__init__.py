@@ -32,6 +32,14 @@ from .distributed.groups import (
     unreduced_spec,
     wait_later,
 )
+from .distributed.stores import (
+    has_come,
+    prefixed,
+    set_timeout,
+    tcp_store,
+    timeout_of,
+    world_store,
+)
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read, same_tensors
 from .dynamo.reading import (
@@ -84,7 +92,7 @@ from .inductor import (
     lower_by_formula,
     trace_artifact,
 )
-from .levels import Level, jvp
+from .levels import Level, jvp, stops_pulls
 from .loops import substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
@@ -154,7 +162,6 @@ from .tracing import (
     schema,
     sequence_number,
     setup_context_of,
-    stops_pulls,
     trace_aten,
     unwound,
     unwrapped,
@@ -180,9 +187,9 @@ __all__ = [
     "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
     "MODULE_OPS",
-    "ORDINARY",
     "Memo",
     "NO_DERIVATIVE",
+    "ORDINARY",
     "OpOverload",
     "PATCHES",
     "READS_CONTEXT",
@@ -227,6 +234,7 @@ __all__ = [
     "forward_pre_hooks_of",
     "generated_code",
     "gone_spec",
+    "has_come",
     "has_tangent",
     "holds_tensors",
     "in_dual_level",
@@ -240,9 +248,9 @@ __all__ = [
     "is_differentiating",
     "is_fake",
     "is_foreign",
+    "is_forgotten",
     "is_in_dynamo",
     "is_of_one_process",
-    "is_forgotten",
     "is_sole_owner",
     "is_symbol",
     "is_tracing",
@@ -251,9 +259,9 @@ __all__ = [
     "jvp",
     "keep_in_graph",
     "kernels",
+    "leave_groups",
     "level",
     "level_of",
-    "leave_groups",
     "local_tensor",
     "located",
     "lower_by_formula",
@@ -276,6 +284,7 @@ __all__ = [
     "paused_gc",
     "paused_tracing",
     "per_rank",
+    "prefixed",
     "python_results",
     "read_as_symbols",
     "read_by_dynamo",
@@ -289,6 +298,7 @@ __all__ = [
     "same_tensors",
     "schema",
     "sequence_number",
+    "set_timeout",
     "settings",
     "settle",
     "setup_context_of",
@@ -297,10 +307,12 @@ __all__ = [
     "sizes_named",
     "spec_of",
     "staging",
-    "storage_of",
     "stops_pulls",
+    "storage_of",
     "substitutes",
     "takes_context",
+    "tcp_store",
+    "timeout_of",
     "torch_map",
     "torch_marks",
     "torch_scan",
@@ -317,6 +329,7 @@ __all__ = [
     "without_autocast",
     "without_memory",
     "without_torch_functions",
+    "world_store",
     "wrapped",
     "write_item",
     "write_out_zeros",
