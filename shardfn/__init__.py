@@ -21,6 +21,7 @@ from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
 from .plans import fsdp, placements
+from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
     all_gather,
@@ -75,7 +76,7 @@ from .transforms.derivatives import checkpoint_policies
 from .types import ShapeDtype
 from .world import fake_world
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Bucket",

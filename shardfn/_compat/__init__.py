@@ -33,6 +33,7 @@ from .distributed.groups import (
     wait_later,
 )
 from .distributed.stores import (
+    TORCH_VERSION,
     has_come,
     prefixed,
     set_timeout,
@@ -172,6 +173,7 @@ from .tracing import (
 from .zeros import write_out_zeros
 
 __all__ = [
+    "TORCH_VERSION",
     "ASKS_RANK",
     "COMMUNICATES",
     "DATA_DEPENDENT",

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from ..threads import replaced
 
 _c10d = torch.distributed.distributed_c10d
+TORCH_VERSION = str(torch.__version__)
 
 
 def tcp_store(host: str, port: int, is_server: bool, seconds: float) -> Any:
     """The store of an address. One process of the address serves it."""
-    return dist.TCPStore(
+    return torch._C._distributed_c10d.TCPStore(
         host,
         port,
         is_master=is_server,
@@ -29,7 +30,7 @@ def tcp_store(host: str, port: int, is_server: bool, seconds: float) -> Any:
 
 def prefixed(prefix: str, store: Any) -> Any:
     """A store whose keys begin with a prefix."""
-    return dist.PrefixStore(prefix, store)
+    return torch._C._distributed_c10d.PrefixStore(prefix, store)
 
 
 def world_store() -> Any:
