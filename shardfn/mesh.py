@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
+from .accepted import accept
 from .errors import PlacementError, call_site
 from .hardware import Link, costs
 from .ranks.mesh_arguments import (
@@ -79,6 +80,7 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
+    accept("make_mesh", device_type=device_type)
     check_tuples(shape, axis_names)
     shape, names = tuple(shape), tuple(axis_names)
     check_shape(shape, names)

@@ -39,15 +39,15 @@ def check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
         raise PlacementError.of(
             "make_mesh", f"shape {shape}", needed="positive ints"
         )
+    bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
+    if bad:
+        got, needed = f"axis names {bad}", "names like dp or tp"
+        raise PlacementError.of("make_mesh", got, needed=needed)
     if len(shape) != len(names) or len(set(names)) != len(names):
         got, needed = (
             f"shape {shape}, axis names {names}",
             "one distinct name for each axis",
         )
-        raise PlacementError.of("make_mesh", got, needed=needed)
-    bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
-    if bad:
-        got, needed = f"axis names {bad}", "names like dp or tp"
         raise PlacementError.of("make_mesh", got, needed=needed)
 
 
@@ -60,7 +60,7 @@ def checked_type(device_type: str) -> str:
     try:
         if torch.device(device_type).index is None:
             return device_type
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"

@@ -59,7 +59,7 @@ def agree(name: str, plan: Plan, agenda: Agenda) -> None:
     texts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(texts, [tuple(line) for line in lines])
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
-    none = ("(nothing)", None)
+    none: Any = ("(nothing)", None)
     pairs = itertools.zip_longest(texts[0], texts[other], fillvalue=none)
     a, b = next((Line(*a), Line(*b)) for a, b in pairs if a[0] != b[0])
     fix = "make shapes, placements and branches the same on every rank"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import shardfn as sf
 from shardfn import P, _compat
 from shardfn.ranks import compared, environment, rendezvous
-from tests.support.launched import free_port, outcomes, variables
+from tests.faults.launched import free_port, outcomes, variables
 
 HERE = socket.gethostname()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from .ranks import _place, _serve
+from tests.support.ranks import _place, _serve
 
 Variables = dict[str, str]
 
