@@ -19,6 +19,7 @@ from .errors import (
     DivergenceError,
     FakeValueError,
     PlacementError,
+    RendezvousError,
     RuleError,
     ShardError,
     TreeError,
@@ -28,6 +29,7 @@ from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
 from .plans import fsdp, placements
+from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
     all_gather,
@@ -83,7 +85,7 @@ from .transforms.derivatives import checkpoint_policies
 from .types import ShapeDtype
 from .world import fake_world
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Bucket",
@@ -98,6 +100,7 @@ __all__ = [
     "P",
     "Partial",
     "PlacementError",
+    "RendezvousError",
     "Replicate",
     "RuleError",
     "Saving",

@@ -22,6 +22,7 @@ import optree
 import torch
 
 from . import _compat
+from .accepted import accept
 
 NAMESPACE = "shardfn"
 TreeDef = optree.PyTreeSpec
@@ -81,6 +82,7 @@ def tree_map(
         {'w': 2}
     """
     if not _compat.is_tracing():
+        accept("tree_map", fn=fn, is_leaf=is_leaf)
         learn_registered((tree, rest))
     leaf = is_tensor if is_leaf is None else lambda x: is_tensor(x) or is_leaf(x)
     return optree.tree_map(

@@ -124,6 +124,10 @@ class DivergenceError(ShardError):
     """Ranks that differ in a value, a program or the next collective, or that deadlock."""
 
 
+class RendezvousError(ShardError):
+    """Processes of a job that do not find each other."""
+
+
 class BudgetError(ShardError):
     """A program that communicates more than it was allowed to."""
 

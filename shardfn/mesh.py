@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,10 +16,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _compat
+from .accepted import accept
 from .errors import PlacementError, call_site
 from .hardware import Link, costs
+from .ranks.mesh_arguments import (
+    check_shape,
+    check_tuples,
+    checked_timeout,
+    checked_type,
+)
 from .types import Cost, MeshAxes
-from .world import World, current_world, default_device_type, join_world
+from .world import (
+    World,
+    current_world,
+    default_device_type,
+    groups_of,
+    join_world,
+)
 
 SHOWN = 16  # ranks of a mesh in an error
 
@@ -35,6 +49,7 @@ def make_mesh(
     device_type: str | None = None,
     *,
     links: Mapping[str, Link] | None = None,
+    timeout: float | timedelta | None = None,
 ) -> DeviceMesh:
     """Arrange the ranks of the current world in a grid with named axes.
 
@@ -44,6 +59,8 @@ def make_mesh(
         device_type: "cpu", "cuda", ...; by default that of torch's default device.
         links: a `Link` for each axis, if the axes differ in speed. Sharding propagation then
             weighs a byte over a slow axis more.
+        timeout: seconds, for the processes to find each other, and for each collective of the
+            mesh and of the world; by default that of the process group, or torch's.
 
     Returns:
         A DeviceMesh. Under torchrun this also initialises the process group, if there is none
@@ -52,6 +69,8 @@ def make_mesh(
     Raises:
         PlacementError: the shape does not fit the world, the names do not fit the shape, or the
             links do not fit the names.
+        RendezvousError: processes do not find each other within the timeout.
+        DivergenceError: the processes ask for other meshes.
 
     Source: jax.make_mesh.
 
@@ -61,55 +80,20 @@ def make_mesh(
         ...     sf.make_mesh((2, 4), ("dp", "tp")).shape
         (2, 4)
     """
-    _check_tuples(shape, axis_names)
+    accept("make_mesh", device_type=device_type)
+    check_tuples(shape, axis_names)
     shape, names = tuple(shape), tuple(axis_names)
-    _check_shape(shape, names)
-    device_type = _checked_type(device_type or default_device_type())
-    join_world(device_type)
-    _check_size(shape)
+    check_shape(shape, names)
+    device_type = checked_type(device_type or default_device_type())
     known = _costs(names, links)
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    seconds = checked_timeout(timeout)
+    join_world(device_type, seconds)
+    asked = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
+    with groups_of("make_mesh", asked, seconds):
+        _check_size(shape)
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     _known_meshes[mesh] = MeshAxes(names, shape, known), current_world()
     return mesh
-
-
-def _check_tuples(shape: Any, axis_names: Any) -> None:
-    """Check that a shape and axis names are sequences.
-
-    Raises:
-        PlacementError: one of them is not a sequence.
-    """
-    if all(
-        isinstance(x, Sequence) and not isinstance(x, str)
-        for x in (shape, axis_names)
-    ):
-        return
-    fix = "make_mesh((2, 4), ('dp', 'tp'))"
-    got = f"shape {shape!r}, axis names {axis_names!r}"
-    needed = "a tuple of sizes and one of names"
-    raise PlacementError.of("make_mesh", got, needed=needed, fix=fix)
-
-
-def _check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
-    """Check that the sizes are positive ints, and that each axis has a name of its own.
-
-    Raises:
-        PlacementError: they do not.
-    """
-    if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-        raise PlacementError.of(
-            "make_mesh", f"shape {shape}", needed="positive ints"
-        )
-    if len(shape) != len(names) or len(set(names)) != len(names):
-        got, needed = (
-            f"shape {shape}, axis names {names}",
-            "one distinct name for each axis",
-        )
-        raise PlacementError.of("make_mesh", got, needed=needed)
-    bad = [n for n in names if not (isinstance(n, str) and n.isidentifier())]
-    if bad:
-        got, needed = f"axis names {bad}", "names like dp or tp"
-        raise PlacementError.of("make_mesh", got, needed=needed)
 
 
 def _check_size(shape: tuple[int, ...]) -> None:
@@ -124,24 +108,6 @@ def _check_size(shape: tuple[int, ...]) -> None:
     fix = f"a shape whose product is {size}, or fake_world({wanted})"
     got = f"shape {shape} needs {wanted} ranks, the world has {size}"
     raise PlacementError.of("make_mesh", got, fix=fix)
-
-
-def _checked_type(device_type: str) -> str:
-    """The type of a device.
-
-    Raises:
-        PlacementError: torch knows no device type of that name.
-    """
-    try:
-        if torch.device(device_type).index is None:
-            return device_type
-    except (RuntimeError, TypeError):
-        pass
-    fix = "device_type='cpu' or 'cuda', without a number"
-    got = f"device_type is {device_type!r}"
-    raise PlacementError.of(
-        "make_mesh, device_type", got, needed="the type of a device", fix=fix
-    )
 
 
 def check_mesh(where: str, mesh: Any, *, or_none: bool = False) -> None:

@@ -68,6 +68,7 @@ CONTEXTS = (
 REGISTRIES = (
     State("world", "_entered", "the fake world that the process is in"),
     State("world", "_real", "the world of the process group"),
+    State("world", "_groups", "how often a world has made groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
@@ -120,6 +121,9 @@ ONCE = (
 )
 
 NUMBERS = (
+    State(
+        "ranks.rendezvous", "_joins", "of the jobs that this process has joined"
+    ),
     State("capture.annotations", "_numbers", "of checkpointed calls"),
     State("compile.loops", "_numbers", "of compiled loops"),
 )

@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch.distributed.tensor import Placement
 
+from .accepted import accept
+
 # A placement on ONE mesh axis, as rules and plans write it:
 #   "R"                         replicated
 #   d                           sharded on dim d, in chunks as torch.chunk makes them
@@ -36,6 +38,11 @@ class IfPartial(tuple[Mark, ...]):
     __slots__ = ()
 
 
+def _shape(shape: Any) -> tuple[int, ...]:
+    accept("ShapeDtype", shape=shape)
+    return tuple(shape)
+
+
 @attrs.frozen
 class ShapeDtype:
     """The shape and dtype of a tensor that need not exist.
@@ -51,8 +58,12 @@ class ShapeDtype:
         (2, 3)
     """
 
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
-    dtype: torch.dtype = torch.float32
+    shape: tuple[int, ...] = attrs.field(converter=_shape)
+    dtype: torch.dtype = attrs.field(default=torch.float32)
+
+    @dtype.validator
+    def _check_dtype(self, _: Any, dtype: Any) -> None:
+        accept("ShapeDtype", dtype=dtype)
 
 
 @attrs.frozen

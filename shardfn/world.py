@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import attrs
@@ -15,6 +19,9 @@ import torch.distributed as dist
 
 from . import _compat
 from .errors import ShardError
+from .ranks.compared import compare
+from .ranks.environment import launch
+from .ranks.rendezvous import met, unconnected
 from .simulated.constructors import constructors_simulated
 
 MAX_RANKS = 2**20
@@ -49,6 +56,9 @@ class _Entered:
 _ALONE = World("real", 1, 0)
 _entered = _Entered()
 _door = threading.Lock()  # one thread at a time enters or leaves
+_groups: weakref.WeakKeyDictionary[World, Iterator[int]] = (
+    weakref.WeakKeyDictionary()
+)  # how often a world has made groups
 _real: dict[
     Any, tuple[World, int]
 ] = {}  # process group -> its world, and the id of the process that made it
@@ -203,18 +213,67 @@ def _exists_already() -> ShardError:
     return ShardError.of("fake_world", got, fix=fix)
 
 
-def join_world(device_type: str) -> None:
-    """Initialise the process group if there is none: torchrun's, or that of a single rank."""
+DEFAULT_WAIT = 600.0  # seconds for which processes wait for each other to start
+
+
+def join_world(device_type: str, seconds: float | None = None) -> None:
+    """Initialise the process group if there is none: the launcher's, or that of a single rank.
+
+    Args:
+        device_type: whose backend the group has.
+        seconds: the timeout of the rendezvous and of the group. None for torch's.
+
+    Raises:
+        RendezvousError: the processes do not find each other.
+    """
     if dist.is_initialized():
         return
     backend = "nccl" if device_type == "cuda" else "gloo"
-    if dist.is_torchelastic_launched():
-        dist.init_process_group(backend)
+    given = launch()
+    if given is None:
+        store, rank, size = _compat.own_store(), 0, 1
     else:
-        dist.init_process_group(
-            backend, store=_compat.own_store(), rank=0, world_size=1
+        store, rank, size = (
+            met(given, seconds or DEFAULT_WAIT),
+            given.rank,
+            given.size,
         )
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=timeout
+        )
+    except RuntimeError as error:
+        raise unconnected(backend, rank, size, error) from error
     atexit.register(leave_gloo)
+
+
+@contextlib.contextmanager
+def groups_of(where: str, asked: str, seconds: float | None) -> Iterator[None]:
+    """A context in which all processes make the same groups, with one timeout.
+
+    Args:
+        where: the function, which errors name.
+        asked: a description of the groups, which must be the same on all ranks.
+        seconds: the timeout of the groups and of the world. None for that of the world.
+
+    Raises:
+        RendezvousError: a process does not come.
+        DivergenceError: the processes ask for other groups.
+    """
+    world = current_world()
+    if world.kind != "real" or world.size == 1:
+        yield
+        return
+    group = dist.group.WORLD
+    if seconds is not None:
+        _compat.set_timeout(group, seconds)
+    limit = seconds or _compat.timeout_of(group) or DEFAULT_WAIT
+    number = next(_groups.setdefault(world, itertools.count()))
+    ranks, prefix = (world.rank, world.size), f"shardfn/{where}/{number}"
+    compare(where, _compat.world_store(), prefix, ranks, asked, limit)
+    with _compat.patched("new groups", seconds=limit):
+        yield
 
 
 def leave_gloo() -> None:

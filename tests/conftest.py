@@ -40,6 +40,7 @@ LAWS = [  # folders in which nearly every test captures a program
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
+    "outcomes": "ranks",
     "shardfn_demo.runs": "ranks",
     "subprocess": "slow",
 }

@@ -44,11 +44,12 @@ from tests.support.reading.source import (
 # each other as long as there is no cycle. "" is shardfn/__init__.py, the door.
 LAYERS: dict[str, int] = {
     "errors": 0, "state": 0,
+    "accepted": 1,
     "_compat": 1,
     "_tree": 2, "tree_pairs": 2,
     "types": 3,
     "argnums": 3, "simulated": 3,
-    "collectives": 3,
+    "collectives": 3, "ranks": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
     "ops": 4,
     "plans": 5, "random": 5,

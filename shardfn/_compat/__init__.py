@@ -40,6 +40,15 @@ from .distributed.groups import (
     unreduced_spec,
     wait_later,
 )
+from .distributed.stores import (
+    TORCH_VERSION,
+    has_come,
+    prefixed,
+    set_timeout,
+    tcp_store,
+    timeout_of,
+    world_store,
+)
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read, same_tensors
 from .dynamo.reading import (
@@ -92,7 +101,7 @@ from .inductor import (
     lower_by_formula,
     trace_artifact,
 )
-from .levels import Level, jvp
+from .levels import Level, jvp, stops_pulls
 from .loops import substitutes, torch_map, torch_scan, torch_while_loop
 from .memory import (
     ORDINARY,
@@ -118,7 +127,13 @@ from .modules import (
     settle,
 )
 from .patches import PATCHES, patched
-from .settings import SETTINGS, autocast_off, settings, without_autocast
+from .settings import (
+    SETTINGS,
+    autocast_off,
+    inference_off,
+    settings,
+    without_autocast,
+)
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -195,6 +210,7 @@ __all__ = [
     "Sized",
     "Sizes",
     "Symbols",
+    "TORCH_VERSION",
     "Writing",
     "all_ranks",
     "are_alone",
@@ -230,10 +246,12 @@ __all__ = [
     "forward_pre_hooks_of",
     "generated_code",
     "gone_spec",
+    "has_come",
     "has_tangent",
     "holds_tensors",
     "in_dual_level",
     "inductor",
+    "inference_off",
     "innermost_level",
     "inside_transform",
     "is_arriving",
@@ -279,6 +297,7 @@ __all__ = [
     "paused_gc",
     "paused_tracing",
     "per_rank",
+    "prefixed",
     "python_results",
     "read_as_symbols",
     "read_by_dynamo",
@@ -293,6 +312,7 @@ __all__ = [
     "save_planned",
     "schema",
     "sequence_number",
+    "set_timeout",
     "settings",
     "settle",
     "setup_context_of",
@@ -302,10 +322,13 @@ __all__ = [
     "spec_of",
     "split_factor",
     "staging",
+    "stops_pulls",
     "storage_of",
     "strided_shard",
     "substitutes",
     "takes_context",
+    "tcp_store",
+    "timeout_of",
     "torch_map",
     "torch_marks",
     "torch_scan",
@@ -322,6 +345,7 @@ __all__ = [
     "without_autocast",
     "without_memory",
     "without_torch_functions",
+    "world_store",
     "wrapped",
     "write_item",
     "write_out_zeros",

@@ -169,6 +169,16 @@ class Level:
         return _functorch._add_batch_dim(x, 0, self.number)
 
 
+def stops_pulls() -> bool:
+    """Whether grad mode is off, and no derivative around this call asked for that. torch.func
+    then takes backward formulas that have no derivative of their own (torch 2.13).
+    """
+    kinds = torch._C._functorch.TransformType
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    is_inside = any(level.key() == kinds.Grad for level in stack)
+    return not torch.is_grad_enabled() and not is_inside
+
+
 def jvp(
     fn: Callable[..., Any],
     primals: tuple[Any, ...],

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .cpp_kernels.units import kernels_joined
-from .distributed import checkpoints, every_rank, groups, subclasses
+from .distributed import checkpoints, every_rank, groups, stores, subclasses
 from .dynamo import reading, refused, sizes
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
@@ -256,6 +256,15 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             "every process group has Dynamo make its rules again, in case some are missing",
             NEVER,
             enter=groups.rules_kept,
+        ),
+    ),
+    "new groups": (
+        Patch(
+            ("torch.distributed.distributed_c10d._get_default_timeout",),
+            "the groups of a mesh of several axes take no timeout",
+            NEVER,
+            enter=stores.groups_time_out,
+            takes="seconds",
         ),
     ),
     "simulated world": (  # all ranks in one process

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -86,6 +87,19 @@ def _mode(mode: Any) -> Any:
 def autocast_off() -> AbstractContextManager[None]:
     """A context in which autocast changes no op."""
     return _C._DisableAutocast()
+
+
+@contextlib.contextmanager
+def inference_off() -> Iterator[None]:
+    """A context without inference mode, in the same grad mode. Tensors made in inference mode
+    have no version, and the levels of torch.func need one.
+    """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    is_grad_enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_grad_enabled):
+        yield
 
 
 def without_autocast(

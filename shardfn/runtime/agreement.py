@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -21,41 +21,60 @@ from ..errors import DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
+from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
 from ..types import LocalProgram
 from .arguments import Placed
 from .options import Request
 
 
+class Line(NamedTuple):
+    """One fact of a program, which is compared, and the user's line, which is not: ranks may
+    have their files in other folders.
+    """
+
+    text: str
+    source: str | None = None
+
+    def __str__(self) -> str:
+        return (
+            self.text if self.source is None else f"{self.text}, at {self.source}"
+        )
+
+
 def agree(
     name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False
 ) -> None:
-    """Compare this rank's plan and order of collectives with the others'.
+    """Compare this rank's plan, order of collectives, and versions of torch and shardfn with the
+    others'.
 
     Raises:
         DivergenceError: quotes the first line that differs.
         NeedsOwnSizes: arguments differ in size, and may.
     """
-    lines = [
-        *_lines(plan),
+    others = [
         *str(agenda.plan).splitlines(),
         f"the order of collectives {agenda.starts}",
     ]
-    mine = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    lines = [*map(Line, VERSIONS), *_lines(plan), *map(Line, others)]
+    mine = hashlib.sha256("\n".join(x.text for x in lines).encode()).hexdigest()
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, mine)
     if len(set(digests)) == 1:
         return
     texts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, lines)
-    own = [[x for x in lines if x.startswith("in ")] for lines in texts]
+    dist.all_gather_object(texts, [tuple(line) for line in lines])
+    own = [[x for x, _ in lines if x.startswith("in ")] for lines in texts]
     if may_have_own_sizes and any(x != own[0] for x in own):
         got = "arguments differ in size between ranks"
         raise own_sizes.NeedsOwnSizes.of(name, got)
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
-    pairs = itertools.zip_longest(texts[0], texts[other], fillvalue="(nothing)")
-    a, b = next((a, b) for a, b in pairs if a != b)
+    none: Any = ("(nothing)", None)
+    pairs = itertools.zip_longest(texts[0], texts[other], fillvalue=none)
+    a, b = next((Line(*a), Line(*b)) for a, b in pairs if a[0] != b[0])
     fix = "make shapes, placements and branches the same on every rank"
+    if a.text in VERSIONS or b.text in VERSIONS:
+        fix = "one environment for all ranks"
     raise DivergenceError.of(
         name,
         "ranks hold different programs",
@@ -98,7 +117,7 @@ def _collectives(program: LocalProgram) -> Iterator[tuple[str, str, str]]:
         if record is not None:
             x = node.all_input_nodes[0].meta["val"]
             what = f"{record.kind} {record.op or ''} over {record.axis} of "
-            what += f"{tuple(x.shape)} {x.dtype} at {record.source}"
+            what += f"{tuple(x.shape)} {x.dtype}"
             yield record.kind, record.axis, what
 
 
@@ -111,16 +130,16 @@ def _first_other(a: Any, b: Any) -> list[str] | None:
     return None
 
 
-def _lines(plan: Plan) -> list[str]:
+def _lines(plan: Plan) -> list[Line]:
     ins = [
         f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}"
         for slot in plan.ins
     ]
     steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
-    return [str(plan.axes), *ins, *steps]
+    return [Line(str(plan.axes)), *map(Line, ins), *steps]
 
 
-def _inside(step: Any) -> list[str]:
+def _inside(step: Any) -> list[Line]:
     if not isinstance(step, Nested):
         return []
     loop = step.node.target
@@ -128,28 +147,25 @@ def _inside(step: Any) -> list[str]:
         x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))
     ]
     return [
-        f"{loop} of {settings}",
+        Line(f"{loop} of {settings}"),
         *(line for plan in step.plans for line in _lines(plan)),
     ]
 
 
-def _line(step: Any) -> str:
-    where = f"%{step.node.name} at {step.node.meta.get('source')}"
+def _line(step: Any) -> Line:
+    source = step.node.meta.get("source")
     if isinstance(step, Redistribute):
-        return (
-            f"{where}: {' '.join(m.kind for m in step.moves)} {step.source.marks} -> "
-            f"{step.target.marks}"
-        )
+        kinds = " ".join(m.kind for m in step.moves)
+        text = f"{kinds} {step.source.marks} -> {step.target.marks}"
+        return Line(f"%{step.node.name}: {text}", source)
     made = " ".join(f"{tuple(s.value.shape)} {s.marks}" for s in step.made)
     constants = [
         x
         for x in (*step.node.args, *step.node.kwargs.items())
         if not isinstance(x, torch.fx.Node)
     ]
-    return (
-        f"{where}: {getattr(step.node.target, '__name__', step.node.target)} {constants} -> "
-        f"{made}"
-    )
+    op = getattr(step.node.target, "__name__", step.node.target)
+    return Line(f"%{step.node.name}: {op} {constants} -> {made}", source)
 
 
 def checked(

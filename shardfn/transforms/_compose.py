@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ..accepted import accept
 from ._transformed import name_of
 
 Transform = Callable[[Callable[..., Any]], Any]
@@ -52,4 +53,6 @@ def compose(*transforms: Transform) -> Composed:
         >>> sf.compose(sf.shard, sf.grad)
         compose(shard, grad)
     """
+    for transform in transforms:
+        accept("compose", transform=transform)
     return Composed(transforms)

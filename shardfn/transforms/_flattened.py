@@ -16,6 +16,21 @@ from ._paired import check_leaves, kinds, zero_like
 from ._transformed import name_of, parameter_names
 
 
+@_compat.constant_in_graph
+def _stops_pulls() -> bool:
+    return _compat.stops_pulls()
+
+
+def pulled_back(pull: Callable[..., Any], *args: Any) -> Any:
+    """The results of a function that runs backward formulas. They have derivatives of their own,
+    whatever the grad mode of the call around them.
+    """
+    if _stops_pulls():
+        with torch.enable_grad():
+            return pull(*args)
+    return pull(*args)
+
+
 class Flattened:
     """A function of trees as a function of the tensors in some of its arguments. It keeps its
     last result.

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
+from ..accepted import accept
 from ..capture import PureModule
 from ..capture.modules import copies
 from ..capture.modules.call import frozen_names
@@ -228,6 +229,7 @@ def functionalize(
         {'weight': tensor([[1., 2.]])}
     """
     _refuse(module)
+    accept("functionalize", share=share)
     tensors = (*module.named_parameters(), *module.named_buffers())
     stand_ins = {id(x): _stand_in(x) for _, x in tensors}
     memo: dict[int, Any] = dict(stand_ins)

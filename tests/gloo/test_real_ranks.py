@@ -16,7 +16,7 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
-from shardfn.runtime import cache
+from shardfn.runtime import agreement, cache
 
 # (model, mesh, scheme, batch placement)
 CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
@@ -165,3 +165,49 @@ def test_ranks_with_different_programs_are_told_the_first_line_that_differs() ->
     assert "ranks hold different programs" in said[0]
     assert "rank 0: in (4, 3) torch.float32 (0,)" in said[0]
     assert "rank 1: in (4, 4) torch.float32 (0,)" in said[0]
+
+
+WRITTEN = "def f(x):\n    return (x * 3).sum()\n"
+
+
+def agreeing() -> list[str]:
+    """The errors of two ranks that differ in one thing each, after two that do not."""
+    mesh = sf.make_mesh((2,), ("dp",))
+    rank, x = mesh.get_rank(), torch.ones(5)
+    names: dict[str, Any] = {}
+    exec(compile(WRITTEN, f"/home/of/{rank}/model.py", "exec"), names)
+    shard = lambda f: sf.shard(f, mesh, P("dp"), backend="aten")
+    assert sf.full(shard(names["f"])(x)) == 15
+
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0 + rank]
+    different = (
+        lambda x: (x * torch.tensor(weights)).sum(),
+        lambda x: (x * weights[-1]).sum(),
+        lambda x: sf.scan(lambda s, r: (s + r * rank, s), x[0], x)[0],
+    )
+    found = []
+    for f in different:
+        with pytest.raises(sf.DivergenceError) as error:
+            shard(f)(x)
+        found.append(str(error.value))
+    if rank:
+        agreement.VERSIONS = ("torch 1.0", "shardfn 0.1")
+    with pytest.raises(sf.DivergenceError) as error:
+        shard(lambda x: x.sum())(x)
+    return [*found, str(error.value)]
+
+
+def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_files() -> (
+    None
+):
+    first, second = run_ranks(2, agreeing)
+    assert first == second
+    tensor, number, body, versions = first
+    assert "tensor 0 that it closes over: a plain tensor that differs" in tensor
+    assert "rank 0: %mul: mul.Tensor [5.0]" in number
+    assert (
+        "rank 1: %mul: mul.Tensor [6.0]" in number and f"at {__file__}:" in number
+    )
+    assert "rank 0: " in body and "[0]" in body and "[1]" in body
+    assert f"rank 0: torch {torch.__version__}\n  rank 1: torch 1.0" in versions
+    assert "try: one environment for all ranks" in versions

@@ -85,6 +85,7 @@ def _torchs(
     """The context of a capture, with torch patched."""
     with (
         _compat.staging(),  # first, since the rest is global to the process
+        _compat.inference_off(),
         mode,
         _compat.paused_gc(),
         _compat.patched(

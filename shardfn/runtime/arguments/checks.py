@@ -190,7 +190,8 @@ def refuse_lost_tangent(where: str, x: torch.Tensor) -> None:
 def refuse_without_values(
     name: str, values: Sequence[Any], paths_of: Callable[[], Sequence[str]]
 ) -> None:
-    """Refuse to run on tensors of the meta device. `trace` and `lower` take them.
+    """Refuse to run on tensors of the meta device and on ShapeDtypes. `trace` and `lower` take
+    them.
 
     Args:
         name: of the function.
@@ -200,7 +201,8 @@ def refuse_without_values(
     Raises:
         TreeError: names each.
     """
-    lacking = [i for i, x in enumerate(values) if _is_on_meta(x)]
+    shapes = [i for i, x in enumerate(values) if isinstance(x, ShapeDtype)]
+    lacking = shapes or [i for i, x in enumerate(values) if _is_on_meta(x)]
     if not lacking:
         return
     paths = paths_of()
@@ -209,7 +211,7 @@ def refuse_without_values(
     names = ", ".join([*wrong[:SHOWN], *more])
     raise TreeError.of(
         name,
-        f"on the meta device, without values: {names}",
+        f"{'ShapeDtypes' if shapes else 'on the meta device'}, without values: {names}",
         needed="tensors with values, to run",
         fix=WITH_VALUES,
         source=call_site(),

@@ -13,9 +13,16 @@ import torch
 
 from ... import _tree
 from ...argnums import Argnums, positions
-from .._flattened import Flattened, check_moving
+from .._flattened import Flattened, check_moving, pulled_back
 from .._transformed import Transformed, name_of
 from ._grad import check_derivative
+
+
+def _reverse(
+    flat: Flattened, numbers: tuple[int, ...], has_aux: bool
+) -> Callable[..., Any]:
+    jacobian = torch.func.jacrev(flat, argnums=numbers, has_aux=has_aux)
+    return lambda *primals: pulled_back(jacobian, *primals)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -62,7 +69,7 @@ class Jacobian(Transformed):
         self, flat: Flattened, numbers: tuple[int, ...]
     ) -> Callable[..., Any]:
         """The Jacobian of a flat function: a list of results, each with a list of arguments."""
-        return torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+        return _reverse(flat, numbers, self.has_aux)
 
     def nested(self, flat: Flattened, row: Any) -> Any:
         """The derivatives of one result, in the trees of the arguments."""
@@ -96,7 +103,7 @@ class Hessian(Jacobian):
     def derived(
         self, flat: Flattened, numbers: tuple[int, ...]
     ) -> Callable[..., Any]:
-        inner = torch.func.jacrev(flat, argnums=numbers, has_aux=self.has_aux)
+        inner = _reverse(flat, numbers, self.has_aux)
         return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:

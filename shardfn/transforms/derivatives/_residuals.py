@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from ... import _compat, _tree
+from ...accepted import accept
 from ...buckets import human_bytes
 from ...capture import annotations as sources
 from ...capture.checkpoint.recompute import names_of, owner_of, residuals
@@ -184,6 +185,7 @@ def saved_residuals(
         >>> [r.why for r in sf.saved_residuals(sf.checkpoint(f), torch.ones(3))]
         ['argument x']
     """
+    accept("saved_residuals", fn=fn)
     traced = _Backward((fn,)).trace(*args, **kwargs)
     return Residuals(name_of(fn), tuple(_records(traced.program)))
 

@@ -12,10 +12,11 @@ import attrs
 import torch
 
 from ... import _compat, _tree
+from ...accepted import accept
 from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
-from .._flattened import Flattened
+from .._flattened import Flattened, check_aux, pulled_back
 from .._paired import check_leaves, kinds, paired
 from .._transformed import Transformed, innermost, name_of
 
@@ -107,7 +108,7 @@ def pulled(
     cotangents = [
         _materialized(g, x) for g, x in pairs if isinstance(x, torch.Tensor)
     ]
-    found = list(pull(tuple(cotangents)))
+    found = list(pulled_back(pull, tuple(cotangents)))
     primals = list(flat.primals)
     return flat.derivatives(placement.align(found, primals, [""] * len(primals)))
 
@@ -199,7 +200,11 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             if has_aux
             else (flat.value(value), back)
         )
+    accept("vjp", fn=fn, has_aux=has_aux)
     value = Evaluated((fn,))(*primals)
+    if has_aux:
+        is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+        check_aux(name_of(fn), is_pair, type(value).__name__)
     pull = lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent)
     return (value[0], pull, value[1]) if has_aux else (value, pull)
 
@@ -226,6 +231,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         >>> value, push(torch.tensor(2.0))
         (tensor(0.), tensor(2.))
     """
+    if not _compat.is_tracing():
+        accept("linearize", fn=fn)
     return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(
         primals, tangents
     )[1]

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ... import _tree
+from ... import _compat, _tree
+from ...accepted import accept
+from ...errors import TreeError
 
 
 def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
@@ -32,6 +34,9 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
         >>> sf.clip_by_global_norm({"w": torch.tensor([3.0, 4.0])}, 2.5)
         ({'w': tensor([1.5000, 2.0000])}, tensor(5.))
     """
+    if not _compat.is_tracing():
+        accept("clip_by_global_norm", max_norm=max_norm)
+        _refuse_integers(grads)
     leaves = _tree.tensors(grads)
     if not leaves:
         return grads, torch.zeros(())
@@ -42,3 +47,21 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     scale = ratio.clamp(max=1.0)
     scaled = [x * scale.to(x.dtype) for x in leaves]
     return _tree.with_tensors(grads, scaled), norm
+
+
+def _refuse_integers(grads: Any) -> None:
+    """Refuse tensors of integers, which are not gradients.
+
+    Raises:
+        TreeError: names each.
+    """
+    rows = zip(_tree.paths(grads), _tree.leaves(grads), strict=True)
+    wrong = [
+        f"{path or 'the tensor'} is {x.dtype}"
+        for path, x in rows
+        if isinstance(x, torch.Tensor)
+        and not (x.is_floating_point() or x.is_complex())
+    ]
+    if wrong:
+        needed = "floating or complex tensors"
+        raise TreeError.of("clip_by_global_norm, grads", *wrong, needed=needed)

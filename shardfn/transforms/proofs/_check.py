@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import _tree
+from ...accepted import accept
 from ...errors import DivergenceError
 from ...mesh import make_mesh
 from ...placements import P
@@ -49,6 +50,7 @@ def check(
         >>> sf.check(lambda x: x.cumsum(0) * 2, torch.ones(5), worlds=[2])
         {2: 0.0}
     """
+    accept("check", fn=fn, worlds=worlds, rtol=rtol, atol=atol)
     wanted = _tree.flatten(fn(*args))
     return {
         _name(world): _differ(fn, args, world, placements, wanted, (rtol, atol))

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree, tree_pairs
+from ...accepted import described
 from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
@@ -80,6 +81,9 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
             out.append(x)
             continue
         try:
+            if spec is not None and not isinstance(x, torch.Tensor):
+                got = f"it is {described(x)}, and {spec} is for a tensor"
+                raise ValueError(got)
             marks = (
                 ("R",) * len(axes.names)
                 if spec is None

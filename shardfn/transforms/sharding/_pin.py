@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from torch import nn
 
+from ...accepted import accept
 from ...errors import PlacementError, ShardError, TreeError
 from ...plans.patterns import compiled, general, near, written
 from ._constrain import is_constraint, pinned
@@ -82,6 +83,7 @@ def pin(
     if not isinstance(module, nn.Module):
         got = f"module is a {type(module).__name__}"
         raise ShardError.of("pin", got, needed="an nn.Module", arg_path="module")
+    accept("pin", outputs=outputs, inputs=inputs)
     given = {"outputs": outputs or {}, "inputs": inputs or {}}
     chosen = [
         (verb, path, placement)

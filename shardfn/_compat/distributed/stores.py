@@ -1,0 +1,73 @@
+"""The store through which processes find each other, and the timeouts of process groups."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..threads import replaced
+
+_c10d = torch.distributed.distributed_c10d
+TORCH_VERSION = str(torch.__version__)
+
+
+def tcp_store(host: str, port: int, is_server: bool, seconds: float) -> Any:
+    """The store of an address. One process of the address serves it."""
+    return torch._C._distributed_c10d.TCPStore(
+        host,
+        port,
+        is_master=is_server,
+        timeout=timedelta(seconds=seconds),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def prefixed(prefix: str, store: Any) -> Any:
+    """A store whose keys begin with a prefix."""
+    return torch._C._distributed_c10d.PrefixStore(prefix, store)
+
+
+def world_store() -> Any:
+    """The store of the initialised process group."""
+    return _c10d._get_default_store()
+
+
+def has_come(store: Any, key: str, seconds: float) -> bool:
+    """Wait for a key. Whether it came within these seconds."""
+    try:
+        store.wait([key], timedelta(seconds=seconds))
+    except dist.DistStoreError as error:
+        if "timeout" not in str(error).lower():
+            raise
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def groups_time_out(seconds: float) -> Iterator[None]:
+    """A context in which new process groups have this timeout, unless they are given one."""
+    timeout = timedelta(seconds=seconds)
+    with replaced(
+        _c10d, "_get_default_timeout", lambda _: lambda backend: timeout
+    ):
+        yield
+
+
+def timeout_of(group: Any) -> float | None:
+    """The timeout of a process group in seconds. None for a backend without one."""
+    for kind in group._device_types:
+        options = getattr(group._get_backend(kind), "options", None)
+        if options is not None:
+            return options._timeout.total_seconds()
+    return None
+
+
+def set_timeout(group: Any, seconds: float) -> None:
+    """Change the timeout of a process group."""
+    _c10d._set_pg_timeout(timedelta(seconds=seconds), group)

@@ -1,0 +1,95 @@
+"""The kinds of arguments, each with its test and its words, and the kind of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Kind(NamedTuple):
+    """A kind of argument."""
+
+    test: Callable[[Any], bool]
+    needed: str
+    fix: str
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def _is_count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
+def _is_limit(x: Any) -> bool:
+    if isinstance(x, torch.Tensor):
+        return x.dim() == 0 and not x.is_complex()
+    return isinstance(x, float) or (_is_number(x) and abs(x) < 2**63)
+
+
+def _is_world(x: Any) -> bool:
+    if isinstance(x, Mapping):
+        names = all(isinstance(k, str) and k.isidentifier() for k in x)
+        return bool(x) and names and all(_is_count(n) and n for n in x.values())
+    return _is_count(x) and x > 0
+
+
+def _are_worlds(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return is_sequence and all(map(_is_world, x))
+
+
+def _is_shape(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return is_sequence and all(map(_is_count, x))
+
+
+def _is_flag(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+FLAG = Kind(_is_flag, "True or False", "the default")
+FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
+FUNCTION_OR_NONE = Kind(
+    lambda x: x is None or callable(x), "a function, or None", "None"
+)
+PATTERNS = Kind(
+    lambda x: x is None or isinstance(x, Mapping),
+    "a dict of patterns and placements, or None",
+    "{'layers.*.mlp': P('dp', 'tp')}",
+)
+WORLDS = Kind(
+    _are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)"
+)
+SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
+DEVICE_TYPE = Kind(
+    lambda x: x is None or isinstance(x, str),
+    "the type of a device, or None",
+    "device_type='cpu'",
+)
+DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
+LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
+TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
+
+# function -> parameter -> kind
+ARGUMENTS: dict[str, dict[str, Kind]] = {
+    "check": {
+        "fn": FUNCTION,
+        "worlds": WORLDS,
+        "rtol": TOLERANCE,
+        "atol": TOLERANCE,
+    },
+    "clip_by_global_norm": {"max_norm": LIMIT},
+    "compose": {"transform": FUNCTION},
+    "functionalize": {"share": FLAG},
+    "linearize": {"fn": FUNCTION},
+    "make_mesh": {"device_type": DEVICE_TYPE},
+    "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
+    "saved_residuals": {"fn": FUNCTION},
+    "ShapeDtype": {"shape": SHAPE, "dtype": DTYPE},
+    "tree_map": {"fn": FUNCTION, "is_leaf": FUNCTION_OR_NONE},
+    "vjp": {"fn": FUNCTION, "has_aux": FLAG},
+}

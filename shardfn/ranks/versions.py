@@ -1,0 +1,8 @@
+"""The versions that the processes of a job must share."""
+
+from __future__ import annotations
+
+from .. import _compat
+
+VERSION = "0.1.0"  # of shardfn
+VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {VERSION}")
