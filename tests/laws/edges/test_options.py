@@ -199,14 +199,8 @@ def fits(spec: P) -> bool:
         for p in spec.parts
         for n in (p if isinstance(p, tuple) else () if p is None else (p,))
     ]
-    pairs = [p for p in spec.parts if isinstance(p, tuple)]
     known = all(type(n) is str and n in ("x", "y") for n in names)
-    return (
-        known
-        and len(set(names)) == len(names)
-        and len(spec.parts) <= 2
-        and ("y", "x") not in pairs
-    )
+    return known and len(set(names)) == len(names) and len(spec.parts) <= 2
 
 
 X = torch.arange(16.0, dtype=DTYPE).reshape(4, 4)
