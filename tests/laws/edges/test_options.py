@@ -247,7 +247,10 @@ def test_axes_of_a_placement(where: str, spec: P) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         call = lambda: sf.full(PLACE[where](mesh, spec))
-        check(False, call, X + 1 if fits(spec) else None)
+        in_order = ("y", "x") not in spec.parts or not where.startswith(
+            "shard_map"
+        )
+        check(False, call, X + 1 if fits(spec) and in_order else None)
 
 
 @given(axis=parts)
