@@ -199,14 +199,8 @@ def fits(spec: P) -> bool:
         for p in spec.parts
         for n in (p if isinstance(p, tuple) else () if p is None else (p,))
     ]
-    pairs = [p for p in spec.parts if isinstance(p, tuple)]
     known = all(type(n) is str and n in ("x", "y") for n in names)
-    return (
-        known
-        and len(set(names)) == len(names)
-        and len(spec.parts) <= 2
-        and ("y", "x") not in pairs
-    )
+    return known and len(set(names)) == len(names) and len(spec.parts) <= 2
 
 
 X = torch.arange(16.0, dtype=DTYPE).reshape(4, 4)
@@ -253,7 +247,10 @@ def test_axes_of_a_placement(where: str, spec: P) -> None:
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("x", "y"))
         call = lambda: sf.full(PLACE[where](mesh, spec))
-        check(False, call, X + 1 if fits(spec) else None)
+        in_order = ("y", "x") not in spec.parts or not where.startswith(
+            "shard_map"
+        )
+        check(False, call, X + 1 if fits(spec) and in_order else None)
 
 
 @given(axis=parts)
