@@ -112,6 +112,16 @@ ONCE = (
         "_compat.distributed.groups", "_unreduced_class", "a class over torch's"
     ),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
+    State(
+        "_compat.distributed.checkpoint_plans",
+        "_writer_class",
+        "a class over torch's",
+    ),
+    State(
+        "_compat.distributed.checkpoint_plans",
+        "_reader_class",
+        "a class over torch's",
+    ),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(

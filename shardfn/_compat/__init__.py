@@ -2,6 +2,8 @@
 2.15).
 """
 
+from attr._compat import repr_context  # reprs that attrs writes look for it here
+
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoint_plans import (
     Chunk,
@@ -305,6 +307,7 @@ __all__ = [
     "reads_calls",
     "recurrent",
     "register_group",
+    "repr_context",
     "registered",
     "root_mesh",
     "runs_on_all_ranks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -74,6 +75,30 @@ DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
 LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
+STEP = Kind(
+    lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0"
+)
+KEEP = Kind(
+    lambda x: x is None or (_is_count(x) and x > 0),
+    "an int from 1 up, or None",
+    "keep=3",
+)
+POSITIONS = Kind(
+    lambda x: x is None or _is_count(x) or _is_shape(x),
+    "a position, a list of positions, or None",
+    "argnums=0",
+)
+PATH = Kind(
+    lambda x: isinstance(x, str | os.PathLike),
+    "the path of a folder",
+    "'run/steps'",
+)
+BYTES = Kind(
+    lambda x: isinstance(x, str) or (_is_count(x) and x > 0),
+    "a number of bytes, or text",
+    "'5GB'",
+)
+
 # function -> parameter -> kind
 ARGUMENTS: dict[str, dict[str, Kind]] = {
     "check": {
@@ -86,8 +111,13 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},
     "linearize": {"fn": FUNCTION},
+    "load": {"path": PATH, "step": STEP, "strict": FLAG},
+    "load_safetensors": {"path": PATH, "strict": FLAG},
     "make_mesh": {"device_type": DEVICE_TYPE},
+    "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
+    "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
+    "save_safetensors": {"path": PATH, "max_bytes": BYTES},
     "saved_residuals": {"fn": FUNCTION},
     "ShapeDtype": {"shape": SHAPE, "dtype": DTYPE},
     "tree_map": {"fn": FUNCTION, "is_leaf": FUNCTION_OR_NONE},

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _compat
+from ..accepted import accept
 from ..errors import CheckpointError
 from ..world import current_world
 from . import folders, manifest
@@ -71,6 +72,7 @@ def load(
         ...     sf.full(sf.load(folder, {"x": x}, both, sf.P(("dp", "tp"))))
         {'x': tensor([0., 1., 2., 3., 4., 5.])}
     """
+    accept("load", path=path, step=step, strict=strict)
     refuse_without_values("load")
     placed = placed_leaves("load", like, mesh, placements)
     leaves = named("load", like)

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .. import _compat
+from ..accepted import accept
 from ..byte_sizes import bytes_of
 from ..errors import CheckpointError
 from ..transforms import full
@@ -83,6 +84,7 @@ def load_safetensors(
         ...     x.to_local().shape, x.dtype
         (torch.Size([2, 4]), torch.float64)
     """
+    accept("load_safetensors", path=path, strict=strict)
     refuse_without_values("load_safetensors")
     placed = placed_leaves("load_safetensors", like, mesh, placements)
     leaves = named("load_safetensors", like)
@@ -225,6 +227,7 @@ def save_safetensors(
         ...     os.listdir(folder)
         ['model.safetensors']
     """
+    accept("save_safetensors", path=path, max_bytes=max_bytes)
     refuse_without_values("save_safetensors")
     leaves = named("save_safetensors", tree)
     wrong = [

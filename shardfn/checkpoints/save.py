@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _compat
-from ..errors import CheckpointError, FakeValueError, ShardError
+from ..accepted import accept
+from ..errors import CheckpointError, FakeValueError
 from ..world import current_world
 from . import files, folders, manifest
 from .contents import Contents, contents
@@ -100,9 +101,8 @@ def save(
         ...     sf.load(folder, {"w": sf.ShapeDtype((2,)), "epoch": 0})
         {'w': tensor([1., 1.]), 'epoch': 3}
     """
+    accept("save", path=path, step=step, keep=keep, background=background)
     root = os.path.abspath(os.fspath(path))
-    _check_number("step", step, 0)
-    _check_number("keep", keep, 1)
     world = current_world()
     if world.kind == "fake":
         fix = "fake_world(n), which has values"
@@ -128,14 +128,6 @@ def save(
                 dist.destroy_process_group(group)
 
     return Saving(work)
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and (not is_number or value < least):
-        got = f"{name} is {value!r}"
-        needed = f"an int from {least} up, or None"
-        raise ShardError.of("save", got, needed=needed, arg_path=name)
 
 
 def _saved(

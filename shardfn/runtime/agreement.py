@@ -69,17 +69,24 @@ def agree(
         got = "arguments differ in size between ranks"
         raise own_sizes.NeedsOwnSizes.of(name, got)
     other = next(r for r, digest in enumerate(digests) if digest != digests[0])
+    raise _different(name, texts[0], texts[other], other)
+
+
+def _different(
+    name: str, first: list[Any], others: list[Any], rank: int
+) -> DivergenceError:
+    """The error for two ranks with different programs."""
     none: Any = ("(nothing)", None)
-    pairs = itertools.zip_longest(texts[0], texts[other], fillvalue=none)
+    pairs = itertools.zip_longest(first, others, fillvalue=none)
     a, b = next((Line(*a), Line(*b)) for a, b in pairs if a[0] != b[0])
     fix = "make shapes, placements and branches the same on every rank"
     if a.text in VERSIONS or b.text in VERSIONS:
         fix = "one environment for all ranks"
-    raise DivergenceError.of(
+    return DivergenceError.of(
         name,
         "ranks hold different programs",
         f"rank 0: {a}",
-        f"rank {other}: {b}",
+        f"rank {rank}: {b}",
         fix=fix,
     )
 

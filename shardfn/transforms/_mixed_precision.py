@@ -12,6 +12,7 @@ import attrs
 import torch
 
 from .. import _compat, _tree
+from ..accepted import accept
 from ..capture import annotations
 from ..errors import ShardError
 from ..plans.patterns import compiled, near
@@ -172,9 +173,21 @@ def mixed_precision(
     check_function("mixed_precision", fn)
     patterns = _patterns(keep)
     _check_dtypes(str(compute), str(params), str(reduce))
-    numbers = (argnums,) if isinstance(argnums, int) else argnums
-    chosen = None if numbers is None else tuple(numbers)
-    return MixedPrecision((fn,), compute, params, reduce, patterns, chosen)
+    numbers = _positions(argnums)
+    return MixedPrecision((fn,), compute, params, reduce, patterns, numbers)
+
+
+@_compat.constant_in_graph
+def _positions(argnums: Any) -> tuple[int, ...] | None:
+    """The positions of the arguments that are cast; None for all.
+
+    Raises:
+        ShardError: something else than positions.
+    """
+    accept("mixed_precision", argnums=argnums)
+    if argnums is None:
+        return None
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 @_compat.constant_in_graph

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from message import without_line
 from ranks import run_ranks
 from safetensors.torch import load_file
 
@@ -118,15 +119,36 @@ def test_a_background_save_holds_the_values_of_the_call(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"step": -1}, "save: step is -1\n  needed: an int from 0 up, or None"),
-        ({"step": 1.5}, "save: step is 1.5\n  needed: an int from 0 up, or None"),
-        ({"keep": 0}, "save: keep is 0\n  needed: an int from 1 up, or None"),
+        (
+            {"background": 1},
+            "save, background: background is 1, a int, and must be True or False\n"
+            "  needed: True or False\n  try: the default",
+        ),
+        (
+            {"step": -1},
+            "save, step: step is -1, a int, and must be an int from 0 up, or None\n"
+            "  needed: an int from 0 up, or None\n  try: step=0",
+        ),
+        (
+            {"step": 1.5},
+            "save, step: step is 1.5, a float, and must be an int from 0 up, or None\n"
+            "  needed: an int from 0 up, or None\n  try: step=0",
+        ),
+        (
+            {"keep": 0},
+            "save, keep: keep is 0, a int, and must be an int from 1 up, or None\n"
+            "  needed: an int from 1 up, or None\n  try: keep=3",
+        ),
     ],
 )
 def test_bad_options(tmp_path: Path, options: Any, text: str) -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.save(tmp_path, {}, **options)
-    assert str(error.value) == text
+    assert without_line(error.value) == text
+    with pytest.raises(sf.ShardError, match="save, path: path is 3, a int"):
+        sf.save(3, {})
+    with pytest.raises(sf.ShardError, match="save_safetensors, max_bytes"):
+        sf.save_safetensors(tmp_path, {}, max_bytes=-1)
 
 
 def test_a_world_without_values_has_nothing_to_save(tmp_path: Path) -> None:

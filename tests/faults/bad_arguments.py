@@ -49,7 +49,14 @@ FUNCTIONS = {
     "body_fun",
 }  # parameters that call what they are given
 # these take no argument, change the process, or run for long
-LEFT_OUT = {"rule", "measure_hardware", "optim"}
+LEFT_OUT = {
+    *("rule", "measure_hardware", "optim"),
+    *(
+        "save",
+        "save_safetensors",
+        "Saving",
+    ),  # would write wherever a bad path says
+}
 
 
 class Failure(NamedTuple):
@@ -85,6 +92,8 @@ def good_values(mesh: Any) -> dict[str, Any]:
         "tangents": (X,),
         "perm": ((0, 1), (1, 0)),
         "max_norm": 1.0,
+        "path": "/no/such/folder",
+        "like": {"w": X},
         "transforms": sf.grad,
     }
 

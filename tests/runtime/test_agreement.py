@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import shardfn as sf
+from shardfn.ranks.versions import VERSIONS
 from shardfn.runtime import agreement
 from shardfn.runtime.agreement import agree, checked, compare_ranks, has_others
 from shardfn.runtime.options import Request
@@ -42,20 +43,21 @@ def test_the_first_line_that_differs_is_quoted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = data_parallel()
-    mine = agreement._lines(plan)
-    theirs = [*mine[:3], "another step"]
+    mine = [*map(agreement.Line, VERSIONS), *agreement._lines(plan)]
+    at = len(VERSIONS) + 3
+    theirs = [*mine[:at], ("another step", None)]
     gathers(monkeypatch, "another digest", theirs)
     with pytest.raises(sf.DivergenceError) as caught:
         agree("f", plan, agenda(plan, "f"))
     text = str(caught.value)
     assert text.startswith("f: ranks hold different programs\n")
-    assert f"rank 0: {mine[3]}" in text and "rank 1: another step" in text
+    assert f"rank 0: {mine[at]}" in text and "rank 1: another step" in text
 
 
 def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
-    lines = agreement._lines(data_parallel())
+    lines = [str(line) for line in agreement._lines(data_parallel())]
     assert lines[:2] == ["(a=2)", "in (4, 4) torch.float32 ('R',)"]
-    assert any("%mm at model.py:mm: mm" in line for line in lines)
+    assert any("%mm" in line and "at model.py:mm" in line for line in lines)
     assert any("all_reduce ('sum',) -> ('R',)" in line for line in lines)
 
 

@@ -22,7 +22,8 @@ from ...types import MEAN, PENDING, Mark, Marks
 from .. import layout, plan
 from ..protocols import Walk
 from ..redistribute import Move
-from . import means, refusals
+from . import refusals
+from .partial import means
 from .values import Value
 
 NONE: Axes = frozenset()

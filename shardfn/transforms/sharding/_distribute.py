@@ -18,6 +18,7 @@ from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...partition.emission import wire
 from ...placements import (
+    P,
     check_pending,
     check_whole,
     is_spec,
@@ -78,12 +79,12 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     wrong = []
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
         if not isinstance(x, torch.Tensor):
+            if spec not in (None, P()):
+                got = f"it is {described(x)}, and {spec} is for a tensor"
+                wrong.append(f"{path}: {got}")
             out.append(x)
             continue
         try:
-            if spec is not None and not isinstance(x, torch.Tensor):
-                got = f"it is {described(x)}, and {spec} is for a tensor"
-                raise ValueError(got)
             marks = (
                 ("R",) * len(axes.names)
                 if spec is None
