@@ -25,6 +25,7 @@ from .errors import (
     TreeError,
 )
 from .hardware import Hardware, Link
+from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
@@ -34,6 +35,7 @@ from .transforms import (
     accumulate,
     all_gather,
     all_to_all,
+    assert_comms,
     axis_index,
     axis_size,
     bucketed_grad,
@@ -48,6 +50,7 @@ from .transforms import (
     custom_vjp,
     distribute,
     ema,
+    explain,
     explain_retrace,
     from_local,
     full,
@@ -94,6 +97,7 @@ __all__ = [
     "CaptureError",
     "CheckpointError",
     "DivergenceError",
+    "Explanation",
     "FakeValueError",
     "Hardware",
     "Link",
@@ -111,6 +115,7 @@ __all__ = [
     "accumulate",
     "all_gather",
     "all_to_all",
+    "assert_comms",
     "axis_index",
     "axis_size",
     "bucketed_grad",
@@ -127,6 +132,7 @@ __all__ = [
     "custom_vjp",
     "distribute",
     "ema",
+    "explain",
     "explain_retrace",
     "fake_world",
     "from_local",

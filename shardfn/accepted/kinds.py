@@ -99,8 +99,24 @@ BYTES = Kind(
     "'5GB'",
 )
 
+COUNTS = Kind(
+    lambda x: (
+        x is None
+        or (
+            isinstance(x, Mapping)
+            and all(isinstance(k, str) and _is_count(n) for k, n in x.items())
+        )
+    ),
+    "a dict of kinds and numbers, or None",
+    "counts={'all_reduce': 2}",
+)
+NUMBER_OR_NONE = Kind(
+    lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0"
+)
+
 # function -> parameter -> kind
 ARGUMENTS: dict[str, dict[str, Kind]] = {
+    "assert_comms": {"counts": COUNTS, "max_implicit": NUMBER_OR_NONE},
     "check": {
         "fn": FUNCTION,
         "worlds": WORLDS,

@@ -24,6 +24,7 @@ from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table
 from .optimizers._clip import clip_by_global_norm
 from .optimizers._ema import ema
 from .optimizers._optim import optim
+from .proofs._budget import assert_comms, explain
 from .proofs._check import check
 from .proofs._retrace import explain_retrace
 from .proofs._rule import rule
@@ -49,6 +50,7 @@ __all__ = [
     "accumulate",
     "all_gather",
     "all_to_all",
+    "assert_comms",
     "axis_index",
     "axis_size",
     "bucketed_grad",
@@ -64,6 +66,7 @@ __all__ = [
     "custom_vjp",
     "distribute",
     "ema",
+    "explain",
     "explain_retrace",
     "from_local",
     "full",

@@ -66,7 +66,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("pair", DIFFERENT, ids=str)
+@pytest.mark.parametrize("pair", DIFFERENT, ids=range(len(DIFFERENT)))
 def test_what_a_program_can_tell_apart_has_two_keys(pair: Any) -> None:
     assert not same(*pair)
 
@@ -84,7 +84,7 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize("pair", EQUAL, ids=str)
+@pytest.mark.parametrize("pair", EQUAL, ids=range(len(EQUAL)))
 def test_equal_constants_have_one_key(pair: Any) -> None:
     assert same(*pair)
 

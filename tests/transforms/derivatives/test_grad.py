@@ -47,7 +47,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "text"), LOSSES, ids=lambda x: str(x)[-12:])
+@pytest.mark.parametrize(("fn", "text"), LOSSES, ids=range(len(LOSSES)))
 def test_a_loss_that_is_no_floating_scalar_is_refused(fn: Any, text: str) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         sf.grad(fn)(W)

@@ -1,0 +1,126 @@
+"""explain and assert_comms: the price of a call, and a budget for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...accepted import accept
+from ...byte_sizes import bytes_of
+from ...errors import BudgetError, ShardError, call_site
+from ...inspect.budget import KINDS, Explanation, over_budget
+from .._transformed import Bound, Transformed, name_of
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """List every collective of a call: its bytes, its mesh axis, its source line, its bucket.
+
+    Nothing is run or compiled.
+
+    Args:
+        fn: a transformed function, such as the result of shard.
+        args: of the call; `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        kwargs: its keyword arguments.
+
+    Returns:
+        An `Explanation`, which prints as a table: `collectives`, `nbytes` (the payloads of a
+        rank, in bytes), `implicit` (those that no placement asked for), `elided`.
+
+    Raises:
+        ShardError: fn is not a transformed function.
+
+    Source: jax's `lower(...).compile().cost_analysis()`; DTensor's CommDebugMode.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     mesh = sf.make_mesh((4,), ("dp",))
+        ...     total = sf.shard(lambda x: x.sum(), mesh, sf.P("dp"), sf.P())
+        ...     print(sf.explain(total, sf.ShapeDtype((8,))))
+        shard(<lambda>) on mesh (dp=4): 1 collective, 4 B a rank
+          bytes  collective          for     bucket  asked by     at
+            4 B  all_reduce[sum, dp]  result          a placement
+          1 all_reduce over dp: 4 B
+    """
+    if isinstance(fn, Bound):
+        fn, args = fn.func, (*fn.args, *args)
+    if not isinstance(fn, Transformed):
+        got = f"{name_of(fn)} is not a transformed function"
+        raise ShardError.of("explain", got, fix="sf.shard(fn, mesh, ...)")
+    lowered = fn.lower(*args, **kwargs)
+    program = lowered.program
+    plan = lowered.plan
+    halves = [lowered, *filter(None, [lowered.backward])]
+    return Explanation(
+        name=program.name,
+        mesh=str(program.axes),
+        collectives=tuple(c for half in halves for c in half.collectives),
+        elided=sum(len(half.program.elided) for half in halves),
+        buckets=str(plan) if plan.buckets else "",
+    )
+
+
+def assert_comms(
+    fn: Any,
+    *args: Any,
+    counts: dict[str, int] | None = None,
+    max_bytes: int | str | None = None,
+    max_implicit: int | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Check the communication of a call against a budget, in a unit test. Nothing is run.
+
+    Args:
+        fn: a transformed function, such as the result of shard.
+        args: of the call; `ShapeDtype`s may stand for tensors.
+        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`;
+            other kinds are free.
+        max_bytes: the most bytes of all payloads of a rank, or text such as "1MB".
+        max_implicit: the most collectives that no placement asked for.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        The `Explanation` of the call.
+
+    Raises:
+        BudgetError: lists all that is over the budget, each collective with its line.
+        ShardError: an unknown kind, bad options, or fn is not a transformed function.
+
+    Source: DTensor's CommDebugMode, whose counts tests compare.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     mesh = sf.make_mesh((4,), ("dp",))
+        ...     total = sf.shard(lambda x: x.sum(), mesh, sf.P("dp"), sf.P())
+        ...     x = sf.ShapeDtype((8,))
+        ...     sf.assert_comms(total, x, counts={"all_reduce": 1}).nbytes
+        4
+    """
+    accept("assert_comms", counts=counts, max_implicit=max_implicit)
+    wanted = counts or {}
+    unknown = [kind for kind in wanted if kind not in KINDS]
+    if unknown:
+        got = f"{', '.join(map(repr, unknown))} in counts"
+        needed = f"kinds of collectives: {', '.join(KINDS)}"
+        raise ShardError.of("assert_comms", got, needed=needed, arg_path="counts")
+    most_bytes = None if max_bytes is None else _bytes(max_bytes)
+    found = explain(fn, *args, **kwargs)
+    wrong = over_budget(
+        found, wanted, most_bytes=most_bytes, most_implicit=max_implicit
+    )
+    if wrong:
+        fix = f"print(sf.explain({name_of(fn)}, ...)), which lists all collectives"
+        raise BudgetError.of(found.name, *wrong, fix=fix, source=call_site())
+    return found
+
+
+def _bytes(size: int | str) -> int:
+    if size == 0 and not isinstance(size, bool):
+        return 0
+    try:
+        return bytes_of(size)
+    except ValueError as error:
+        fix = "a number of bytes, or text such as '1MB'"
+        raise ShardError.of(
+            "assert_comms, max_bytes", str(error), fix=fix
+        ) from None
