@@ -11,12 +11,16 @@ from ..collectives import COLLECTIVES
 from ..types import Collective
 
 KINDS = tuple(COLLECTIVES)  # the names of all kinds
-SHOWN = 40  # characters of a column
+READERS = {  # of a value that is not an op's
+    "output": "result",
+    "prim_align": "gradient",
+    "prim_redistribute": "constrain",
+}
 
 
 @attrs.frozen(repr=False)
 class Explanation:
-    """The collectives of one rank's program, in the order in which they start. It prints as a table.
+    """The collectives of one rank's program, in the order in which they start, as a table.
 
     Args:
         name: of the transformed function.
@@ -61,7 +65,7 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
         (
             human_bytes(c.nbytes),
             f"{c.kind}[{', '.join(filter(None, (c.op, c.axis)))}]",
-            c.name,
+            _reader(c),
             "" if c.bucket is None else str(c.bucket),
             "nothing: implicit" if c.implicit else "a placement",
             c.source or "",
@@ -74,6 +78,12 @@ def _table(collectives: Sequence[Collective]) -> list[str]:
         cells = [x.ljust(n) for x, n in zip(others, widths[1:], strict=True)]
         lines.append(f"  {first.rjust(widths[0])}  {'  '.join(cells)}".rstrip())
     return lines if collectives else []
+
+
+def _reader(c: Collective) -> str:
+    """The op that needs a collective: the name of a node, without its number."""
+    base = c.name.rstrip("0123456789").rstrip("_")
+    return READERS.get(base, c.name)
 
 
 def _totals(collectives: Sequence[Collective]) -> list[str]:
@@ -123,7 +133,7 @@ def over_budget(
 
 def _places(collectives: Iterable[Collective]) -> str:
     places = [
-        f"{c.name} over {c.axis}, {human_bytes(c.nbytes)}"
+        f"for {_reader(c)} over {c.axis}, {human_bytes(c.nbytes)}"
         + (f", at {c.source}" if c.source else "")
         for c in collectives
     ]
