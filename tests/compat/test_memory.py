@@ -56,7 +56,7 @@ def test_plain_tensors_are_unknown_to_autograd() -> None:
 def test_two_tensors_exchange_memory_and_class_and_keep_attributes() -> None:
     x, y = torch.ones(2), torch.nn.Parameter(torch.zeros(3))
     x.note = "x"  # type: ignore[attr-defined]
-    exchange(x, y)
+    exchange([x], [y])
     assert (type(x), type(y)) == (torch.nn.Parameter, torch.Tensor)
     assert x.tolist() == [0, 0, 0] and y.tolist() == [1, 1]
     assert x.note == "x"  # type: ignore[attr-defined]

@@ -14,7 +14,8 @@ def staged(call) -> dict[str, int]:
     """What a call added to the counts of stages."""
     before = dict(cache.counts)
     call()
-    return {k: n - before[k] for k, n in cache.counts.items() if n != before[k]}
+    added = {k: n - before.get(k, 0) for k, n in cache.counts.items()}
+    return {k: n for k, n in added.items() if n}
 
 
 def test_a_signature_is_staged_once_in_any_order() -> None:

@@ -30,8 +30,8 @@ def placed(
         call: its call.
         values: its inputs.
     """
-    if call.target is not CAST or len(node.users) != 1:
-        return None
+    if call.target is not CAST or len(node.users) != 1 or not values:
+        return None  # a number may be cast too
     (reader,) = node.users
     (value,) = values
     slots = value.readable(node.meta["phase"])
