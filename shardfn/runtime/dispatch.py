@@ -39,7 +39,7 @@ from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import trace
+from .stages import Traced, trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -174,6 +174,7 @@ def _stage(
     refuse_without_values(request.name, outside.tensors, lambda: outside.names)
     compare_ranks(request, placed, leaves, outside.shared, staging=True)
     compiled = traced.lower().compile()
+    _compare_constants(traced, leaves)
     is_all = len(placed.tensors) == placed.treedef.num_leaves
     suspects = list(outside.suspects())
     entry = Entry(
@@ -200,6 +201,15 @@ def _stage(
     )
     request.store.entries = _with(entry, entries)
     return entry
+
+
+def _compare_constants(traced: Traced, leaves: list[Any]) -> None:
+    """Compare the constants of a program between ranks. Those of uneven ranks may differ."""
+    outside = traced.captured.outside
+    if outside.constants and not traced.ranks:
+        compare_ranks(
+            traced.request, traced.placed, leaves, outside.tensors, staging=True
+        )
 
 
 def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

@@ -175,6 +175,8 @@ class DTensors:
         return torch.empty_strided(shape, stride, dtype=x.dtype, device="meta")
 
 
+# values that are made of a DTensor and are none
+SIZES = torch.Size, int, float, torch.SymInt, torch.SymFloat, torch.SymBool
 SAME = ("_wrap_for_grad", "_unwrap_for_grad", "_set_tensor_requires_grad")
 
 
@@ -211,8 +213,9 @@ def is_dtensor(
         if missing:
             stack += missing
             continue
-        known[here] = here.target in placement.PLACED or any(
-            known[x] for x in sources
+        is_size = isinstance(here.meta.get("example_value"), SIZES)
+        known[here] = here.target in placement.PLACED or (
+            not is_size and any(known[x] for x in sources)
         )
         stack.pop()
     return known[node]

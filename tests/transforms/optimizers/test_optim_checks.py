@@ -99,7 +99,7 @@ REFUSED: dict[
     "item": (
         lambda: captured(Reads),
         sf.CaptureError,
-        ("optim(Reads): .item() reads a tensor's value", "test_errors.py"),
+        ("optim(Reads): .item() reads a tensor's value", __file__),
     ),
     "a branch": (
         lambda: captured(Branches),
