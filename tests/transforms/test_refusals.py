@@ -71,6 +71,18 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     )(x[0], x),
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
+    "_mixed_precision._kept": lambda x: sf.mixed_precision(torch.sum, keep=["no"])(
+        x
+    ),
+    "_mixed_precision._check_params": lambda x: sf.mixed_precision(torch.sum)(
+        x.double()
+    ),
+    "_mixed_precision._patterns": lambda x: sf.mixed_precision(
+        torch.sum, keep="no"
+    )(x),
+    "_mixed_precision._check_dtypes": lambda x: sf.mixed_precision(
+        torch.sum, compute=torch.int8
+    )(x),
     "_dynamic.refuse_inside": lambda x: sf.mark_dynamic(x, 0),
     "_constrain.check_placements": lambda x: sf.constrain(x, {"a": P()}),
     "_checks.rows_of": lambda x: sf.scan(
@@ -163,6 +175,10 @@ ELSEWHERE = {
     "argnums._refuse_both": "called by of_signature and of_call",
     "_transformed.staged": "an error of the code of one rank, passed on",
     "_retrace.explain_retrace": "called outside of a trace",
+    "_budget.explain": "called outside of a trace",
+    "_budget.assert_comms": "called outside of a trace",
+    "_budget._bytes": "called by assert_comms",
+    "_clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._refuse_held_dtensors": "called where a call is staged",
 }

@@ -37,7 +37,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         ...     total = sf.shard(lambda x: x.sum(), mesh, sf.P("dp"), sf.P())
         ...     print(sf.explain(total, sf.ShapeDtype((8,))))
         shard(<lambda>) on mesh (dp=4): 1 collective, 4 B a rank
-          bytes  collective          for     bucket  asked by     at
+          bytes  collective           for     bucket  asked by     at
             4 B  all_reduce[sum, dp]  result          a placement
           1 all_reduce over dp: 4 B
     """

@@ -69,7 +69,12 @@ def test_a_mean_is_what_it_is_the_mean_of(
                 "all_reduce"
             ]  # the mean's own, or that of what is linear in it
             again = sf.shard(fn, mesh, None, [MEAN], backend="aten")
-            if reductions:
+            if use == "with itself":  # one factor is reduced, the other is not
+                kinds = [c.kind for c in again.lower(held).collectives]
+                assert kinds == ["all_reduce"]
+                assert again(held).placements == (MEAN,)
+                close(sf.full(again(held)), fn(x))
+            elif reductions:
                 with pytest.raises(
                     sf.PlacementError,
                     match="it is reduced already, or was never Partial, and cannot stay avg over a",
