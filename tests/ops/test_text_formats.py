@@ -15,6 +15,8 @@ NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True)
 AXES = st.lists(NAMES, unique=True, max_size=4).map(tuple)
 NUMBERS = st.integers(0, 99)
 SHARDS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS), max_size=4)
+SIZES = st.none() | st.tuples(NUMBERS, NUMBERS)
+CUTS = st.lists(st.tuples(NAMES, NUMBERS, st.none() | NUMBERS, SIZES), max_size=4)
 PLACED = st.lists(
     st.tuples(NAMES, st.sampled_from(["R", "S0", "S12", "Psum", "Pavg"])),
     max_size=4,
@@ -28,6 +30,7 @@ RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),
+    "cuts": (CUTS, texts.print_cuts, texts.parse_cuts),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),
