@@ -5,7 +5,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
-| cuts | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: shards, with the uneven size on one rank and that before |
+| cuts | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: shards, with the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
