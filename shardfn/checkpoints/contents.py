@@ -18,6 +18,7 @@ from .. import _tree
 from ..errors import CheckpointError
 from ..types import ShapeDtype
 
+MOST_LINES = 20  # of one error
 CONSTANTS = (int, float, str, bool, type(None))
 
 
@@ -50,6 +51,13 @@ def named(where: str, tree: Any) -> dict[str, Any]:
         fix = "keys without a dot, where dicts are nested"
         raise CheckpointError.of(where, *got, fix=fix)
     return dict(leaves)
+
+
+def listed(mismatches: list[str]) -> list[str]:
+    """Mismatches as the lines of an error, which does not list more than fit on a page."""
+    more = len(mismatches) - MOST_LINES
+    rest = [f"and {more} more"] if more > 0 else []
+    return mismatches[:MOST_LINES] + rest
 
 
 def is_stateful(x: Any) -> bool:

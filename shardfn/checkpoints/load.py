@@ -13,7 +13,14 @@ from ..accepted import accept
 from ..errors import CheckpointError
 from ..world import current_world
 from . import folders, manifest
-from .contents import is_stateful, named, rebuilt, shape_of, state_names
+from .contents import (
+    is_stateful,
+    listed,
+    named,
+    rebuilt,
+    shape_of,
+    state_names,
+)
 from .files import Files
 from .targets import (
     device_of,
@@ -22,8 +29,6 @@ from .targets import (
     refilled,
     refuse_without_values,
 )
-
-MOST_LINES = 20  # of one error
 
 
 @_compat.outside_only
@@ -150,11 +155,9 @@ def _check(
     for name, leaf in leaves.items():
         wrong += _difference(name, leaf, stored) if name in has else []
     if wrong:
-        more = len(wrong) - MOST_LINES
-        lines = wrong[:MOST_LINES] + ([f"and {more} more"] if more > 0 else [])
         fix = "the tree that was saved; strict=False leaves out what it does not have"
         raise CheckpointError.of(
-            "load", f"{folder} holds another tree", *lines, fix=fix
+            "load", f"{folder} holds another tree", *listed(wrong), fix=fix
         )
 
 

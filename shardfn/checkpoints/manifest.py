@@ -54,7 +54,7 @@ def key_of(chunk: _compat.Chunk) -> str:
 
 
 def write(folder: str, manifest: Manifest) -> None:
-    """Write a manifest, so that it is on disk as a whole or not at all."""
+    """Write a manifest, so that it is on disk with all its text or not at all."""
     path = os.path.join(folder, MANIFEST)
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(_as_json(manifest), file)

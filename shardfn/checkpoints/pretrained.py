@@ -18,8 +18,7 @@ from ..errors import CheckpointError
 from ..transforms import full
 from ..world import current_world
 from . import files
-from .contents import named, shape_of
-from .load import MOST_LINES
+from .contents import listed, named, shape_of
 from .targets import (
     device_of,
     empty,
@@ -190,13 +189,14 @@ def _check(
                 f"{name}: {entries[name].shape} in the files, {shape[0]} in the tree"
             )
     if wrong:
-        more = len(wrong) - MOST_LINES
-        lines = wrong[:MOST_LINES] + ([f"and {more} more"] if more > 0 else [])
         fix = (
             "a tree with the names of the files; strict=False leaves out the rest"
         )
         raise CheckpointError.of(
-            "load_safetensors", f"{folder} holds other tensors", *lines, fix=fix
+            "load_safetensors",
+            f"{folder} holds other tensors",
+            *listed(wrong),
+            fix=fix,
         )
 
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from .. import _compat
 from ..accepted import accept
-from ..errors import CheckpointError, FakeValueError
+from ..errors import CheckpointError
 from ..world import current_world
 from . import files, folders, manifest
 from .contents import Contents, contents
+from .targets import refuse_without_values
 
 Chunks = list[tuple[_compat.Chunk, torch.Tensor]]
 
@@ -103,13 +104,9 @@ def save(
     """
     accept("save", path=path, step=step, keep=keep, background=background)
     root = os.path.abspath(os.fspath(path))
-    world = current_world()
-    if world.kind == "fake":
-        fix = "fake_world(n), which has values"
-        got = "a world with numerics=False has no values to save"
-        raise FakeValueError.of("save", got, fix=fix)
+    refuse_without_values("save")
     found = contents(tree)
-    is_alone = world.kind == "simulated"
+    is_alone = current_world().kind == "simulated"
     if not background:
         return _saved(root, found, step, keep, is_alone, None)
     copied = Contents(

@@ -15,15 +15,20 @@ import torch
 
 from .. import _compat
 from .prims import implement, named_axes, one_axis, prim, sharding_axes, uncaptured
-from .text_formats import parse_cuts, parse_pairs, print_cuts, print_pairs
+from .text_formats import (
+    parse_pairs,
+    parse_sized_shards,
+    print_pairs,
+    print_sized_shards,
+)
 
 
 def _one_dim_deeper(text: str) -> str:
     """How mesh axes shard a tensor that has one more dim in front."""
-    return print_cuts(
+    return print_sized_shards(
         [
             (name, n, None if dim is None else dim + 1, sizes)
-            for name, n, dim, sizes in parse_cuts(text)
+            for name, n, dim, sizes in parse_sized_shards(text)
         ]
     )
 
@@ -55,7 +60,7 @@ def _sized(x: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
 def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
     """A rank's local tensor of a global one."""
     sizes = dict(enumerate(x.shape))
-    for _, n, dim, uneven in parse_cuts(shards):
+    for _, n, dim, uneven in parse_sized_shards(shards):
         if dim is not None:
             sizes[dim] = uneven[0] if uneven else sizes[dim] // n
     return _sized(x, sizes)
@@ -72,7 +77,7 @@ def to_local(x: torch.Tensor, shards: str) -> torch.Tensor:
 def from_local(x: torch.Tensor, shards: str, *, where: str = "") -> torch.Tensor:
     """The global tensor of the ranks' local ones; `where` names the result in errors."""
     sizes = dict(enumerate(x.shape))
-    for _, n, dim, uneven in reversed(parse_cuts(shards)):
+    for _, n, dim, uneven in reversed(parse_sized_shards(shards)):
         if dim is not None:
             sizes[dim] = uneven[1] if uneven else sizes[dim] * n
     return _sized(x, sizes)

@@ -5,7 +5,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 |---|---|---|
 | axes | `dp,tp` | `("dp", "tp")` |
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
-| cuts | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: shards, with the size on one rank and before |
+| sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
@@ -73,14 +73,14 @@ def parse_shards(text: str) -> list[Shard]:
         >>> parse_shards("dp:2=0,tp:4=")
         [('dp', 2, 0), ('tp', 4, None)]
     """
-    return [(name, n, dim) for name, n, dim, _ in parse_cuts(text)]
+    return [(name, n, dim) for name, n, dim, _ in parse_sized_shards(text)]
 
 
-def print_cuts(cuts: Iterable[Cut]) -> str:
+def print_sized_shards(cuts: Iterable[Cut]) -> str:
     """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
 
     Example:
-        >>> print_cuts([("dp", 2, 0, (3, 5)), ("tp", 4, None, None)])
+        >>> print_sized_shards([("dp", 2, 0, (3, 5)), ("tp", 4, None, None)])
         'dp:2=0@3/5,tp:4='
     """
     return ",".join(
@@ -92,11 +92,11 @@ def print_cuts(cuts: Iterable[Cut]) -> str:
     )
 
 
-def parse_cuts(text: str) -> list[Cut]:
+def parse_sized_shards(text: str) -> list[Cut]:
     """How mesh axes shard a tensor, with the sizes on one rank where chunks are uneven.
 
     Example:
-        >>> parse_cuts("dp:2=0@3/5,tp:4=")
+        >>> parse_sized_shards("dp:2=0@3/5,tp:4=")
         [('dp', 2, 0, (3, 5)), ('tp', 4, None, None)]
     """
     return [_cut(entry) for entry in text.split(",") if entry]

@@ -30,7 +30,7 @@ RECORDS = st.lists(st.recursive(PLAIN, lambda x: st.lists(x).map(tuple))).map(
 FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "axes": (AXES, texts.print_axes, texts.parse_axes),
     "shards": (SHARDS, texts.print_shards, texts.parse_shards),
-    "cuts": (CUTS, texts.print_cuts, texts.parse_cuts),
+    "sized_shards": (CUTS, texts.print_sized_shards, texts.parse_sized_shards),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),

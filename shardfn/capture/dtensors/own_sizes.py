@@ -17,7 +17,7 @@ from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of
 from ...ops import shard_map
 from ...ops.prims import CALLS
-from ...ops.text_formats import print_cuts
+from ...ops.text_formats import print_sized_shards
 from .. import annotations as sources
 from ..shard_map import varying_control_flow
 from ..shard_map.axis_names import current_scope
@@ -75,7 +75,7 @@ def shards_of(what: str, rows: Rows, shape: Sequence[int]) -> str:
             left[dim] = sizes[0] if sizes else left[dim] // n
         cuts.append((name, n, dim, sizes))
     _note(rows, shape, tuple(left))
-    return print_cuts(cuts)
+    return print_sized_shards(cuts)
 
 
 def local_shape(

@@ -8,7 +8,7 @@ import torch
 
 from ...ops import placement, shard_map
 from ...ops.nodes import args_of
-from ...ops.text_formats import parse_cuts
+from ...ops.text_formats import parse_sized_shards
 from ..shard_map.varying_nodes import graphs_of
 
 REDUCED = shard_map.psum, shard_map.extremum
@@ -44,7 +44,7 @@ def _local(x: Any, axes: dict[str, str]) -> torch.fx.Node | None:
     if x.target is not shard_map.from_local:
         return None
     x, text, *_ = x.args
-    if any(dim is not None for _, _, dim, _ in parse_cuts(text)):
+    if any(dim is not None for _, _, dim, _ in parse_sized_shards(text)):
         return None
     left = dict(axes)
     while x.target in REDUCED and left.pop(x.args[1], None) is not None:
