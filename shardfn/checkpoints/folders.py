@@ -50,7 +50,7 @@ def begin(root: str, step: int) -> str:
     """Make the folder that a step is written to, empty."""
     folder = folder_of(root, step, SAVING)
     _recover(root, step)
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     os.makedirs(folder)
     return folder
 
@@ -64,21 +64,28 @@ def commit(root: str, step: int, keep: int | None) -> None:
         keep: how many steps to keep; None keeps all.
     """
     target, old = folder_of(root, step), folder_of(root, step, OLD)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     with contextlib.suppress(FileNotFoundError):
         os.rename(target, old)
     os.rename(folder_of(root, step, SAVING), target)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     for gone in steps(root)[: -keep if keep else 0]:
         for ending in ENDINGS:
-            shutil.rmtree(folder_of(root, gone, ending), ignore_errors=True)
+            _remove(folder_of(root, gone, ending))
 
 
 def discard(root: str, step: int) -> None:
     """Remove what was written of a step that failed."""
     folder = folder_of(root, step, SAVING)
     if not is_complete(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, the manifest first: a part of a checkpoint never counts as complete."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(os.path.join(folder, MANIFEST))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _recover(root: str, step: int) -> None:
@@ -86,7 +93,7 @@ def _recover(root: str, step: int) -> None:
     target = folder_of(root, step)
     found = complete(root, step)
     if found is not None and found != target:
-        shutil.rmtree(target, ignore_errors=True)
+        _remove(target)
         os.rename(found, target)
 
 

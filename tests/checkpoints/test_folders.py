@@ -27,6 +27,12 @@ def _tree(step: int) -> dict[str, Any]:
     return {"step": step, "x": torch.full((1_000,), float(step))}
 
 
+def _remove_a_part(folder: str) -> None:
+    """What a process that is killed while it removes a folder has removed."""
+    for part in Path(folder).glob("*.safetensors"):
+        part.unlink()
+
+
 def _assert_whole(path: Any, steps: tuple[int, ...]) -> None:
     found = sf.load(path, _tree(0))
     assert found["step"] in steps
@@ -42,16 +48,20 @@ def test_a_crash_between_any_two_operations_on_the_disk(
         (os, "makedirs"),
         (os, "rename"),
         (os, "fsync"),
+        (os, "unlink"),
         (shutil, "rmtree"),
         (files, "write"),
     ]
     count = 0
+    shutil_rmtree = shutil.rmtree
 
     def counted(original: Any, allowed: int) -> Any:
         def operate(*args: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
             if count > allowed:
+                if original is shutil_rmtree:
+                    _remove_a_part(args[0])
                 raise _Killed
             return original(*args, **options)
 
