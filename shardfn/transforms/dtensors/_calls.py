@@ -29,7 +29,7 @@ from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from .._paired import is_divided, kind, multiples, numbers
-from ._collectives import of_rank
+from ._reduced import of_rank
 
 FROM_LOCAL = "DTensor.from_local"
 DISTRIBUTE = "distribute_tensor"
