@@ -14,6 +14,9 @@ from torch.distributed.tensor import DTensor
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
 
+OVERWRITTEN = "_overwritten_by"  # a method of ours: the tensor gets another value
+
+
 class DTensors(Protocol):
     """Our functions for those of DTensors, and the tensors of a capture that are DTensors."""
 
@@ -43,6 +46,12 @@ class DTensors(Protocol):
         """A fake tensor for a DTensor."""
         ...
 
+    def is_replaceable(
+        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
+    ) -> bool:
+        """Whether a value may be read in place of a tensor that it overwrites."""
+        ...
+
     def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
         """The mesh of a DTensor."""
         ...
@@ -62,10 +71,24 @@ def method_called(
     kwargs: Any,
 ) -> Any:
     """A call of a tensor's method, which may be one of DTensors."""
+    if name == OVERWRITTEN:
+        return _overwritten(dtensors, call, tensor, tx, args)
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
     return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
+
+
+def _overwritten(
+    dtensors: DTensors, call: Callable[..., Any], tensor: Any, tx: Any, args: Any
+) -> Any:
+    """A tensor with a new value. Every name of the tensor shows it."""
+    value = args[0].realize()
+    graph = tx.output.current_tracer.graph
+    if dtensors.is_replaceable(_node(tensor), _node(value), graph):
+        tensor.proxy = value.as_proxy()
+        return tensor
+    return call(tensor, tx, "copy_", args, {})
 
 
 def attribute_read(
@@ -74,7 +97,7 @@ def attribute_read(
     """An attribute of a tensor, which may be one of DTensors."""
     from torch._dynamo.variables.misc import GetAttrVariable
 
-    if name in dtensors.methods:
+    if name in dtensors.methods or name == OVERWRITTEN:
         return GetAttrVariable(tensor, name)
     if name == "device_mesh":
         return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))

@@ -41,7 +41,7 @@ KINDS = {
 }
 BITS = "band", "bor", "bxor"
 ORDERED = "max", "min"
-SCALED = "x * factor of your own, and op=dist.ReduceOp.SUM"
+SCALED = "op=dist.ReduceOp.SUM; of x * factor where torch premultiplies"
 
 
 @_compat.constant_in_graph
@@ -128,8 +128,11 @@ def _only(what: str, group: Any, fitting: list[Any]) -> Any:
 
 
 def is_every(group: Any) -> bool:
-    """Whether a group is that of all ranks."""
-    return group is None or group is dist.group.WORLD
+    """Whether a group, or the group of a name, is that of all ranks."""
+    world = dist.group.WORLD
+    if group is None or group is world:
+        return True
+    return world is not None and group == world.group_name
 
 
 def axes_with(mesh: Any, group: Any) -> tuple[str, ...] | None:

@@ -25,6 +25,7 @@ from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
 from . import checks, table
 from .mixing import refuse_mixed
+from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACED, placement.unmarked)
@@ -116,6 +117,12 @@ class DTensors:
         checks.check_closed_over(x.device_mesh)
         is_constraint = checks.among_global_tensors()
         return _constrained if is_constraint else placement.placed, text_of(x)
+
+    def is_replaceable(
+        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
+    ) -> bool:
+        """Whether a value may be read in place of a tensor that it overwrites."""
+        return is_replaceable(x, value, graph)
 
     def stand_in(self, x: DTensor) -> torch.Tensor:
         """A fake tensor for a DTensor."""

@@ -107,6 +107,20 @@ def reduce_scatter_coalesced(
 
 
 @_compat.read_by_dynamo
+def all_gather_op(x: torch.Tensor, group_size: int, group_name: Any) -> Any:
+    """The op all_gather_into_tensor."""
+    return all_gather(x, 0, group_name)
+
+
+@_compat.read_by_dynamo
+def reduce_scatter_op(
+    x: torch.Tensor, reduce_op: str, group_size: int, group_name: Any
+) -> Any:
+    """The op reduce_scatter_tensor."""
+    return reduce_scatter(x, reduce_op, 0, group_name)
+
+
+@_compat.read_by_dynamo
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The functional wait_tensor: a value is there where it is read."""
     return tensor
@@ -133,4 +147,16 @@ FUNCTIONAL = {  # not all of them in each version of torch
     "reduce_scatter_single_coalesced": reduce_scatter_coalesced,
     "wait_tensor": wait_tensor,
 }
+OPS = {
+    "all_reduce": all_reduce,
+    "all_gather_into_tensor": all_gather_op,
+    "reduce_scatter_tensor": reduce_scatter_op,
+    "all_to_all_single": all_to_all_single,
+    "all_reduce_coalesced": all_reduce_coalesced,
+    "wait_tensor": wait_tensor,
+}
 table.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
+table.FUNCTIONS.update(_compat.named(torch.ops._c10d_functional, OPS))
+table.FUNCTIONS.update(
+    {getattr(torch.ops._c10d_functional, name).default: row for name, row in OPS.items()}
+)

@@ -35,7 +35,7 @@ def all_gather(
     groups.check_parts(ALL_GATHER, "tensor_list", parts, kind(tensor), n)
     rows = ours.all_gather(tensor, axes)
     for k in range(n):
-        tensor_list[k].copy_(rows[k])
+        written(tensor_list[k], rows[k], False)
     return Done() if async_op else None
 
 
@@ -72,7 +72,7 @@ def all_to_all_lists(
     groups.check_parts(what, "output_tensor_list", parts, like, n)
     rows = all_to_all(rows, axes, 0, 0, tiled=True)
     for k in range(n):
-        output_tensor_list[k].copy_(rows[k])
+        written(output_tensor_list[k], rows[k], False)
     return Done() if async_op else None
 
 
@@ -116,7 +116,7 @@ def all_gather_coalesced(
         groups.check_parts(what, "a column", kinds(column), kind(x), n)
         rows = ours.all_gather(x, axes)
         for k in range(n):
-            column[k].copy_(rows[k])
+            written(column[k], rows[k], False)
     return Done() if async_op else None
 
 

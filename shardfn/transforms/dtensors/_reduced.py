@@ -42,25 +42,30 @@ class Done:
 
 @_compat.read_by_dynamo
 def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
-    """Write the result of a collective."""
-    out.copy_(value.reshape(out.shape))
+    """Write the result of a collective. Under no_grad a tensor keeps its derivative."""
+    value = value.reshape(out.shape)
+    if torch.is_grad_enabled():
+        out._overwritten_by(value)  # type: ignore[attr-defined]
+    else:
+        out.copy_(value)
     return Done() if async_op else None
 
 
 @_compat.read_by_dynamo
 def reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
-    """The reduction over axes, of the dtype of the tensor."""
+    """The reduction over axes, of the dtype of the tensor, which may be written to later."""
     kind = groups.reduction(what, op, x.dtype)
     if kind == "avg":
         return ours.pmean(x, axes)
     carried = x.to(torch.uint8) if x.dtype == torch.bool else x
     if kind == "sum":
         return ours.psum(carried, axes).to(x.dtype)
+    carried = carried.clone()  # their derivatives read it
     if kind == "max":
         return ours.pmax(carried, axes).to(x.dtype)
     if kind == "min":
         return ours.pmin(carried, axes).to(x.dtype)
-    return _of_rows(ours.all_gather(x, axes), kind)
+    return _of_rows(ours.all_gather(carried, axes), kind).to(x.dtype)
 
 
 @_compat.read_by_dynamo
