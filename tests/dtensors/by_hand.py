@@ -40,17 +40,18 @@ def by_ops(x: Any, w: Any, mesh: Any) -> Any:
     group = _group(mesh)
     whole, bits = (x * 3).to(torch.int64), x > 0
     found = []
-    for op in (Op.PRODUCT, Op.MAX, Op.MIN):
-        y = x.clone()
-        dist.all_reduce(y, op=op, group=group)
-        z = x.new_empty(4 // _count(mesh), 6)
-        dist.reduce_scatter_tensor(z, x, op=op, group=group)
-        found += [y, z]
-    for op in (Op.BAND, Op.BOR, Op.BXOR, Op.PRODUCT, Op.SUM, Op.MAX):
-        y, z = whole.clone(), bits.clone()
+    for op in (Op.PRODUCT, Op.MAX):
+        y = x.new_empty(4 // _count(mesh), 6)
+        dist.reduce_scatter_tensor(y, x, op=op, group=group)
+        found.append(y)
+    for op in (Op.BAND, Op.BOR, Op.BXOR, Op.PRODUCT):
+        y = whole.clone()
         dist.all_reduce(y, op=op)
-        dist.all_reduce(z, op=op)
-        found += [y, z]
+        found.append(y)
+    for op in (Op.SUM, Op.MAX):
+        y = bits.clone()
+        dist.all_reduce(y, op=op)
+        found.append(y)
     mean = x.clone()
     dist.all_reduce(mean, op=Op.AVG)
     return found, mean, functional.all_reduce(x, "product", group)
@@ -86,14 +87,11 @@ def autograd_forms(x: Any, w: Any, mesh: Any) -> Any:
     n = dist.get_world_size()
     sent = [w * (k + 1) for k in range(n)]
     return (
-        forms.all_reduce(x),
         forms.all_reduce(x, op=Op.MAX),
-        forms.all_gather(x),
         forms.broadcast(x, 1),
         forms.gather(x, 1),
         forms.scatter(sent, 1),
         forms.reduce(x, 0) * first,
-        forms.all_to_all_single(torch.empty_like(x), x),
         forms.all_to_all([torch.empty_like(w) for _ in range(n)], sent),
         forms.reduce_scatter(torch.empty_like(w), sent),
     )

@@ -11,21 +11,14 @@ from torch.distributed import _functional_collectives as functional
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
-from tests.dtensors import programs
-from tests.dtensors.by_hand import (
-    BY_HAND,
-    loss_of_forms,
-    loss_of_lists,
-    loss_of_lists_by_sums,
-)
 from tests.dtensors.compared import assert_same, of_rank, plain
-from tests.dtensors.programs import Program, loss_of_rows_unsaid, own
-
-PROGRAMS = {**programs.PROGRAMS, **BY_HAND}
-LOSSES = {**programs.LOSSES, "loss_of_forms": loss_of_forms}
-LOSSES |= {"loss_of_lists": loss_of_lists}
-# a loss whose gradient eager torch has by another name alone
-EAGER = {loss_of_lists: loss_of_lists_by_sums}
+from tests.dtensors.programs import (
+    LOSSES,
+    PROGRAMS,
+    Program,
+    loss_of_rows_unsaid,
+    own,
+)
 
 MESHES = {(2,): ("dp",), (2, 2): ("dp", "tp")}
 
@@ -66,7 +59,7 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
     for name, loss in LOSSES.items():
         found[name] = (
-            plain(_eager_gradients(EAGER.get(loss, loss), mesh, *own(rank))),
+            plain(_eager_gradients(loss, mesh, *own(rank))),
             plain(_gradients(loss, mesh, "aten")(*own(rank))),
         )
     return found
