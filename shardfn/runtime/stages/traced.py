@@ -32,6 +32,7 @@ from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Marks, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
+from ..arguments.placements import moved_to
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
@@ -140,7 +141,8 @@ class Traced:
         if not isinstance(x, DTensor) or mesh is None:
             return ("R",) * len(axes.names)
         if x.device_mesh != mesh:
-            refuse_other(f"{self.request.name}, a DTensor", x.device_mesh, mesh)
+            where = f"{self.request.name}, a DTensor that it closes over"
+            refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
         return marks_of(list(x.placements), x.shape, axes)
 
     def lower(
