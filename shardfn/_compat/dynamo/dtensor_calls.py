@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ...errors import is_ours
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
 
@@ -56,6 +57,10 @@ class DTensors(Protocol):
         """The mesh of a DTensor."""
         ...
 
+    def has_class(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
+        """Whether the value of a node is a DTensor, for user code that asks for its class."""
+        ...
+
     def asked_for(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
         """Whether the value of a node is a DTensor, for code that asks."""
         ...
@@ -95,10 +100,13 @@ def attribute_read(
     dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
     """An attribute of a tensor, which may be one of DTensors."""
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.misc import GetAttrVariable
 
     if name in dtensors.methods or name == OVERWRITTEN:
         return GetAttrVariable(tensor, name)
+    if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
+        return VariableTracker.build(tx, DTensor)
     if name == "device_mesh":
         return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
     if name == "_local_tensor":
@@ -239,6 +247,27 @@ def is_instance(
     if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
         return VariableTracker.build(tx, True)
     return call(builtin, tx, x, classes)
+
+
+def class_of(
+    dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any
+) -> Any:
+    """A call of type, which may ask for the class of a DTensor."""
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    held = x.realize()
+    if isinstance(held, TensorVariable) and _is_asked_for_class(
+        dtensors, held, tx
+    ):
+        return VariableTracker.build(tx, DTensor)
+    return call(builtin, tx, x)
+
+
+def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
+    """Whether user code asks for the class of a tensor that is a DTensor."""
+    is_users = not is_ours(tx.f_code.co_filename)
+    return is_users and dtensors.has_class(_node(tensor), _outer(tx))
 
 
 def _read(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:
