@@ -1,8 +1,6 @@
 """shardfn: composable function transforms for distributed PyTorch."""
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-
-from . import random
+from . import errors, random  # the first checks that torch has torch.distributed
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
 from .checkpoints import (
@@ -28,7 +26,7 @@ from .hardware import Hardware, Link
 from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
-from .placements import P
+from .placements import P, Partial, Replicate, Shard
 from .plans import fsdp, placements
 from .ranks.versions import VERSION
 from .transforms import (

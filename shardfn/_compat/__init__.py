@@ -105,7 +105,13 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp, stops_pulls
-from .loops import substitutes, torch_map, torch_scan, torch_while_loop
+from .loops import (
+    in_body,
+    substitutes,
+    torch_map,
+    torch_scan,
+    torch_while_loop,
+)
 from .memory import (
     ORDINARY,
     are_alone,
@@ -252,6 +258,7 @@ __all__ = [
     "has_come",
     "has_tangent",
     "holds_tensors",
+    "in_body",
     "in_dual_level",
     "inductor",
     "inference_off",

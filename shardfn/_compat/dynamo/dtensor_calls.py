@@ -57,6 +57,10 @@ class DTensors(Protocol):
         """The mesh of a DTensor."""
         ...
 
+    def flattened(self, mesh: DeviceMesh, *args: Any) -> DeviceMesh:
+        """The mesh of one axis with the ranks of a mesh."""
+        ...
+
     def has_class(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
         """Whether the value of a node is a DTensor, for user code that asks for its class."""
         ...
@@ -195,6 +199,9 @@ def mesh_method_called(
     ours = (
         dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
     )
+    if is_mesh and name == "_flatten":
+        given = [x.as_python_constant() for x in (*args, *kwargs.values())]
+        return _mesh(tx, dtensors.flattened(held, *given))
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
     return _read(tx, ours[name], [owner, *args], kwargs)

@@ -105,7 +105,7 @@ def is_outside(what: str, group: Any) -> bool:
         CaptureError: it differs.
     """
     group = real_mesh(group)
-    if group is dist.GroupMember.NON_GROUP_MEMBER:
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
         return True
     if of_all(group) is not None:
         return False

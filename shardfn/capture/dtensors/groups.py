@@ -65,6 +65,9 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         return axes_of_mesh(what, group[0], group[1])
     if isinstance(group, DeviceMesh):
         return axes_of_mesh(what, group, None)
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        fix = "mesh.get_group(axis), of a mesh that this rank is in"
+        raise CaptureError.of(what, "this rank is not in the group", fix=fix)
     mesh = _mesh(what, group)
     found = axes_with(mesh, group)
     if found is None:

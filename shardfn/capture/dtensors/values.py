@@ -24,6 +24,7 @@ from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
 from . import checks, table
+from .flattened import flattened
 from .mixing import refuse_mixed, refuse_two_meshes
 from .whole_writes import is_replaceable
 
@@ -79,6 +80,15 @@ class DTensors:
         if here.may_be_of_ranks and here.mesh is not None and not here.manual:
             raise checks.needs_ranks("isinstance(x, DTensor)", here.mesh)
         return self.is_dtensor(node, outer)
+
+    @_compat.located
+    def flattened(self, mesh: Any, *args: Any) -> Any:
+        """The mesh of one axis with the ranks of a mesh, made once for each name.
+
+        Raises:
+            CaptureError: torch refuses it.
+        """
+        return flattened(mesh, *args)
 
     @_compat.located
     def has_class(self, node: torch.fx.Node, outer: Outer) -> bool:
