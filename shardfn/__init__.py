@@ -1,6 +1,7 @@
 """shardfn: composable function transforms for distributed PyTorch."""
 
-from . import errors, random  # the first checks that torch has torch.distributed
+from . import errors as errors  # checks that torch has torch.distributed
+from . import random
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
 from .checkpoints import (

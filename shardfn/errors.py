@@ -29,7 +29,7 @@ def require_distributed() -> None:
     """
     if not torch.distributed.is_available():
         raise ImportError(
-            f"shardfn: torch {torch.__version__} has no torch.distributed\n"
+            "shardfn: this build of torch has no torch.distributed\n"
             "  needed: a build of torch with it, such as those of PyPI for Linux\n"
             "  try: pip install torch; or USE_DISTRIBUTED=1, where torch is built from source"
         )

@@ -90,7 +90,7 @@ def test_s7_7_a_torch_without_distributed_is_one_clear_error(monkeypatch) -> Non
     with pytest.raises(ImportError) as caught:
         errors.require_distributed()
     first, *rest = str(caught.value).splitlines()
-    assert first == f"shardfn: torch {torch.__version__} has no torch.distributed"
+    assert first == "shardfn: this build of torch has no torch.distributed"
     assert [line.split(":")[0] for line in rest] == ["  needed", "  try"]
     # and it is the first thing that the package asks for
     source = (Path(errors.__file__).parent / "__init__.py").read_text()

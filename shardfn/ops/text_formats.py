@@ -153,7 +153,6 @@ def parse_held(text: str) -> tuple[str, ...]:
     return tuple(text.split(";")) if text else ()
 
 
-
 @_compat.read_by_dynamo
 def print_pairs(pairs: Iterable[Sequence[int]]) -> str:
     """Pairs (source rank, destination rank) as text.

@@ -73,7 +73,9 @@ def returned(x: Any, mesh: Any) -> Any:
 def as_constants(x: Any, mesh: Any) -> Any:
     d = DTensor.from_local(x, mesh, S)
     is_right = d.placements[0].is_shard(0) and type(d) is DTensor
-    return x + (1 if is_right and isinstance(d, DTensor) and d.device_mesh == mesh else 0)
+    return x + (
+        1 if is_right and isinstance(d, DTensor) and d.device_mesh == mesh else 0
+    )
 
 
 def mapped(x: Any, mesh: Any) -> Any:
@@ -85,7 +87,9 @@ def mapped(x: Any, mesh: Any) -> Any:
 
 def filled(x: Any, mesh: Any) -> Any:
     d = placed.ones(4, 2, device_mesh=mesh, placements=S)
-    return (d + placed.full((4, 2), 2.0, device_mesh=mesh, placements=S)).full_tensor()
+    return (
+        d + placed.full((4, 2), 2.0, device_mesh=mesh, placements=S)
+    ).full_tensor()
 
 
 def drawn(x: Any, mesh: Any) -> Any:
@@ -104,7 +108,9 @@ def called(mesh: Any, is_parallel: bool) -> Any:
 
 def ranked(x: Any, mesh: Any) -> Any:
     numbers = dist.get_rank() + mesh.get_group().rank() * 10
-    return x + numbers + mesh.get_local_rank() * 100 + mesh.get_coordinate()[0] * 1000
+    return (
+        x + numbers + mesh.get_local_rank() * 100 + mesh.get_coordinate()[0] * 1000
+    )
 
 
 def sized(x: Any, mesh: Any) -> Any:
@@ -187,13 +193,21 @@ OTHERS = {  # with arguments of their own, below
 }
 GOES = ("yes", "constants", "a tensor", "tensors", "a constraint", "constraints")
 GOES += ("as `to_local`", "the same", "DTensors on it alone", "ops of global")
-GOES += ("the current mesh", "values made inside", "a constant", "an input", "a global")
+GOES += (
+    "the current mesh",
+    "values made inside",
+    "a constant",
+    "an input",
+    "a global",
+)
 
 
 def rows() -> list[list[str]]:
     text = Path(ROOT, "docs", "dtensor.md").read_text()
     lines = text[text.index(HEAD) :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines
+    ]
 
 
 def cells(name: str) -> list[str]:
@@ -231,7 +245,9 @@ def test_a_row_says_what_happens(name: str) -> None:
             return
         assert by_jit.startswith(GOES) and by_map.startswith(GOES)
         found = staged[0](SimulatedTensor(ROWS))
-        shards = found.shards if isinstance(found, SimulatedTensor) else same(found)
+        shards = (
+            found.shards if isinstance(found, SimulatedTensor) else same(found)
+        )
         torch.testing.assert_close(shards, row.wanted)
         whole = sf.full(staged[1](X))
         torch.testing.assert_close(whole, torch.cat(row.wanted))

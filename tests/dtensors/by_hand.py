@@ -78,7 +78,9 @@ def coalesced(x: Any, w: Any, mesh: Any) -> Any:
         functional.all_reduce_coalesced([x, w], "sum", group),
         functional.all_gather_into_tensor_coalesced([x, w], group),
         functional.reduce_scatter_tensor_coalesced([x, w], "sum", [0, 1], group),
-        functional.permute_tensor(x[0], list(reversed(range(_count(mesh)))), group),
+        functional.permute_tensor(
+            x[0], list(reversed(range(_count(mesh)))), group
+        ),
     )
 
 

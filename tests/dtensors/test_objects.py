@@ -1,5 +1,5 @@
-"""S7: distributed objects inside a captured function: groups, placements, meshes, classes of tensors,
-and DTensors on several meshes.
+"""S7: distributed objects inside a captured function: groups, placements, meshes, classes of
+tensors, and DTensors on several meshes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,12 @@ def test_s7_3_meshes() -> None:
         mesh = grid()
         facts = lambda: (
             (mesh.ndim, mesh.device_type, mesh.mesh_dim_names, tuple(mesh.shape)),
-            (mesh.size(), mesh.size(1), mesh["dp"].size(), mesh["dp", "tp"] == mesh),
+            (
+                mesh.size(),
+                mesh.size(1),
+                mesh["dp"].size(),
+                mesh["dp", "tp"] == mesh,
+            ),
             mesh._is_current_rank_part_of_mesh(),
             mesh["dp", "tp"]._flatten("both").size(),
         )
@@ -169,6 +174,10 @@ def part(mesh: Any, axis: str, dim: int = 0) -> Any:
     return distribute_tensor(X, mesh[axis], [Shard(dim)])
 
 
+def beside(held: Any, x: Any) -> Any:
+    return sf.jit(lambda x: held.to_local() + x.to_local())(x)
+
+
 WHOLE = "sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), outside of the function"
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an argument on a part of the mesh": (
@@ -192,11 +201,7 @@ sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), outside of the fun
 argument's own""",
     ),
     "a closed-over one": (
-        lambda mesh: (
-            lambda held: sf.jit(lambda b: held.to_local() + b.to_local())(
-                distribute_tensor(X, mesh, [S, R])
-            )
-        )(part(mesh, "dp")),
+        lambda mesh: beside(part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])),
         f"""jit(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
 around it (dp=2, tp=2)
   needed: one mesh
@@ -260,9 +265,12 @@ def test_what_the_refusals_say_to_write_works() -> None:
         a = sf.distribute(sf.full(a), mesh, [Shard(dim=0), Replicate()])
         total = sf.jit(lambda a, b: a + b, backend="aten")(a, b)
         torch.testing.assert_close(sf.full(total), 2 * X)
-        inside = lambda x: DTensor.from_local(
-            DTensor.from_local(x, mesh["dp"], [S]).to_local(), mesh, [S, R]
-        ) + DTensor.from_local(x, mesh, [S, R])
+        inside = lambda x: (
+            DTensor.from_local(
+                DTensor.from_local(x, mesh["dp"], [S]).to_local(), mesh, [S, R]
+            )
+            + DTensor.from_local(x, mesh, [S, R])
+        )
         total = sf.jit(inside, backend="aten")(X)
         torch.testing.assert_close(sf.full(total), torch.cat([2 * X] * 2))
 

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from ...errors import is_ours
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
-
 OVERWRITTEN = "_overwritten_by"  # a method of ours: the tensor gets another value
 
 

@@ -52,9 +52,13 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
     if not in_order(axes):
         mesh = current_scope().mesh
         names = ", ".join(axes)
-        got = f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
+        got = (
+            f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
+        )
         needed = "an order of ranks that group and mesh share"
-        fix = f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
+        fix = (
+            f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
+        )
         raise CaptureError.of(what, got, needed=needed, fix=fix)
     return axes
 
@@ -62,9 +66,7 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
 @_compat.constant_in_graph
 def numbers(axes: Sequence[str]) -> tuple[int, ...]:
     """The number of each rank of the mesh in its group over axes, in row-major order."""
-    return tuple(
-        members.index(rank) for rank, members in _with_members(axes)
-    )
+    return tuple(members.index(rank) for rank, members in _with_members(axes))
 
 
 @_compat.constant_in_graph

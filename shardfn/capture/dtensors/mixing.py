@@ -68,7 +68,9 @@ def refuse_two_meshes(
     every = nodes_in((node.args, node.kwargs))
     meshes = [axes_of(x) for x in every if is_dtensor(x)]
     if len(set(meshes)) > 1:
-        names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
+        names = " and ".join(
+            f"({', '.join(axes)})" for axes in dict.fromkeys(meshes)
+        )
         fix = "DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh"
         got = f"of DTensors on the axes {names}"
         raise CaptureError.of(name_of(node), got, needed="one mesh", fix=fix)

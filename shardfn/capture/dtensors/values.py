@@ -98,7 +98,11 @@ class DTensors:
             NeedsRanks: it may be, and is read as a global tensor: no mesh is entered, so there is
                 one by a DTensor that is an argument.
         """
-        return self.asked_for(node, outer) if not entered() else self.is_dtensor(node, outer)
+        return (
+            self.asked_for(node, outer)
+            if not entered()
+            else self.is_dtensor(node, outer)
+        )
 
     @_compat.located
     def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:

@@ -251,7 +251,10 @@ def _foreign(said: str) -> tuple[str, str] | None:
         return known or (f"it communicates by itself: {found[1]}", ALONE)
     if found := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", said):
         got = f"it reads .{found[1]} of a mesh or a process group"
-        return got, "read it outside of the function; mesh.get_group(axis) for a group"
+        return (
+            got,
+            "read it outside of the function; mesh.get_group(axis) for a group",
+        )
     asked = (
         r"'\w*Tensor\w*' object has no attribute '(\w+)'",
         r"Tensor method `(\w+)` is not defined",

@@ -113,11 +113,7 @@ def _constants(
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
-    mesh = (
-        request.mesh
-        or current_mesh()
-        or _of_dtensors(leaves)
-    )
+    mesh = request.mesh or current_mesh() or _of_dtensors(leaves)
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()

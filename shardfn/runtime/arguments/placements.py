@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from ... import _compat, _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
-from ...mesh import axes_of
+from ...mesh import axes_of, refuse_other
 from ...placements import check_pending, check_whole, describe, is_spec, marks_of
 from ...types import Marks, MeshAxes
 from ..options import Request
@@ -170,3 +170,19 @@ def moved_to(x: DTensor, mesh: Any) -> str:
     placements = [Replicate() if p.is_partial() else p for p in placements]
     said = ", ".join(map(repr, placements))
     return f"sf.distribute(sf.full(x), mesh, [{said}]), outside of the function"
+
+
+def marks_of_closed_over(
+    name: str, x: torch.Tensor, mesh: Any, axes: MeshAxes
+) -> Marks:
+    """The placements of a closed-over tensor: a plain one is replicated.
+
+    Raises:
+        PlacementError: a DTensor of another mesh.
+    """
+    if not isinstance(x, DTensor) or mesh is None:
+        return ("R",) * len(axes.names)
+    if x.device_mesh != mesh:
+        where = f"{name}, a DTensor that it closes over"
+        refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
+    return marks_of(list(x.placements), x.shape, axes)

@@ -158,5 +158,8 @@ OPS = {
 table.FUNCTIONS.update(_compat.named(_compat.FUNCTIONAL, FUNCTIONAL))
 table.FUNCTIONS.update(_compat.named(torch.ops._c10d_functional, OPS))
 table.FUNCTIONS.update(
-    {getattr(torch.ops._c10d_functional, name).default: row for name, row in OPS.items()}
+    {
+        getattr(torch.ops._c10d_functional, name).default: row
+        for name, row in OPS.items()
+    }
 )

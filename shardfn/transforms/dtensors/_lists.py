@@ -15,7 +15,6 @@ from ...capture.dtensors import group_ranks, groups, table
 from .._paired import kind, kinds
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all
-from ._collectives import REDUCE_SCATTER
 from ._reduced import Done, reduced, scattered, written
 
 ALL_GATHER = "torch.distributed.all_gather"

@@ -81,9 +81,10 @@ table.FUNCTIONS.update(
         dist.get_process_group_ranks: ranks_of_group,
         dist.get_global_rank: global_rank,
         dist.get_group_rank: group_rank,
-        dist.distributed_c10d._rank_not_in_group: is_outside,
     }
 )
+PRIVATE = {"_rank_not_in_group": is_outside}
+table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
 table.OF_GROUPS["rank"] = rank
 table.OF_MESHES.update(
     {

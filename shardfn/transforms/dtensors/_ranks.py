@@ -83,7 +83,10 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     names = holders.held(x)
     if names and text:
         texts = parse_held(text)
-        own = [placement.placed(getattr(x, k), t) for k, t in zip(names, texts, strict=True)]
+        own = [
+            placement.placed(getattr(x, k), t)
+            for k, t in zip(names, texts, strict=True)
+        ]
         return _compat.closed(holders.shell(x, tuple(x.shape)), own)
     if text:
         return placement.placed(x, text)
