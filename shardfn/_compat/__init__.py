@@ -4,6 +4,8 @@
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
+from .compilations.environment import environment, has_own_passes, machine
+from .compilations.modules import Generated, Rerun, generated
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoint_plans import (
     Chunk,
@@ -252,7 +254,13 @@ __all__ = [
     "has_tangent",
     "holds_tensors",
     "in_dual_level",
+    "environment",
+    "generated",
+    "Generated",
+    "has_own_passes",
     "inductor",
+    "machine",
+    "Rerun",
     "inference_off",
     "innermost_level",
     "inside_transform",

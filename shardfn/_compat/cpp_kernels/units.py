@@ -149,8 +149,8 @@ def _divided(kernels: dict[str, Kernel]) -> list[list[str]]:
     return units
 
 
-def _keys(kernels: Sequence[Kernel]) -> list[str]:
-    """Names for the texts of kernels, with the compiler, its options and torch."""
+def compiler_line() -> str:
+    """The compiler and its options, with which kernels are compiled on this machine."""
     from torch._inductor.cpp_builder import (
         CppBuilder,
         CppTorchDeviceOptions,
@@ -164,8 +164,12 @@ def _keys(kernels: Sequence[Kernel]) -> list[str]:
     line = CppBuilder(
         name="o", sources="i", BuildOption=options
     ).get_command_line()
-    compiler = get_compiler_version_info(options.get_compiler())
-    same = torch.__version__, compiler, line
+    return f"{get_compiler_version_info(options.get_compiler())} {line}"
+
+
+def _keys(kernels: Sequence[Kernel]) -> list[str]:
+    """Names for the texts of kernels, with the compiler, its options and torch."""
+    same = torch.__version__, compiler_line()
     said = [repr((same, kernel.types, kernel.text)) for kernel in kernels]
     return [hashlib.sha256(text.encode()).hexdigest() for text in said]
 

@@ -77,8 +77,7 @@ def _compiled(
         cache.counts["compilations"] += 1
 
     def own() -> Runner:
-        note()
-        return BACKENDS[backend](graph, donated)
+        return BACKENDS[backend](graph, donated, note)
 
     if families is None:
         return own()
