@@ -68,6 +68,7 @@ def _devices() -> str:
 
 
 def _compiler() -> str:
+    """The compiler and its options, which do not change while the process runs."""
     try:
         return compiler_line()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

@@ -55,6 +55,27 @@ def generated(runner: Any) -> Generated | None:
     return Generated(code, to_align, written, constants)
 
 
+# Half a second of imports, for a namespace that holds mostly functions of torch itself.
+KERNELS = "from torch._inductor.select_algorithm import extern_kernels\n"
+OF_TORCH = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+
+
+class Kernels:
+    """The library functions that generated code calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name) if name in OF_TORCH else _of_inductor(name)
+        self.__dict__[name] = found
+        return found
+
+
+def _of_inductor(name: str) -> Any:
+    from torch._inductor import compile_fx  # noqa: F401  which registers them
+    from torch._inductor.select_algorithm import extern_kernels
+
+    return getattr(extern_kernels, name)
+
+
 class Rerun:
     """A compilation that is run again: it takes a list of inputs, empties it, and returns a
     list.
@@ -71,9 +92,10 @@ class Rerun:
 def _call_of(made: Generated, name: str) -> Any:
     module = types.ModuleType(name)
     file = module.__file__ = f"<{name}>"
-    module.__dict__.update(made.constants)
+    module.__dict__.update(made.constants, extern_kernels=Kernels())
+    code = made.code.replace(KERNELS, "")
     with patched("loading"), torch.no_grad():
-        exec(compile(made.code, file, "exec"), module.__dict__)
+        exec(compile(code, file, "exec"), module.__dict__)
     call = module.__dict__["call"]
     if not made.to_align:
         return call
