@@ -123,6 +123,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
         "rtol": TOLERANCE,
         "atol": TOLERANCE,
     },
+    "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},

@@ -14,8 +14,8 @@ from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
 from .loops import keep, outlined
+from .once import compiled_once, key_of
 from .separate import separate
-from .stored import compiled_once, key_of
 
 Runner = Callable[
     [list[torch.Tensor]], list[torch.Tensor]

@@ -1,5 +1,6 @@
 """The transforms: one family per file."""
 
+from ._cache import clear_cache
 from ._compose import compose
 from ._dynamic import mark_dynamic
 from ._functionalize import functionalize
@@ -58,6 +59,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",

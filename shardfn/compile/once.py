@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from ... import _compat
-from ..text import Unwritable, text_of
-from . import contents
-from .folder import Folder, folder
+from .. import _compat
+from ..stored import Folder, contents, own_folder
+from .text import Unwritable, text_of
 
 log = logging.getLogger("shardfn")
 _alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -61,11 +60,11 @@ def key_of(graph: torch.fx.Graph, donated: Sequence[int]) -> str | None:
 @functools.cache
 def _know_compiler() -> None:
     """Find out the compiler's options, which takes a second, once on a machine."""
-    where = folder()
+    where = own_folder()
     if where is None:
         return
     place = _compat.compiler_place()
-    name = hashlib.sha256(place.encode()).hexdigest()
+    name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
     found = where.read(name)
     if found is None:
         with contextlib.suppress(OSError, RuntimeError):  # no compiler
@@ -77,7 +76,7 @@ def _know_compiler() -> None:
 def _stored_or_compiled(
     key: str, compile_now: Callable[[], Any], note: Callable[[], None]
 ) -> Any:
-    where = folder()
+    where = own_folder()
     if where is None:
         note()
         return compile_now()

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import attrs
 
-from ...byte_sizes import bytes_of
+from ..byte_sizes import bytes_of
 
 PLACE = "SHARDFN_CACHE_DIR"
 LIMIT = "SHARDFN_CACHE_SIZE"
@@ -54,7 +54,6 @@ class Folder:
         path = self.path / f"{name}{SUFFIX}"
         try:
             found = path.read_bytes()
-            os.utime(path)  # the files that are used last stay
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -63,6 +62,8 @@ class Folder:
         code, text = found[:BITS], found[BITS:]
         key = self._key()
         if key is not None and hmac.compare_digest(code, _code(key, name, text)):
+            with contextlib.suppress(OSError):  # a folder that is only read
+                os.utime(path)  # the files that are used last stay
             return text
         self.refuse(name, "it is damaged, or was not stored by you")
         return None
@@ -153,7 +154,7 @@ class Folder:
         return found
 
 
-def folder() -> Folder | None:
+def own_folder() -> Folder | None:
     """The folder of this user. None if nothing is to be stored, or nothing can."""
     path = place()
     if path is None:

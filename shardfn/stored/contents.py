@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ... import _compat
+from .. import _compat
 
 FORMAT = "shardfn compilation 1"
 
