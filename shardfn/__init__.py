@@ -13,6 +13,7 @@ from .checkpoints import (
     save_safetensors,
 )
 from .errors import (
+    ArtefactError,
     BudgetError,
     CaptureError,
     CheckpointError,
@@ -64,6 +65,7 @@ from .transforms import (
     jit,
     jvp,
     linearize,
+    load_compiled,
     map,
     mark_dynamic,
     mixed_precision,
@@ -92,6 +94,7 @@ from .world import fake_world
 __version__ = VERSION
 
 __all__ = [
+    "ArtefactError",
     "Bucket",
     "BucketPlan",
     "BudgetError",
@@ -150,6 +153,7 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "load_compiled",
     "load_safetensors",
     "make_mesh",
     "map",

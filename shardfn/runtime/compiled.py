@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
+from ..accepted import accept
 from ..capture import Captured, constant_key, name_of
 from ..compile import Runner
 from ..errors import ShardError, TreeError, call_site
@@ -31,6 +32,7 @@ from .arguments import (
     refuse_without_values,
 )
 from .arguments.results import in_tree, maker
+from .artefacts.save import save_compiled
 from .backward.op import Differentiable
 from .backward.second_half import Backward
 from .donation import Donation, are_viewed, layout_of
@@ -89,6 +91,8 @@ class Compiled:
     backward: Backward | None = None  # where autograd follows the call
     # where ranks have programs of their own: the captures of those that run here
     captures: Mapping[tuple[int, ...], Captured] | None = None
+    # the programs of all ranks, also of those that run elsewhere
+    of_all: Callable[[], Mapping[tuple[int, ...], LocalProgram]] | None = None
     donation: Donation | None = attrs.field(  # donates arguments
         init=False, default=attrs.Factory(_donation, takes_self=True)
     )
@@ -162,6 +166,31 @@ class Compiled:
     def program(self) -> LocalProgram:
         """This rank's program."""
         return self.programs[self.placed.coordinate]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program of every rank to a file, which `load_compiled` runs without tracing,
+        and without the function.
+
+        A program that was compiled in a fake world is saved for all of its ranks. Closed-over
+        tensors are saved with their values of now.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            ArtefactError: a file cannot hold the program, or cannot be written.
+
+        Example:
+            >>> import tempfile, torch, shardfn as sf
+            >>> step = sf.jit(lambda x: x * 2, backend="aten")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     step.compile(sf.ShapeDtype((2,))).save(f"{folder}/step.sf")
+            ...     sf.load_compiled(f"{folder}/step.sf")(torch.ones(2))
+            tensor([2., 2.])
+        """
+        accept("Compiled.save", path=path)
+        programs = self.programs if self.of_all is None else self.of_all()
+        save_compiled(os.fspath(path), self, programs)
 
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"

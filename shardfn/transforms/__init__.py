@@ -1,5 +1,6 @@
 """The transforms: one family per file."""
 
+from ._artefact import load_compiled
 from ._cache import clear_cache
 from ._compose import compose
 from ._dynamic import mark_dynamic
@@ -81,6 +82,7 @@ __all__ = [
     "jit",
     "jvp",
     "linearize",
+    "load_compiled",
     "map",
     "mark_dynamic",
     "mixed_precision",

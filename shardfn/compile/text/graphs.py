@@ -24,7 +24,7 @@ from .values import (
     value_text,
 )
 
-__all__ = ["Unwritable", "graph_of", "loop_text", "marks_of", "text_of"]
+
 
 LOOPS: dict[str, type[Loop]] = {kind.__name__: kind for kind in (Scan, While, Branch)}
 NOTES = ("source", "phase")  # metadata that printed programs read

@@ -52,6 +52,25 @@ def runner(
         agree_on_collectives(name, placed, program)
     elif has_others(placed):
         agree(name, plan, agenda, may_have_own_sizes=may_have_own_sizes)
+    return compiled_program(name, placed, program, backend, families)
+
+
+def compiled_program(
+    name: str,
+    placed: Placed,
+    program: LocalProgram,
+    backend: str,
+    families: Families | None = None,
+) -> Runner:
+    """The compiled local program of this rank, without a comparison of ranks.
+
+    Args:
+        name: of the function, for errors.
+        placed: its arguments.
+        program: the program of this rank.
+        backend: the backend that compiles it.
+        families: the compiled programs of the function for other sizes.
+    """
     if placed.mesh is not None:
         _bind_groups(placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))

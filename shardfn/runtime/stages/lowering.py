@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,9 +13,9 @@ from ... import _tree, tree_pairs
 from ... import schedule as passes
 from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
-from ...mesh import all_coordinates
+from ...mesh import all_coordinates, group_names
 from ...ops.text_formats import parse_placed
-from ...partition import Plan, emit
+from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
 from ...placements import check_pending, is_spec, marks_of
@@ -63,6 +63,36 @@ def local_program(
         elided=tuple(sorted(elided)),
         show=local_text,
     )
+
+
+def programs_of_all(
+    name: str,
+    program: Program,
+    placed: Placed,
+    chosen: Plan,
+    agreed: passes.Agenda,
+    known: Mapping[tuple[int, ...], LocalProgram],
+) -> dict[tuple[int, ...], LocalProgram]:
+    """The programs of all ranks, also of those that this process does not run.
+
+    Args:
+        name: of the function.
+        program: the global program.
+        placed: its arguments.
+        chosen: the plan.
+        agreed: the schedule.
+        known: the programs of some ranks.
+    """
+    names = group_names(placed.mesh)
+    by_size = {local_sizes(chosen, c): found for c, found in known.items()}
+    found = {}
+    for c in all_coordinates(placed.axes):
+        size = local_sizes(chosen, c)
+        if size not in by_size:
+            made = local_program(name, program, placed, chosen, agreed, c, names)
+            by_size[size] = made
+        found[c] = by_size[size]
+    return found
 
 
 def forward_of(program: Program, both: Halves) -> Program:

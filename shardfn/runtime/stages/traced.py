@@ -47,6 +47,7 @@ from .lowering import (
     gradient_marks,
     local_program,
     out_marks,
+    programs_of_all,
 )
 
 log = logging.getLogger("shardfn")
@@ -360,6 +361,19 @@ class Lowered:
             self._runner(backend),
             self._backward(backend),
             captures={c: x.captured for x in every for c in x.ranks},
+            of_all=None if self.traced.ranks else self._of_all,
+        )
+
+    def _of_all(self) -> dict[tuple[int, ...], LocalProgram]:
+        """The programs of all ranks, by coordinates."""
+        traced = self.traced
+        return programs_of_all(
+            traced.request.name,
+            traced.program,
+            traced.placed,
+            self.partition,
+            self.agenda,
+            self.programs,
         )
 
     def _runner(self, backend: str) -> Runner | None:
