@@ -25,6 +25,12 @@ TORCH = {
     "layout": torch.layout,
 }
 
+# of a view: whether a tensor has the bit, and the view that has
+BITS: dict[str, tuple[Callable[..., bool], Callable[..., torch.Tensor]]] = {
+    "conj": (torch.is_conj, torch.conj),
+    "neg": (torch.is_neg, torch.ops.aten._neg_view.default),
+}
+
 
 class Unwritable(Exception):
     """A value, or an op, that the text of a graph cannot hold."""
@@ -111,35 +117,39 @@ def index(n: Any, count: int) -> int:
 
 
 def tensor_text(x: torch.Tensor) -> list[Any]:
-    """The metadata of a tensor as JSON: shape, strides, offset, dtype, device.
+    """The metadata of a tensor as JSON: shape, strides, offset, dtype, device, and its conj and
+    neg bits, if it has some.
 
     Raises:
-        Unwritable: a size is a symbol, or the tensor has a conj or neg bit.
+        Unwritable: a size is a symbol.
     """
     sizes = [list(x.shape), list(x.stride()), x.storage_offset()]
     flat = [*sizes[0], *sizes[1], sizes[2]]
-    if any(type(n) is not int for n in flat) or x.is_conj() or x.is_neg():
+    if any(type(n) is not int for n in flat):
         raise Unwritable("a tensor with symbols for sizes")
-    return [*sizes, str(x.dtype).removeprefix("torch."), str(x.device)]
+    bits = [name for name, (has, _) in BITS.items() if has(x)]
+    return [*sizes, str(x.dtype).removeprefix("torch."), str(x.device), *bits]
 
 
-def tensor_of(said: Any, *, device: str | None = None) -> torch.Tensor:
+def tensor_of(said: Any) -> torch.Tensor:
     """A tensor of this metadata; a fake one in a fake mode.
 
     Raises:
         ValueError: no tensor has it.
     """
-    shape, stride, offset, dtype, own_device = said
+    shape, stride, offset, dtype, device, *bits = said
     sizes = [*shape, *stride, offset]
     if len(shape) != len(stride) or any(type(n) is not int or n < 0 for n in sizes):
         raise ValueError(f"{said!r} is no layout")
     kind = torch_value("dtype", dtype)
-    where = device or own_device
-    if not offset:
-        return torch.empty_strided(shape, stride, dtype=kind, device=where)
-    reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
-    memory = torch.empty(offset + max(reach, 0), dtype=kind, device=where)
-    return memory.as_strided(shape, stride, offset)
+    x = torch.empty_strided(shape, stride, dtype=kind, device=device)
+    if offset:
+        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
+        memory = torch.empty(offset + max(reach, 0), dtype=kind, device=device)
+        x = memory.as_strided(shape, stride, offset)
+    for bit in bits:
+        x = BITS[bit][1](x)
+    return x
 
 
 def record_text(x: Mapping[str, Any]) -> dict[str, Any]:
