@@ -142,6 +142,7 @@ NUMBERS = (
     ),
     State("capture.annotations", "_numbers", "of checkpointed calls"),
     State("compile.loops", "_numbers", "of compiled loops"),
+    State("runtime.warmup.switch", "_numbers", "of switches to compiled code"),
 )
 
 AT_WORK = (

@@ -173,7 +173,7 @@ def _stage(
     leaves = _tree.leaves((args, kwargs))
     refuse_without_values(request.name, outside.tensors, lambda: outside.names)
     compare_ranks(request, placed, leaves, outside.shared, staging=True)
-    compiled = compiled_for(traced)
+    compiled = compiled_for(traced, warm=True)
     _compare_constants(traced, leaves)
     is_all = len(placed.tensors) == placed.treedef.num_leaves
     suspects = list(outside.suspects())

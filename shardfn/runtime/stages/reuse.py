@@ -52,16 +52,22 @@ def _are_alike(a: Placed, b: Placed) -> bool:
     return is_here and all(getattr(a, name) == getattr(b, name) for name in SAME)
 
 
-def compiled_for(traced: Traced) -> Compiled:
-    """The compiled program of a call: lowered and compiled now, or for an earlier one."""
+def compiled_for(traced: Traced, *, warm: bool = False) -> Compiled:
+    """The compiled program of a call: lowered and compiled now, or for an earlier one.
+
+    Args:
+        traced: the call.
+        warm: whether it may be compiled in the background, if the request says so.
+    """
     known = traced.request.store.compiled
     for ready in known:
         if ready.serves(traced):
             _agree(ready.lowered)
             return _placed(ready.compiled, traced.placed)
     lowered = traced.lower()
-    compiled = lowered.compile()
-    if not traced.ranks:
+    compiled = lowered.compile(warm=warm)
+    is_whole = not (warm and traced.request.warmup)
+    if is_whole and not traced.ranks:
         known.insert(0, Ready(lowered, compiled, registry.active()))
         del known[KEPT:]
     return compiled

@@ -344,8 +344,8 @@ class Lowered:
         programs = [half.program for half in self._halves()]
         return "\n".join(program.show(program, full=True) for program in programs)
 
-    def compile(self, backend: str | None = None) -> Compiled:
-        """Stage 4: compile the program."""
+    def compile(self, backend: str | None = None, *, warm: bool = False) -> Compiled:
+        """Stage 4: compile the program; with `warm`, in the background if the request says so."""
         request = self.traced.request
         placed = self.traced.placed
         every = self.traced, *self.traced.others
@@ -358,7 +358,7 @@ class Lowered:
             self.partition,
             self.programs,
             backend,
-            self._runner(backend),
+            self._runner(backend, warm=warm and self.backward is None),
             self._backward(backend),
             captures={c: x.captured for x in every for c in x.ranks},
             of_all=None if self.traced.ranks else self._of_all,
@@ -376,7 +376,7 @@ class Lowered:
             self.programs,
         )
 
-    def _runner(self, backend: str) -> Runner | None:
+    def _runner(self, backend: str, *, warm: bool = False) -> Runner | None:
         """The compiled program. None in a simulated world, where nothing is compiled."""
         placed = self.traced.placed
         if placed.is_simulated:
@@ -393,6 +393,7 @@ class Lowered:
                 None if template is None else cache.families(template),
                 has_own_sizes=bool(self.traced.ranks),
                 may_have_own_sizes=self.traced.request.rank is not None,
+                warmup=self.traced.request.warmup if warm else None,
             )
 
     def _backward(self, backend: str) -> Backward | None:
