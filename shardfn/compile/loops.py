@@ -20,8 +20,12 @@ from .text import Unwritable, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
 # by the number in the compiled code; the programs that call them keep them alive
-_compiled: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
-OWN = 2**62  # the first number of loops without a text, which this process alone knows
+_compiled: weakref.WeakValueDictionary[int, Compiled] = (
+    weakref.WeakValueDictionary()
+)
+OWN = (
+    2**62
+)  # the first number of loops without a text, which this process alone knows
 _numbers = itertools.count(OWN)
 
 

@@ -205,7 +205,9 @@ def stored_compilations() -> Finding:
         warnings.simplefilter("always")
         where = own_folder()
     if where is None:
-        said = "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
+        said = (
+            "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
+        )
         fix = f"name a folder of your own in {PLACE}"
         return Finding(name, False, said.removeprefix("shardfn: ") + ".", fix)
     rows = where.entries()

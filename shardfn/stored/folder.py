@@ -165,10 +165,14 @@ def own_folder() -> Folder | None:
     except OSError as error:
         complain(f"compilations are not stored in {path}: {error}")
         return None
-    is_own = about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+    is_own = (
+        about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+    )
     if stat.S_ISDIR(about.st_mode) and is_own:
         return Folder(path)
-    complain(f"compilations are not stored in {path}: it must be yours alone, mode 0700")
+    complain(
+        f"compilations are not stored in {path}: it must be yours alone, mode 0700"
+    )
     return None
 
 

@@ -1,4 +1,4 @@
-"""A program is compiled once: in a process, in a folder that processes share, by one of the ranks."""
+"""A program is compiled once: in a process, in a folder of processes, by one of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of compilations: its own, checked, bounded, shared; and any fault of it is a warning."""
+"""The folder of compilations: checked, bounded, shared; any fault of it is a warning."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_a_damaged_file_is_dropped_with_one_warning(here: Folder, kind: str) -> None:
+def test_a_damaged_file_is_dropped_with_one_warning(
+    here: Folder, kind: str
+) -> None:
     here.write("a", b"text")
     path = here.path / f"a{SUFFIX}"
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
@@ -72,7 +74,9 @@ def test_a_file_of_another_folder_or_name_is_not_read(
     other.path.mkdir(mode=0o700)
     other.write("a", b"foreign")
     here.write("b", b"text")
-    (here.path / f"a{SUFFIX}").write_bytes((other.path / f"a{SUFFIX}").read_bytes())
+    (here.path / f"a{SUFFIX}").write_bytes(
+        (other.path / f"a{SUFFIX}").read_bytes()
+    )
     (here.path / f"c{SUFFIX}").write_bytes((here.path / f"b{SUFFIX}").read_bytes())
     with pytest.warns(UserWarning, match="was not stored by you"):
         assert here.read("a") is None and here.read("c") is None
@@ -101,7 +105,9 @@ def test_the_files_used_last_stay(
     assert {path.stem for *_, path in here.entries()} == {"b", "d"}
 
 
-def test_a_limit_that_is_no_size_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_that_is_no_size_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(LIMIT, "much")
     with pytest.warns(UserWarning, match="SHARDFN_CACHE_SIZE is 'much'"):
         assert limit() == 10**9
@@ -153,7 +159,9 @@ def test_a_full_disk_and_a_folder_that_is_only_read_are_a_warning(
     assert here.read("a") == b"text", "a folder that is only read is read"
 
 
-def test_two_threads_that_write_at_once_leave_one_of_the_texts(here: Folder) -> None:
+def test_two_threads_that_write_at_once_leave_one_of_the_texts(
+    here: Folder,
+) -> None:
     texts = [bytes([k]) * 10_000 for k in range(8)]
     threads = [threading.Thread(target=here.write, args=("a", x)) for x in texts]
     for thread in threads:

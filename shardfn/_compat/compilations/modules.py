@@ -100,5 +100,8 @@ def _call_of(made: Generated, name: str) -> Any:
     if not made.to_align:
         return call
     from torch._inductor.utils import align_inputs_from_check_idxs
+    from torch.utils._ordered_set import OrderedSet
 
-    return align_inputs_from_check_idxs(call, made.to_align, set(made.written))
+    return align_inputs_from_check_idxs(
+        call, made.to_align, OrderedSet(made.written)
+    )

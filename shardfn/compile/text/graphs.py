@@ -24,9 +24,7 @@ from .values import (
     value_text,
 )
 
-
-
-LOOPS: dict[str, type[Loop]] = {kind.__name__: kind for kind in (Scan, While, Branch)}
+LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
 NOTES = ("source", "phase")  # metadata that printed programs read
 
 
@@ -107,7 +105,9 @@ def _meta_text(value: Any) -> Any:
 
 
 def _notes(node: torch.fx.Node) -> dict[str, Any]:
-    found = {key: node.meta[key] for key in NOTES if node.meta.get(key) is not None}
+    found = {
+        key: node.meta[key] for key in NOTES if node.meta.get(key) is not None
+    }
     notes: dict[str, Any] = {"name": node.name}
     if found:
         notes["notes"] = record_text(found)
@@ -154,7 +154,9 @@ def _node(
     kwargs = {str(k): value_of(x, nodes) for k, x in row.get("kwargs", {}).items()}
     node = graph.call_function(_target_of(row), args, kwargs)
     node.meta["val"] = _meta_of(row["val"])
-    node.meta.update({k: row["notes"][k] for k in NOTES if k in row.get("notes", {})})
+    node.meta.update(
+        {k: row["notes"][k] for k in NOTES if k in row.get("notes", {})}
+    )
     if "type" in row:
         shape, marks = row["type"]
         node.meta["type"] = tuple(shape), marks_of(marks)

@@ -139,7 +139,9 @@ def tensor_of(said: Any) -> torch.Tensor:
     """
     shape, stride, offset, dtype, device, *bits = said
     sizes = [*shape, *stride, offset]
-    if len(shape) != len(stride) or any(type(n) is not int or n < 0 for n in sizes):
+    if len(shape) != len(stride) or any(
+        type(n) is not int or n < 0 for n in sizes
+    ):
         raise ValueError(f"{said!r} is no layout")
     kind = torch_value("dtype", dtype)
     x = torch.empty_strided(shape, stride, dtype=kind, device=device)

@@ -20,10 +20,14 @@ from ...errors import ArtefactError, call_site
 FORMAT = "shardfn artefact"
 VERSION = 1
 LENGTH = 8  # bytes that say how long the header is
-DAMAGED = "another copy, or save it again: it is damaged, or no artefact of shardfn"
+DAMAGED = (
+    "another copy, or save it again: it is damaged, or no artefact of shardfn"
+)
 
 
-def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+def write(
+    path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
     """Write a file that appears whole.
 
     Raises:

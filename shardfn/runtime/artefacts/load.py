@@ -6,11 +6,11 @@ import os
 from typing import Any
 
 from ... import _compat
+from ...compile.text import Unwritable, value_of
 from ...errors import ArtefactError, call_site
 from ...mesh import axes_of, current_mesh, make_mesh
 from ...ranks.versions import VERSION
 from ...types import MeshAxes
-from ...compile.text import Unwritable, value_of
 from ..agreement import agree_on_digest
 from ..compiled import Compiled
 from ..options import Request
@@ -100,25 +100,35 @@ def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any
         return None
     if axes.names:
         mesh = mesh if mesh is not None else current_mesh()
-        mesh = mesh if mesh is not None else make_mesh(axes.sizes, axes.names, device)
+        mesh = (
+            mesh if mesh is not None else make_mesh(axes.sizes, axes.names, device)
+        )
     mine = axes_of(mesh)
     wrong = []
     if (mine.names, mine.sizes) != (axes.names, axes.sizes):
         wrong.append(f"it was made for the mesh {axes}, this is {mine}")
     if axes.names and mesh.device_type != device:
-        wrong.append(f"it was made for {device}, the mesh is of {mesh.device_type}")
+        wrong.append(
+            f"it was made for {device}, the mesh is of {mesh.device_type}"
+        )
     if wrong:
         fix = f"sf.make_mesh({axes.sizes}, {axes.names}, {device!r})"
         where = f"{WHERE}, {path}"
-        raise ArtefactError.of(where, *wrong, fix=fix, source=call_site(), mesh=mesh)
+        raise ArtefactError.of(
+            where, *wrong, fix=fix, source=call_site(), mesh=mesh
+        )
     return mesh
 
 
-def _built(record: dict[str, Any], tensors: Any, mesh: Any, backend: str) -> Compiled:
+def _built(
+    record: dict[str, Any], tensors: Any, mesh: Any, backend: str
+) -> Compiled:
     captured = records.captured_of(record, tensors)
     plan = records.plan_of(record, axes_of(mesh), captured)
     programs = records.programs_of(record, plan, captured, mesh)
-    placed = records.placed_of(record["arguments"], mesh, _state(record["settings"]))
+    placed = records.placed_of(
+        record["arguments"], mesh, _state(record["settings"])
+    )
     name = str(record["name"])
     request = Request(
         name, records.unread, records.unread, mesh=mesh, backend=str(backend)

@@ -40,7 +40,11 @@ def placed_of(said: dict[str, Any], mesh: Any, state: tuple[Any, ...]) -> Placed
     """The arguments of a program."""
     count = len(said["paths"])
     positions = ("tensors", "donated")
-    if any(type(i) is not int or not 0 <= i < count for k in positions for i in said[k]):
+    if any(
+        type(i) is not int or not 0 <= i < count
+        for k in positions
+        for i in said[k]
+    ):
         raise ValueError("positions of tensors")
     constants = [(int(i), value_of(x, ())) for i, x in said["constants"]]
     tree = tree_of(said["tree"])
@@ -74,7 +78,9 @@ def _aval(shape: Any, stride: Any, _: Any, dtype: Any, device: Any) -> Aval:
 def captured_of(record: dict[str, Any], tensors: Tensors) -> Captured:
     """The capture of a program: only its inputs and its results."""
     said, results = record["outside"], record["results"]
-    leaves = [TENSOR if _is_tensor(x) else value_of(x, ()) for x in results["leaves"]]
+    leaves = [
+        TENSOR if _is_tensor(x) else value_of(x, ()) for x in results["leaves"]
+    ]
     tree = tree_of(results["tree"])
     if tree.num_leaves != len(leaves):
         raise ValueError("the number of results")
@@ -109,7 +115,7 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
         for i, like in enumerate(said["tensors"])
     ]
     draws = int(said["draws"])
-    if closed.count(None) or (draws > 0) != any(x is ambient.PLACE for x in closed):
+    if (draws > 0) != any(x is ambient.PLACE for x in closed):
         raise ValueError("the state of random calls")
     names = tuple(map(str, said["names"]))
     lines = (None,) * len(closed)
@@ -117,7 +123,9 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     return ClosedOver(tuple(closed), names, lines, draws=draws, constants=count)
 
 
-def _signature(inputs: Sequence[Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+def _signature(
+    inputs: Sequence[Any], values: Sequence[Any]
+) -> torch.fx.GraphModule:
     """A graph of inputs and results, without what is between them."""
     graph = torch.fx.Graph()
     with _compat.fake_mode():
@@ -127,7 +135,9 @@ def _signature(inputs: Sequence[Any], values: Sequence[Any]) -> torch.fx.GraphMo
         for like in values:
             value = tensor_of(like)
             layout_of = (list(value.shape), list(value.stride()))
-            node = graph.call_function(torch.ops.aten.empty_strided.default, layout_of)
+            node = graph.call_function(
+                torch.ops.aten.empty_strided.default, layout_of
+            )
             node.meta["val"] = value
             results.append(node)
     graph.output(tuple(results))
@@ -202,7 +212,7 @@ def _local(
 
 
 def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
-    """Check that a program takes and returns the shards of its rank: compiled code does not look."""
+    """Check that a program takes and returns the shards of its rank: compiled code does not."""
     holders = program.graph.find_nodes(op="placeholder")[len(plan.axes.names) :]
     (output,) = program.graph.find_nodes(op="output")
     for slots, nodes in ((plan.ins, holders), (plan.outs, output.args[0])):
@@ -211,5 +221,8 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
                 slot.value.shape, slot.marks, plan.axes.sizes, coordinate
             )
             value = node.meta["val"]
-            if (tuple(value.shape), value.dtype) != (tuple(shape), slot.value.dtype):
+            if (tuple(value.shape), value.dtype) != (
+                tuple(shape),
+                slot.value.dtype,
+            ):
                 raise ValueError(f"{node}: a shape that no shard has")

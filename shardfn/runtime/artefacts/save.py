@@ -50,7 +50,9 @@ def save_compiled(
         got = f"it has {found}, which a file cannot hold"
         raise ArtefactError.of(where, got, fix=FIX, source=call_site()) from None
     closed = enumerate(compiled.captured.closed_over)
-    file.write(path, record, {str(i): x for i, x in closed if x is not ambient.PLACE})
+    file.write(
+        path, record, {str(i): x for i, x in closed if x is not ambient.PLACE}
+    )
 
 
 def _unfit(compiled: Any) -> str:
@@ -124,7 +126,9 @@ def _outside(captured: Any) -> dict[str, Any]:
         "constants": outside.constants,
         "strided": [[k, is_own] for k, is_own in captured.strided.items()],
         "paths": list(captured.program.in_paths),
-        "inputs": _metas(captured.program.graph.graph.find_nodes(op="placeholder")),
+        "inputs": _metas(
+            captured.program.graph.graph.find_nodes(op="placeholder")
+        ),
     }
 
 
@@ -140,7 +144,8 @@ def _results(compiled: Any) -> dict[str, Any]:
         "tree": tree_text(program.out_tree),
         "paths": list(program.out_paths),
         "leaves": [
-            TENSOR_TEXT if x is TENSOR else _constant(x) for x in program.out_leaves
+            TENSOR_TEXT if x is TENSOR else _constant(x)
+            for x in program.out_leaves
         ],
         "values": _metas(output.args[0]),
         "marks": [marks_text(slot.marks) for slot in plan.outs],

@@ -59,9 +59,9 @@ def runner(
     compile_now = functools.partial(
         compiled_program, name, placed, program, backend, families
     )
-    switch = None
-    if warmup is not None and warmup != backend and not has_own_sizes:
-        switch = switch_of(name, placed)
+    if warmup is None or warmup == backend or has_own_sizes:
+        return compile_now()
+    switch = switch_of(name, placed)
     if switch is None:
         return compile_now()
     plain = compiled_program(name, placed, program, warmup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -66,33 +66,31 @@ def local_program(
 
 
 def programs_of_all(
-    name: str,
-    program: Program,
-    placed: Placed,
-    chosen: Plan,
-    agreed: passes.Agenda,
-    known: Mapping[tuple[int, ...], LocalProgram],
-) -> dict[tuple[int, ...], LocalProgram]:
-    """The programs of all ranks, also of those that this process does not run.
-
-    Args:
-        name: of the function.
-        program: the global program.
-        placed: its arguments.
-        chosen: the plan.
-        agreed: the schedule.
-        known: the programs of some ranks.
+    lowered: Any,
+) -> Callable[[], dict[tuple[int, ...], LocalProgram]] | None:
+    """What makes the programs of all ranks, also of those that this process does not run. None
+    for code of one rank, of which each kind of rank has a capture of its own.
     """
+    traced = lowered.traced
+    if traced.ranks:
+        return None
+    name, placed = traced.request.name, traced.placed
+    chosen, agreed = lowered.partition, lowered.agenda
     names = group_names(placed.mesh)
-    by_size = {local_sizes(chosen, c): found for c, found in known.items()}
-    found = {}
-    for c in all_coordinates(placed.axes):
-        size = local_sizes(chosen, c)
-        if size not in by_size:
-            made = local_program(name, program, placed, chosen, agreed, c, names)
-            by_size[size] = made
-        found[c] = by_size[size]
-    return found
+
+    def programs() -> dict[tuple[int, ...], LocalProgram]:
+        by_size = {local_sizes(chosen, c): x for c, x in lowered.programs.items()}
+        found = {}
+        for c in all_coordinates(placed.axes):
+            size = local_sizes(chosen, c)
+            if size not in by_size:
+                by_size[size] = local_program(
+                    name, traced.program, placed, chosen, agreed, c, names
+                )
+            found[c] = by_size[size]
+        return found
+
+    return programs
 
 
 def forward_of(program: Program, both: Halves) -> Program:

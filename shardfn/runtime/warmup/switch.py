@@ -36,7 +36,12 @@ class Switch:
     """
 
     def __init__(
-        self, name: str, store: Any = None, rank: int = 0, size: int = 1, number: int = 0
+        self,
+        name: str,
+        store: Any = None,
+        rank: int = 0,
+        size: int = 1,
+        number: int = 0,
     ) -> None:
         self.name, self.store, self.rank, self.size = name, store, rank, size
         self.key = f"shardfn/switch/{number}"
@@ -55,7 +60,9 @@ class Switch:
         with self._lock:
             call = self.calls
             self.calls += 1
-            waits = self.first is None and self.bound is not None and call > self.bound
+            waits = (
+                self.first is None and self.bound is not None and call > self.bound
+            )
         if waits and not self._decided.wait(PATIENCE):
             got = "a rank has not said from which call on it runs compiled code"
             fix = "see whether all ranks still run, or leave warmup out"

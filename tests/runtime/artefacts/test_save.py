@@ -13,7 +13,7 @@ import shardfn as sf
 from shardfn.errors import ArtefactError, ShardError
 
 X = torch.ones(3)
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+Pair = namedtuple("Pair", "a b")
 
 
 @torch.library.custom_op("artefacts::twice", mutates_args=())
@@ -36,7 +36,11 @@ def compiled(fn: Any, *args: Any) -> Any:
         (twice, (X,), "the op artefacts.twice.default, which a file cannot hold"),
         (lambda p: p.a + p.b, (Pair(X, X),), "a container of class Pair"),
         (lambda x: {(1, 2): x + 1}, (X,), "a key of type tuple"),
-        (lambda x: x * 2, (X.clone().requires_grad_(),), "autograd follows its call"),
+        (
+            lambda x: x * 2,
+            (X.clone().requires_grad_(),),
+            "autograd follows its call",
+        ),
     ],
 )
 def test_what_a_file_cannot_hold_is_named(
