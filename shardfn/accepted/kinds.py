@@ -125,7 +125,6 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     },
     "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
-    "Compiled.save": {"path": PATH},
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},
     "linearize": {"fn": FUNCTION},

@@ -13,7 +13,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..accepted import accept
 from ..capture import Captured, constant_key, name_of
 from ..compile import Runner
 from ..errors import ShardError, TreeError, call_site
@@ -188,9 +187,8 @@ class Compiled:
             ...     sf.load_compiled(f"{folder}/step.sf")(torch.ones(2))
             tensor([2., 2.])
         """
-        accept("Compiled.save", path=path)
         programs = self.programs if self.of_all is None else self.of_all()
-        save_compiled(os.fspath(path), self, programs)
+        save_compiled(path, self, programs)
 
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"

@@ -39,8 +39,10 @@ def has_own_passes() -> bool:
     """Whether the user has given Inductor functions of theirs, which no text describes."""
     from torch._inductor import config
 
-    names = [name for name in dir(config) if "custom" in name and "pass" in name]
-    return any(getattr(config, name, None) for name in names)
+    known = config.get_config_copy()
+    return any(
+        x for name, x in known.items() if "custom" in name and "pass" in name
+    )
 
 
 @functools.cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ... import _compat
+from ...accepted.check import described
 from ...compile.text import Unwritable, tensor_text, text_of, value_text
 from ...errors import ArtefactError, call_site
 from ...random import ambient
@@ -22,7 +24,7 @@ TENSOR_TEXT = {"tensor": True}
 
 
 def save_compiled(
-    path: str, compiled: Any, programs: Mapping[Coordinate, LocalProgram]
+    path: Any, compiled: Any, programs: Mapping[Coordinate, LocalProgram]
 ) -> None:
     """Write a compiled program to a file.
 
@@ -35,6 +37,9 @@ def save_compiled(
         ArtefactError: a file cannot hold it.
     """
     where = f"compiled {compiled.request.name}, save"
+    if not isinstance(path, (str, os.PathLike)):
+        got, needed = f"path is {described(path)}", "a path"
+        raise ArtefactError.of(where, got, needed=needed, source=call_site())
     reason = _unfit(compiled)
     if reason:
         raise ArtefactError.of(where, reason, fix=FIX, source=call_site())
@@ -51,7 +56,9 @@ def save_compiled(
         raise ArtefactError.of(where, got, fix=FIX, source=call_site()) from None
     closed = enumerate(compiled.captured.closed_over)
     file.write(
-        path, record, {str(i): x for i, x in closed if x is not ambient.PLACE}
+        os.fspath(path),
+        record,
+        {str(i): x for i, x in closed if x is not ambient.PLACE},
     )
 
 

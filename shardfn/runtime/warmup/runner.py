@@ -34,7 +34,7 @@ class Warming:
             target=context.run,
             args=(self._compile, compile_now),
             name=f"shardfn compiles {switch.name}",
-            daemon=True,
+            daemon=False,  # a process that ends must not end in the middle of the compiler
         )
         self.thread.start()
 

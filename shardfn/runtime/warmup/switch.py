@@ -76,19 +76,30 @@ class Switch:
             return
         self.store.add(f"{self.key}/ready", 1)
         while self.store.add(f"{self.key}/ready", 0) < self.size:
-            time.sleep(PAUSE)
+            _pause()
         with self._lock:
             self.bound = self.calls - 1 + AHEAD
         self.store.set(f"{self.key}/{self.rank}", str(self.bound))
         keys = [f"{self.key}/{rank}" for rank in range(self.size)]
         while not self.store.check(keys):
-            time.sleep(PAUSE)
+            _pause()
         self._decide(max(int(self.store.get(key)) for key in keys) + 1)
 
     def _decide(self, first: int) -> None:
         with self._lock:
             self.first = first
         self._decided.set()
+
+
+def _pause() -> None:
+    """Wait a little.
+
+    Raises:
+        SystemExit: the process ends, and no call will ask.
+    """
+    if not threading.main_thread().is_alive():
+        raise SystemExit
+    time.sleep(PAUSE)
 
 
 def switch_of(name: str, placed: Placed) -> Switch | None:

@@ -56,5 +56,5 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     step = compiled(lambda x: x * 2, X)
     with pytest.raises(ArtefactError, match="cannot be written"):
         step.save(tmp_path / "none" / "step.sf")
-    with pytest.raises(ShardError, match="path is 3, a int|path is 3, an int"):
+    with pytest.raises(ShardError, match="save: path is 3, a int"):
         step.save(3)
