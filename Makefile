@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean
+.PHONY: help venv demo quick test lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ fuzz: venv  ## random bad arguments for every public function: SEED=7 COUNT=40 r
 
 bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
+
+bench-start: $(VENV)/.installed-bench  ## from a process's start to its first result: cold, stored, an artefact; next to torch.compile and JAX
+	$(BIN)/python -m bench.start $(RUNS)
 
 bench-capture: venv  ## what capture costs by node, on a ResNet and on Llamas of 24 and 80 layers
 	$(PIP) -e '.[models]'
