@@ -247,8 +247,8 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
             fn(
                 gone
             )  # its spec is that of a ready signature, its memory is not there
-        assert cache.counts["compilations"] - before["compilations"] == 1, (
-            "for the DTensor argument, once"
+        assert cache.counts["compilations"] == before["compilations"], (
+            "the program of the DTensor argument is that of the tensor"
         )
         assert torch.equal(sf.full(out), torch.arange(64.0) * 8)
     finally:
