@@ -1,5 +1,6 @@
 """Three speeds of tests: which tests need real ranks, Inductor or a process of their own, which
-ones `make quick` runs, and which cases of the large sweeps `make test` leaves to `make sweeps`. Kernels compiled by one test are cached for the others of the same run.
+ones `make quick` runs, and which cases of the large sweeps `make test` leaves to `make sweeps`.
+Kernels compiled by one test are cached for the others of the same run.
 
 A test is marked for what it reaches: its function, its fixtures, and the functions of the tests
 that those name.

@@ -194,9 +194,7 @@ def _refuse_other_signature(
     """
     placed = compiled.placed
     if treedef != placed.treedef:
-        wrong = [
-            f"the arguments are {treedef}, the program is for {placed.treedef}"
-        ]
+        wrong = _other_leaves(compiled, leaves, treedef)
     else:
         wrong = [
             *_other_tensors(placed, leaves),
@@ -208,6 +206,36 @@ def _refuse_other_signature(
     fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
+
+
+def _other_leaves(
+    compiled: Compiled, leaves: list[Any], treedef: Any
+) -> list[str]:
+    """Lines for the leaves of two trees of arguments that have no counterpart."""
+    placed = compiled.placed
+    now, before = _tree.unflatten(treedef, leaves), _indices(placed.treedef)
+    names = _tree.argument_paths(compiled.request.signature_of, *now)
+    gone = _lacking(before, placed.paths, now)
+    new = _lacking(now, names, before)
+    if new or gone:
+        return [
+            *(f"{path}: missing" for path in gone),
+            *(f"{path}: the program has no such leaf" for path in new),
+        ]
+    kinds, wanted = (_tree.containers(t) for t in (treedef, placed.treedef))
+    return [f"the containers are {kinds}, the program is for {wanted}"]
+
+
+def _indices(treedef: Any) -> Any:
+    """A tree with the position of each leaf."""
+    return _tree.unflatten(treedef, range(treedef.num_leaves))
+
+
+def _lacking(tree: Any, names: Sequence[str], other: Any) -> list[str]:
+    """The names of the leaves of a tree that another tree has no leaf for."""
+    known = set(_tree.paths(other))
+    places = _tree.paths(tree)
+    return [n for place, n in zip(places, names, strict=True) if place not in known]
 
 
 def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
