@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a
 	$(BIN)/ruff check .
 	SHARDFN_EFFORT=1/5 $(PYTEST) -m quick
 
-test: lint  ## ruff and pyright, then every test and docstring example; TORCH=2.15.0 for another torch
-	$(PYTEST)
+test: lint  ## ruff and pyright, then every law and docstring example; TORCH=2.15.0 for another torch
+	$(PYTEST) -m "not sweep"
+
+sweeps: venv  ## the cases of the large sweeps that make test leaves out: tests/sweeps.txt
+	$(PYTEST) -m sweep
 
 lint: venv  ## ruff, and pyright with the pinned torch
 	$(BIN)/ruff check .

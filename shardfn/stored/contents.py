@@ -1,4 +1,4 @@
-"""What is stored of one compilation, as bytes: a header of JSON, then tensors by safetensors."""
+"""One compilation as bytes: a header of JSON, then tensors by safetensors."""
 
 from __future__ import annotations
 

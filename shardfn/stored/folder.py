@@ -32,7 +32,7 @@ NAME = "compilations"
 KEY = "key"
 SUFFIX = ".step"
 PARTIAL = ".partial-"
-HOUR = 3600.0  # seconds after which nobody writes a partial file any more
+HOUR = 3600.0  # seconds after which a partial file is a rest
 BITS = 32  # bytes of the key, and of a code
 WAIT = 600.0  # seconds for which a process waits for another's compilation
 PAUSE = 0.05
@@ -50,7 +50,7 @@ class Folder:
     path: Path
 
     def read(self, name: str) -> bytes | None:
-        """What was stored under a name. None if nothing was, or if it is damaged."""
+        """The text under a name. None if there is none, or if it is damaged."""
         path = self.path / f"{name}{SUFFIX}"
         try:
             found = path.read_bytes()

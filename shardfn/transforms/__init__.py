@@ -1,13 +1,12 @@
 """The transforms: one family per file."""
 
-from ._artefact import load_compiled
-from ._cache import clear_cache
 from ._compose import compose
 from ._dynamic import mark_dynamic
 from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
 from ._mixed_precision import mixed_precision
+from ._stored import clear_cache, load_compiled
 from ._vmap import vmap
 from .control_flow import _torchs  # noqa: F401  (enters them in a table)
 from .control_flow._cond_while import cond, while_loop

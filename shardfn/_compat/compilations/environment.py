@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def environment() -> str:
-    """What the compiled code of a program depends on, as text."""
+    """The versions, options and settings that compiled code depends on, as text."""
     now = [*_fixed(), f"threads {torch.get_num_threads()}"]
     now += [f"setting {x!r}" for x in settings()]
     now += [f"option {name} {x!r}" for name, x in options().items()]

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import torch
 
 from ..patches import patched
 
 
-@attrs.frozen(eq=False)
-class Generated:
-    """What Inductor made of a program.
+class Generated(NamedTuple):
+    """The code that Inductor made of a program.
 
     Args:
         code: the text of a Python module with a function `call`.
@@ -28,10 +26,10 @@ class Generated:
     code: str
     to_align: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
-    constants: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
+    constants: Mapping[str, torch.Tensor] = types.MappingProxyType({})
 
 
-# What a compilation may hold beside its text (torch 2.12 to 2.15).
+# A compilation may hold this beside its text (torch 2.12 to 2.15).
 BESIDE = (
     "torchbind_constants",
     "opaque_value_type_classes",

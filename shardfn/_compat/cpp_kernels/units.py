@@ -167,7 +167,7 @@ def remember_line(place: str, line: str) -> None:
 
 
 def compiler_place() -> str:
-    """What `compiler_line` depends on, found out without running anything."""
+    """The facts that `compiler_line` depends on, found out without running anything."""
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
 

@@ -77,7 +77,7 @@ def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
     if isinstance(x, list):
         return [value_of(child, nodes) for child in x]
     if not isinstance(x, dict) or len(x) != 1:
-        raise ValueError(f"{x!r} is no argument")
+        raise ValueError(f"{x!r} must be an argument")
     ((kind, said),) = x.items()
     if kind in TORCH:
         return torch_value(kind, said)
@@ -89,7 +89,7 @@ def value_of(x: Any, nodes: Sequence[torch.fx.Node]) -> Any:
         "device": torch.device,
     }
     if kind not in readers:
-        raise ValueError(f"{x!r} is no argument")
+        raise ValueError(f"{x!r} must be an argument")
     return readers[kind](said)
 
 
@@ -101,7 +101,7 @@ def torch_value(kind: str, name: Any) -> Any:
     """
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, TORCH[kind]):
-        raise ValueError(f"{name!r} is no {kind} of torch")
+        raise ValueError(f"{name!r} is not a {kind} of torch")
     return found
 
 
@@ -142,7 +142,7 @@ def tensor_of(said: Any) -> torch.Tensor:
     if len(shape) != len(stride) or any(
         type(n) is not int or n < 0 for n in sizes
     ):
-        raise ValueError(f"{said!r} is no layout")
+        raise ValueError(f"{said!r} must be a layout")
     kind = torch_value("dtype", dtype)
     x = torch.empty_strided(shape, stride, dtype=kind, device=device)
     if offset:

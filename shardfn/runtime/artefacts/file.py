@@ -20,9 +20,7 @@ from ...errors import ArtefactError, call_site
 FORMAT = "shardfn artefact"
 VERSION = 1
 LENGTH = 8  # bytes that say how long the header is
-DAMAGED = (
-    "another copy, or save it again: it is damaged, or no artefact of shardfn"
-)
+DAMAGED = "another copy, or save it again: it is damaged, or something else"
 
 
 def write(
@@ -90,11 +88,11 @@ def _metadata(found: bytes) -> dict[str, Any]:
     """
     length = int.from_bytes(found[:LENGTH], "little")
     if len(found) < LENGTH + length:
-        raise ValueError("it ends too early, or is no file of safetensors")
+        raise ValueError("it ends too early, or is something else")
     header = json.loads(found[LENGTH : LENGTH + length])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise ValueError("it is no artefact")
+        raise ValueError("it must be an artefact")
     if metadata.get("version") != str(VERSION):
         said = metadata.get("version")
         raise ValueError(f"its version is {said!r}, this shardfn reads {VERSION}")

@@ -32,7 +32,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def unread(*_: Any, **__: Any) -> NoReturn:
-    """Stands for the function of a loaded program, which nobody calls."""
+    """Stands for the function of a loaded program, which is never called."""
     raise AssertionError("the program was loaded without its function")
 
 

@@ -77,7 +77,7 @@ def _unfit(compiled: Any) -> str:
 
 
 def _origin(compiled: Any) -> dict[str, Any]:
-    """What a program was made with, and for."""
+    """The versions, the mesh and the settings that a program was made with."""
     placed = compiled.placed
     device = placed.mesh.device_type if placed.mesh is not None else None
     state = zip(_compat.SETTINGS, placed.state, strict=True)

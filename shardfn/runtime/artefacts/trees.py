@@ -23,7 +23,7 @@ def tree_text(treedef: Any) -> Any:
     """A structure as JSON.
 
     Raises:
-        Unwritable: it has a container of another class, or a key that is no text or number.
+        Unwritable: it has a container of another class, or a key other than text and numbers.
     """
     return _text(_tree.unflatten(treedef, [Leaf()] * treedef.num_leaves))
 
@@ -59,10 +59,10 @@ def _built(said: Any) -> Any:
     if said is None:
         return Leaf()
     if not isinstance(said, dict) or len(said) != 1:
-        raise ValueError(f"{said!r} is no tree")
+        raise ValueError(f"{said!r} must be a tree")
     ((name, rows),) = said.items()
     if name in KINDS:
         return KINDS[name](_built(child) for child in rows)
     if name not in DICTS or any(type(key) not in KEYS for key, _ in rows):
-        raise ValueError(f"{name!r} is no container")
+        raise ValueError(f"{name!r} must be a container")
     return DICTS[name]((key, _built(child)) for key, child in rows)

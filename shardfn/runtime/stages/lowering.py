@@ -68,7 +68,7 @@ def local_program(
 def programs_of_all(
     lowered: Any,
 ) -> Callable[[], dict[tuple[int, ...], LocalProgram]] | None:
-    """What makes the programs of all ranks, also of those that this process does not run. None
+    """A function that makes the programs of all ranks, also of those that run elsewhere. None
     for code of one rank, of which each kind of rank has a capture of its own.
     """
     traced = lowered.traced
