@@ -45,6 +45,24 @@ def test_a_branch_has_the_closed_over_values_of_both_bodies(truth: Any) -> None:
     assert sizes == [branch.consts] * 2
 
 
+A = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+B = torch.tensor([7.0, 5.0, 3.0], dtype=torch.float64)
+
+
+def test_each_body_has_constants_of_its_own() -> None:
+    one, two = body(lambda x: [x * A], 0, 1, [X]), body(lambda x: [x - B + A], 0, 1, [X])
+    for truth, wanted in ((YES, X * A), (NO, X - B + A)):
+        module = lowered(lambda t: branched(t, one, two), truth)
+        torch.testing.assert_close(module(truth), [wanted])
+    go_on = body(lambda x, w: [(x * B).sum() < 20 * w], 1, 1, [W])
+    step = body(lambda x, w: [x * A * w * 2], 1, 1, [W])
+    module = lowered(lambda x: looped(go_on[0], step, [x]), X)
+    x = X
+    while float((x * B).sum()) < 20 * float(W):
+        x = x * A * W * 2
+    torch.testing.assert_close(module(X), [x])
+
+
 def of_list(fn: Any) -> Any:
     return lambda x, w: list(fn(x, w))
 
