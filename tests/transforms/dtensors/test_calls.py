@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -177,13 +178,17 @@ def test_distribute_tensor_takes_the_tensor_of_the_first_rank(mesh: Any) -> None
     ]
 
 
+def _sum_with(make: Callable[[], Any]) -> Callable[..., Any]:
+    return lambda x: x + make()
+
+
 def test_factories_take_a_shape_and_placements(mesh: Any) -> None:
     made = lambda name: table.FUNCTIONS[getattr(torch.distributed.tensor, name)]
     where = {"device_mesh": mesh, "placements": [S, R], "dtype": torch.float64}
     for name, op in {"zeros": "zeros", "ones": "ones", "empty": "zeros"}.items():
         for size in [(6, 4), ((6, 4),)]:
-            make = made(name)
-            found = ops(lambda x, make=make, size=size: x + make(*size, **where), X)
+            make = functools.partial(made(name), *size, **where)
+            found = ops(_sum_with(make), X)
             assert found[0] == f"{op} [6, 4] -> [6, 4]"
             assert found[1] == "prim_redistribute dp; -> [6, 4]"
 
