@@ -46,7 +46,7 @@ def test_a_branch_has_the_closed_over_values_of_both_bodies(truth: Any) -> None:
 
 
 A = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-B = torch.tensor([7.0, 5.0, 3.0], dtype=torch.float64)
+B = torch.tensor([70.0, 50.0, 30.0], dtype=torch.float64)
 
 
 def test_each_body_has_constants_of_its_own() -> None:
@@ -54,11 +54,11 @@ def test_each_body_has_constants_of_its_own() -> None:
     for truth, wanted in ((YES, X * A), (NO, X - B + A)):
         module = lowered(lambda t: branched(t, one, two), truth)
         torch.testing.assert_close(module(truth), [wanted])
-    go_on = body(lambda x, w: [(x * B).sum() < 20 * w], 1, 1, [W])
+    go_on = body(lambda x, w: [(x * B).sum() < 200 * w], 1, 1, [W])
     step = body(lambda x, w: [x * A * w * 2], 1, 1, [W])
     module = lowered(lambda x: looped(go_on[0], step, [x]), X)
     x = X
-    while float((x * B).sum()) < 20 * float(W):
+    while float((x * B).sum()) < 200 * float(W):
         x = x * A * W * 2
     torch.testing.assert_close(module(X), [x])
 

@@ -1,4 +1,4 @@
-"""The op of a scan and of its derivatives, over bodies made without Dynamo, against a Python loop."""
+"""A scan and its derivatives as ops, over bodies made without Dynamo, against a Python loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`to_local` of a Partial DTensor that `from_local` made gives the tensor back, and only of such."""
+"""`to_local` of a Partial DTensor gives the tensor back that `from_local` took, and no other."""
 
 from __future__ import annotations
 

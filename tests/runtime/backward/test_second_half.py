@@ -1,4 +1,4 @@
-"""The second half of a call that autograd follows: cotangents and saved tensors in, gradients out."""
+"""The second half of a call that autograd follows: gradients from cotangents and saved tensors."""
 
 from __future__ import annotations
 
