@@ -11,7 +11,7 @@ import torch
 from shardfn import _compat
 from shardfn.capture import trace
 from shardfn.capture.control_flow.bodies import Entered, Left, Region
-from shardfn.capture.rewrites import decompositions
+from shardfn.capture.reading.settings import Settings, tracing
 
 
 def body(
@@ -38,8 +38,7 @@ def body(
 def lowered(fn: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule:
     """The graph of a function of tensors that returns a list of them, traced as a capture does."""
     mode = _compat.fake_mode()
-    table = decompositions.table()
-    with trace.recording("f", table, mode), mode:
+    with tracing(Settings(name="f"), mode, _compat.Memo()):
         inputs = [mode.from_tensor(x) for x in args]
         paths = [f"x{i}" for i in range(len(args))]
         module = trace.functional(fn, inputs, "f", paths)
