@@ -1,4 +1,4 @@
-"""The innermost level of torch.func: its kind, the values below it, and derivatives of one's own."""
+"""The innermost level of torch.func: its kind, values below it, and derivatives of one's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_value_below_is_plain_and_wrapped_again_it_is_here() -> None:
     def look(level: Level, x: Any) -> Any:
         below = level.below(x)
         again = level.wrapped(below)
-        return torch._C._functorch.is_functorch_wrapped_tensor(below), level._is_here(again)
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(below)
+        return is_wrapped, level._is_here(again)
 
     assert seen(grad, look) == (False, True)
     x = X.clone().requires_grad_()
@@ -55,7 +56,11 @@ def test_what_moves_at_a_level() -> None:
     assert seen(grad, moves) == (True, False)
     assert seen(push, moves) == (True, False)
     assert Level().moves(X.clone().requires_grad_()) and not Level().moves(X)
-    nested = lambda fn: torch.func.grad(lambda x: torch.func.grad(lambda y: fn(x) + y.sum())(X).sum())(X)
+
+    def nested(fn: Any) -> Any:
+        inner = lambda x: torch.func.grad(lambda y: fn(x) + y.sum())(X).sum()
+        return torch.func.grad(inner)(X)
+
     assert seen(nested, lambda level, x: level.moves(x)) is False, "it moves outside"
 
 
@@ -134,8 +139,8 @@ def test_tangents_have_the_dtypes_of_their_values() -> None:
     half = X.half()
     (y,), (t,) = jvp(lambda x: (x * torch.tensor(2.0),), (half,), (half,))
     assert (y.dtype, t.dtype) == (torch.float16, torch.float16)
-    values, dots, aux = jvp(lambda x: ((x * x,), "aux"), (X,), (T,), has_aux=True)
+    values, dots, aux = jvp(lambda x: ((x * x,), x + 1), (X,), (T,), has_aux=True)
     assert values[0].tolist() == [4, 9] and dots[0].tolist() == [20, 42]
-    assert aux == "aux"
+    assert aux.tolist() == [3, 4]
     with torch.autograd.forward_ad.dual_level():
         assert jvp(lambda x: (x * 3,), (X,), (T,))[1][0].tolist() == [15.0, 21.0]

@@ -103,6 +103,18 @@ def test_a_parameter_without_a_gradient_stays_with_its_state() -> None:
     assert int(after["w"]["step"]) == 0 and int(after["b"]["step"]) == 1
 
 
+def test_in_a_graph_it_stays_as_if_there_was_no_step() -> None:
+    step = step_of("momentum")
+    state = step.first(["w"], [W], {})
+    flat = [*state["w"].values()]
+
+    def run(w: Any, *own: Any) -> Any:
+        return list(step.updated(["w"], [w], [None], state_after(state, own), {}))
+
+    found = lowered(run, W, *flat)(W, *flat)
+    torch.testing.assert_close(found, [W, *flat], rtol=0, atol=0)
+
+
 def test_a_first_step_unlike_the_others_is_noted() -> None:
     step = step_of("momentum")
     state = step.first(PATHS, [W, B], {})
