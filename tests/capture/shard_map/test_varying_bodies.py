@@ -10,7 +10,12 @@ import torch
 import shardfn as sf
 from shardfn.capture.control_flow import endings
 from shardfn.capture.shard_map.varying import Kinds
-from shardfn.capture.shard_map.varying_bodies import ENDINGS, Body, ending_of, is_wrap
+from shardfn.capture.shard_map.varying_bodies import (
+    ENDINGS,
+    Body,
+    ending_of,
+    is_wrap,
+)
 from shardfn.ops import shard_map
 from tests.support.stages.loop_code import Code, varied
 
