@@ -27,13 +27,15 @@ class Proxy:
 class Ours:
     """Functions of ours, by name, and what is asked of the tensors."""
 
-    methods = {"to_local": "our to_local"}
-    attributes = {"placements": "our placements"}
-    functions = {distribute_tensor: "our distribute", DeviceMesh.__enter__: "in_mesh"}
-    of_meshes = {"get_rank": "our rank"}
-    of_groups = {"rank": "our group rank"}
-
     def __init__(self) -> None:
+        self.methods = {"to_local": "our to_local"}
+        self.attributes = {"placements": "our placements"}
+        self.of_meshes = {"get_rank": "our rank"}
+        self.of_groups = {"rank": "our group rank"}
+        self.functions = {
+            distribute_tensor: "our distribute",
+            DeviceMesh.__enter__: "in_mesh",
+        }
         self.checked: list[Any] = []
 
     def placed(self, name: str, node: Any, outer: Any) -> str:

@@ -29,12 +29,17 @@ def test_inside_dynamos_mode_makes_no_symbols_of_values() -> None:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     mode = torch._subclasses.FakeTensorMode(shape_env=env)
     before = env.settings
-    with mode, torch._guards.tracing(torch._guards.TracingContext(mode)):
-        with pytest.raises(ZeroDivisionError), reading.reading() as found:
-            assert found is mode
-            assert not env.settings.allow_scalar_outputs
-            assert not env.settings.allow_dynamic_output_shape_ops
-            raise ZeroDivisionError
+    context = torch._guards.tracing(torch._guards.TracingContext(mode))
+    with (
+        mode,
+        context,
+        pytest.raises(ZeroDivisionError),
+        reading.reading() as found,
+    ):
+        assert found is mode
+        assert not env.settings.allow_scalar_outputs
+        assert not env.settings.allow_dynamic_output_shape_ops
+        raise ZeroDivisionError
     assert env.settings == before
 
 
