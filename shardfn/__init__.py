@@ -29,7 +29,7 @@ from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .plans import fsdp, placements
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -111,6 +111,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
@@ -171,6 +172,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",
