@@ -179,6 +179,39 @@ def test_two_processes_hold_half_of_the_state_of_zero2() -> None:
         assert_close(found, step_of(plan)(*inputs(plan, p)))
 
 
+def peak_of(layers: int) -> tuple[Any, int]:
+    """The memory of a step of zero3 with a bucket for each layer, and the bytes of a layer's
+    weights and activations that a rank keeps.
+    """
+    shape = sf.ShapeDtype((FEATURES, FEATURES))
+    p = {f"w{i}": shape for i in range(layers)}
+    rows = 4 * FEATURES
+
+    def loss_fn(p: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in p.values():
+            x = torch.sin(x @ w)
+        return x.square().mean()
+
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        plan = sf.strategy("zero3", p, mesh)
+        cap = FEATURES * FEATURES * 4
+        grad = sf.bucketed_grad(loss_fn, cap=cap, first_cap=cap)
+        step = sf.shard(grad, mesh, (plan.params, plan.batch), backend="aten")
+        memory = step.lower(p, sf.ShapeDtype((rows, FEATURES))).memory
+    shards = 2 * FEATURES * FEATURES // 4  # of the weight and of its gradient
+    activations = 2 * rows // 4 * FEATURES  # of the product and of the sine
+    return memory, (shards + activations) * 4
+
+
+def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() -> (
+    None
+):
+    (small, layer), (large, _) = peak_of(3), peak_of(6)
+    assert large.of("collectives") == small.of("collectives")
+    assert large.peak - small.peak <= 3 * layer
+
+
 def test_strategies_join_by_base() -> None:
     p = params()
     with sf.fake_world(6):
