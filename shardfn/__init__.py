@@ -12,6 +12,7 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
     BudgetError,
     CaptureError,
@@ -101,6 +102,7 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
@@ -150,6 +152,7 @@ __all__ = [
     "linearize",
     "load",
     "load_safetensors",
+    "loader",
     "make_mesh",
     "map",
     "mark_dynamic",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,15 @@ def _is_flag(x: Any) -> bool:
 
 
 FLAG = Kind(_is_flag, "True or False", "the default")
+FLAG_OR_NONE = Kind(
+    lambda x: x is None or _is_flag(x), "True, False or None", "None"
+)
+ITERABLE = Kind(
+    lambda x: isinstance(x, Iterable) and not isinstance(x, str | Mapping),
+    "an iterable of batches",
+    "torch.utils.data.DataLoader(dataset, batch_size=32)",
+)
+SEED = Kind(_is_count, "an int from 0 up", "seed=0")
 FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
 FUNCTION_OR_NONE = Kind(
     lambda x: x is None or callable(x), "a function, or None", "None"
@@ -129,6 +138,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
     "load_safetensors": {"path": PATH, "strict": FLAG},
+    "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
