@@ -84,6 +84,14 @@ DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
 LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
+SCALE = Kind(
+    lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16"
+)
+GROWTH = Kind(lambda x: _is_number(x) and x >= 1, "a number, 1 or more", "2.0")
+BACKOFF = Kind(
+    lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5"
+)
+INTERVAL = Kind(lambda x: _is_count(x) and x > 0, "an int from 1 up", "2000")
 STEP = Kind(
     lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0"
 )
@@ -139,6 +147,12 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
     "load_safetensors": {"path": PATH, "strict": FLAG},
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
+    "loss_scale": {
+        "initial": SCALE,
+        "growth": GROWTH,
+        "backoff": BACKOFF,
+        "interval": INTERVAL,
+    },
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
