@@ -208,7 +208,10 @@ def reports(args: argparse.Namespace) -> Any:
             task = bar.add_task("training", total=args.steps)
 
         def report(number: int, figures: dict[str, float]) -> None:
-            words = "  ".join(f"{name} {x:.6g}" for name, x in figures.items())
+            digits = 15 if args.dtype == "float64" else 6
+            words = "  ".join(
+                f"{name} {x:.{digits}g}" for name, x in figures.items()
+            )
             if writer is not None:
                 for name, x in figures.items():
                     writer.add_scalar(name, x, number)
