@@ -72,7 +72,9 @@ def curvature(ranks: int, steps: int, backend: str) -> list[float]:
 def main(given: Sequence[str] | None = None) -> list[float]:
     """Estimate, and print on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fake", type=int, help="ranks of a world in this process")
+    parser.add_argument(
+        "--fake", type=int, help="ranks of a world in this process"
+    )
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--backend", default="inductor", help="or aten, op by op")
     args = parser.parse_args(given)

@@ -52,7 +52,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add("--peak", type=float, help="TFLOP/s of a rank, for the model FLOPs in use")
     add("--tensorboard", metavar="FOLDER", help="write curves for TensorBoard")
-    add("--progress", action="store_true", help="a progress bar, in place of lines")
+    add(
+        "--progress", action="store_true", help="a progress bar, in place of lines"
+    )
     return parser.parse_args(given)
 
 
@@ -121,7 +123,10 @@ class Run:
         self.params = sf.distribute(params, self.mesh, plan.params)
         self.state = sf.distribute(self.opt.init(params), self.mesh, state)
         data = DataLoader(
-            Windows(args.context), batch_size=args.batch, shuffle=True, drop_last=True
+            Windows(args.context),
+            batch_size=args.batch,
+            shuffle=True,
+            drop_last=True,
         )
         self.batches = sf.loader(data, self.mesh, plan.batch)
         self.number = 0

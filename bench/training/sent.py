@@ -1,4 +1,4 @@
-"""What a training step sends on two ranks, next to DDP and FSDP2: `python -m bench.training.sent`."""
+"""What a training step sends on two ranks, next to DDP and FSDP2. `make bench-sent`."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ def ours(name: str) -> Counter[str]:
 
 def _rank(rank: int, store: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=RANKS
-    )
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
     rows = {"DDP": ddp(mesh), "FSDP2": fsdp2(mesh)}
     if rank == 0:

@@ -73,13 +73,11 @@ def different(
         rows: of each: status, number and sample.
         texts: of each.
     """
-    statuses = [row[0] for row in rows]
     number = max(row[1] for row in rows)
     where = f"loader, batch {number}"
-    by_status = {
-        status: [r for r, s in zip(ranks, statuses, strict=True) if s == status]
-        for status in (END, BATCH, FAILED)
-    }
+    by_status: dict[int, list[int]] = {END: [], BATCH: [], FAILED: []}
+    for rank, row in zip(ranks, rows, strict=True):
+        by_status[row[0]].append(rank)
     if failed := by_status[FAILED]:
         text = texts[ranks.index(failed[0])]
         got = f"{listed(failed)}: {text}"
@@ -90,15 +88,24 @@ def different(
         needed = "as many batches on every rank"
         fix = "a loader of global batches, the same on every rank"
         return DivergenceError.of(where, got, needed=needed, fix=fix)
-    other = next(i for i, row in enumerate(rows) if row != rows[0])
-    lines = [f"rank {ranks[0]}: {texts[0]}", f"rank {ranks[other]}: {texts[other]}"]
-    if texts[0] == texts[other]:
-        lines = [f"ranks {ranks[0]} and {ranks[other]} read other values: {texts[0]}"]
-    return DivergenceError.of(
-        where,
-        *lines,
-        needed="the same global batch on every rank",
-        fix="the same seed on every rank; no DistributedSampler; a collate_fn that pads to "
-        "one length",
-    )
+    return _of_values(where, ranks, rows, texts)
 
+
+def _of_values(
+    where: str,
+    ranks: Sequence[int],
+    rows: Sequence[Sequence[int]],
+    texts: Sequence[str],
+) -> DivergenceError:
+    """The error for ranks whose batches differ."""
+    other = next(i for i, row in enumerate(rows) if row != rows[0])
+    first, second = ranks[0], ranks[other]
+    lines = [f"rank {first}: {texts[0]}", f"rank {second}: {texts[other]}"]
+    if texts[0] == texts[other]:
+        lines = [f"ranks {first} and {second} read other values: {texts[0]}"]
+    needed = "the same global batch on every rank"
+    fix = (
+        "the same seed on every rank; no DistributedSampler; a collate_fn that pads to "
+        "one length"
+    )
+    return DivergenceError.of(where, *lines, needed=needed, fix=fix)

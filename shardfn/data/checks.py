@@ -56,7 +56,9 @@ def check_axes(placements: Any, mesh: Any) -> None:
             named = [name for names in names_of(spec) for name in names]
             unknown = [repr(name) for name in named if name not in axes.names]
             if unknown:
-                got = f"{spec} names axis {', '.join(unknown)}; the mesh has {axes}"
+                got = (
+                    f"{spec} names axis {', '.join(unknown)}; the mesh has {axes}"
+                )
                 wrong.append(got)
     if wrong:
         raise PlacementError.of(
@@ -109,9 +111,10 @@ def check_state(state: Any, generators: int, is_stateful: bool) -> None:
         ]
     if not lines and len(state["generators"]) != generators:
         count = len(state["generators"])
-        lines.append(f"it is of {count} generators, and the data have {generators}")
+        lines.append(
+            f"it is of {count} generators, and the data have {generators}"
+        )
     if not lines and state.get("data") is not None and not is_stateful:
         lines.append("it has a state of the data, and these data take none")
     if lines:
         raise CheckpointError.of(where, *lines, needed=needed)
-

@@ -126,7 +126,9 @@ class Loader:
             >>> import torch, shardfn as sf
             >>> batches = [torch.full((2,), float(i)) for i in range(3)]
             >>> with sf.fake_world(2):
-            ...     loader = sf.loader(batches, sf.make_mesh((2,), ("dp",)), sf.P("dp"))
+            ...     loader = sf.loader(
+            ...         batches, sf.make_mesh((2,), ("dp",)), sf.P("dp")
+            ...     )
             ...     first = next(iter(loader))
             ...     state = loader.state_dict()
             ...     loader.load_state_dict(state)

@@ -44,6 +44,7 @@ def described(x: Any, sharded: Sequence[int] = ()) -> str:
     sizes = ["*" if dim in sharded else str(n) for dim, n in enumerate(x.shape)]
     return f"{str(x.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
+
 def check_resumed(number: int, skip: int, sample: int, expected: int) -> None:
     """Check that the batches before those that are left are those of the saved run.
 

@@ -222,5 +222,7 @@ def _of_batch(
         sequence = flattened(base.activations.parts[1:])
     batch += names if kind.batch else ()
     sequence += names if kind.sequence else ()
-    rows = [[axis for axis in axes.names if axis in row] for row in (batch, sequence)]
+    rows = [
+        [axis for axis in axes.names if axis in row] for row in (batch, sequence)
+    ]
     return spec_of([tuple(rows[0])]), spec_of([*map(tuple, rows)])

@@ -86,7 +86,8 @@ STATES: dict[str, tuple[Any, str]] = {
     ),
     "of other data": (
         {**GOOD, "generators": [1]},
-        "loader.load_state_dict: it is of 1 generators, and the data have 0" + NEEDED,
+        "loader.load_state_dict: it is of 1 generators, and the data have 0"
+        + NEEDED,
     ),
     "of data with a state": (
         {**GOOD, "data": {}},

@@ -83,15 +83,15 @@ def test_every_world_reads_the_same_batches_and_each_rank_its_rows() -> None:
     with sf.fake_world(1):
         wanted = numbers(sf.loader(shuffled(), mesh_of(1), P("dp")))
     assert [len(rows) for rows in wanted] == [5, 5, 3]
-    assert sorted(sum(wanted, [])) == [i * i for i in range(SIZE)]
+    every = [x for rows in wanted for x in rows]
+    assert sorted(every) == [i * i for i in range(SIZE)]
     with sf.fake_world(4):  # the last batch is 1, 1, 1 and none
         loader = sf.loader(shuffled(), mesh_of(4), P("dp"))
         assert numbers(loader) == wanted
         assert numbers(loader) != wanted  # another pass, another order
     for found, read in run_ranks(2, _on_a_rank):
         assert found == wanted
-        assert len(read) == 3 + 3 + 2 or len(read) == 2 + 2 + 1
-        assert all(i * i in sum(wanted, []) for i in read)
+        assert len(read) in (3 + 3 + 2, 2 + 2 + 1)
 
 
 def _on_a_rank() -> Any:
@@ -129,9 +129,9 @@ def test_it_resumes_on_another_number_of_ranks(
     with sf.fake_world(3):
         loader = sf.loader(DATA[kind](), mesh_of(3), P("dp"))
         feed = endless(loader)
-        sum((numbers([next(feed)]) for _ in range(after)), [])
+        numbers(next(feed) for _ in range(after))
         sf.save(tmp_path, {"loader": loader})
-        wanted = sum((numbers([next(feed)]) for _ in range(1)), [])
+        wanted = numbers([next(feed)])
     with sf.fake_world(2):
         loader = sf.loader(DATA[kind](), mesh_of(2), P("dp"), seed=5)
         loader = sf.load(tmp_path, {"loader": loader})["loader"]
@@ -180,7 +180,9 @@ def _unequal() -> Any:
     def padded(rows: Any) -> Any:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    ragged = DataLoader([torch.ones(n) for n in (1, 2, 3, 4)], 4, collate_fn=padded)  # type: ignore[arg-type]
+    ragged = DataLoader(
+        [torch.ones(n) for n in (1, 2, 3, 4)], 4, collate_fn=padded
+    )  # type: ignore[arg-type]
     cases = {
         "fewer": [torch.ones(2)] * (3 - rank),
         "other values": [torch.ones(2), torch.full((2,), float(rank))],

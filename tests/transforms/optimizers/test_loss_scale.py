@@ -61,7 +61,8 @@ def test_the_scales_are_those_of_torch() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     sgd = torch.optim.SGD([w], lr=0.0)
     state = SCALER.init()
-    captured = sf.jit(lambda state, g: SCALER.update(state, SCALER.unscale(g, state)[1]), backend="aten")
+    updated = lambda state, g: SCALER.update(state, SCALER.unscale(g, state)[1])
+    captured = sf.jit(updated, backend="aten")
     for value in (1.0, 1.0, float("nan"), 1.0, float("inf"), 1.0, 1.0, 1.0):
         rival.scale(torch.ones(())).item()  # makes its scale
         w.grad = torch.tensor([1.0, value])
