@@ -85,7 +85,7 @@ def model(args: argparse.Namespace) -> LlamaForCausalLM:
         use_cache=False,
     )
     wide = torch.float64 if args.dtype == "float64" else torch.float32
-    return LlamaForCausalLM(config).to(wide)
+    return LlamaForCausalLM(config).to(dtype=wide)
 
 
 class Run:
@@ -96,7 +96,7 @@ class Run:
         device = "cuda" if torch.cuda.is_available() and not args.fake else "cpu"
         shape = (ranks // tp, tp)
         self.mesh = sf.make_mesh(shape, ("dp", "tp"), device_type=device)
-        net = model(args).to(device)
+        net = model(args).to(device=device)
         self.fn, params, self.buffers = sf.functionalize(net)
         self.size = sum(w.numel() for w in params.values())
         tensor = sf.placements(params, net.tp_plan, axis="tp", mesh=self.mesh)
@@ -199,7 +199,7 @@ def endless(batches: Any) -> Any:
 @contextlib.contextmanager
 def reports(args: argparse.Namespace) -> Any:
     """Where the figures of each step go: lines or a progress bar, and TensorBoard."""
-    writer = bar = None
+    writer = bar = task = None
     is_first = os.environ.get("RANK", "0") == "0"
     with contextlib.ExitStack() as stack:
         if args.tensorboard and is_first:
@@ -220,7 +220,7 @@ def reports(args: argparse.Namespace) -> Any:
             if writer is not None:
                 for name, x in figures.items():
                     writer.add_scalar(name, x, number)
-            if bar is not None:
+            if bar is not None and task is not None:
                 bar.update(task, completed=number, description=words)
             elif is_first:
                 print(f"step {number}  {words}", flush=True)

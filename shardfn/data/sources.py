@@ -187,6 +187,8 @@ def set_epoch(data: Any, epoch: int) -> None:
     batches = getattr(data, "batch_sampler", None)
     dataset = getattr(data, "dataset", None)
     inner = getattr(batches, "sampler", None)
-    for owner in {id(x): x for x in (data, batches, inner, dataset)}.values():
-        if callable(getattr(owner, "set_epoch", None)):
-            owner.set_epoch(epoch)
+    owners = {id(x): x for x in (data, batches, inner, dataset)}.values()
+    for owner in owners:
+        tell = getattr(owner, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)

@@ -95,8 +95,9 @@ def test_every_world_reads_the_same_batches_and_each_rank_its_rows() -> None:
 
 
 def _on_a_rank() -> Any:
-    data = shuffled()
-    return numbers(sf.loader(data, mesh_of(2), P("dp"))), data.dataset.read  # type: ignore[attr-defined]
+    data: Any = shuffled()
+    batches = numbers(sf.loader(data, mesh_of(2), P("dp")))
+    return batches, data.dataset.read
 
 
 def test_the_order_of_a_generator_is_that_of_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,26 @@ def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() ->
     (small, layer), (large, _) = peak_of(3), peak_of(6)
     assert large.of("collectives") == small.of("collectives")
     assert large.peak - small.peak <= 3 * layer
+
+
+def test_a_run_goes_on_with_another_strategy_on_another_mesh(tmp_path: Path) -> None:
+    p = params()
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        first = sf.strategy("zero3", p, mesh)
+        step, (_, _, *data) = placed_step(first, mesh, p)
+        new, state, _ = step(p, OPT.init(p), *data)
+        sf.save(tmp_path, {"p": new, "state": state})
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        plan = sf.strategy("zero1", p, mesh)
+        step, (like, state, *data) = placed_step(plan, mesh, p)
+        found = sf.load(tmp_path, {"p": like, "state": state})
+        found = sf.full(step(found["p"], found["state"], *data))
+    p, state, *data = inputs(first, p)
+    for _ in range(2):
+        p, state, loss = step_of(first)(p, state, *data)
+    assert_close(found, (p, state, loss))
 
 
 def test_strategies_join_by_base() -> None:

@@ -101,10 +101,11 @@ def aligned_to(
     replicated = ("R",) * len(walk.axes.sizes)
     wanted = next(iter(like.slots), replicated)
     marks = aligned(shape, like.fake.shape, wanted, walk.axes)
-    (reader,) = node.users if len(node.users) == 1 else (None,)
-    if getattr(reader and reader.target, "_opname", "") != CONSTRAIN:
+    readers = [*node.users]
+    names = [getattr(reader.target, "_opname", "") for reader in readers]
+    if names != [CONSTRAIN]:
         return wanted, marks
-    _, text = args_of(reader)
+    _, text = args_of(readers[0])
     try:
         return wanted, constrained(text, walk.axes, shape, marks)
     except ValueError:
