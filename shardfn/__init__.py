@@ -12,6 +12,7 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
     ArtefactError,
     BudgetError,
@@ -30,7 +31,7 @@ from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .plans import fsdp, placements
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -66,6 +67,7 @@ from .transforms import (
     jvp,
     linearize,
     load_compiled,
+    loss_scale,
     map,
     mark_dynamic,
     mixed_precision,
@@ -105,6 +107,7 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
@@ -115,6 +118,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
@@ -155,6 +159,8 @@ __all__ = [
     "load",
     "load_compiled",
     "load_safetensors",
+    "loader",
+    "loss_scale",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -177,6 +183,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",

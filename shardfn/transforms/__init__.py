@@ -24,6 +24,7 @@ from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
 from .optimizers._clip import clip_by_global_norm
 from .optimizers._ema import ema
+from .optimizers._loss_scale import loss_scale
 from .optimizers._optim import optim
 from .proofs._budget import assert_comms, explain
 from .proofs._check import check
@@ -82,6 +83,7 @@ __all__ = [
     "jvp",
     "linearize",
     "load_compiled",
+    "loss_scale",
     "map",
     "mark_dynamic",
     "mixed_precision",
