@@ -11,7 +11,9 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
+    ArtefactError,
     BudgetError,
     CaptureError,
     CheckpointError,
@@ -28,7 +30,7 @@ from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P, Partial, Replicate, Shard
-from .plans import fsdp, placements
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -41,6 +43,7 @@ from .transforms import (
     check,
     checkpoint,
     checkpoint_name,
+    clear_cache,
     clip_by_global_norm,
     compose,
     cond,
@@ -62,6 +65,8 @@ from .transforms import (
     jit,
     jvp,
     linearize,
+    load_compiled,
+    loss_scale,
     map,
     mark_dynamic,
     mixed_precision,
@@ -90,6 +95,7 @@ from .world import fake_world
 __version__ = VERSION
 
 __all__ = [
+    "ArtefactError",
     "Bucket",
     "BucketPlan",
     "BudgetError",
@@ -100,6 +106,7 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
@@ -110,6 +117,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
@@ -122,6 +130,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -147,7 +156,10 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "load_compiled",
     "load_safetensors",
+    "loader",
+    "loss_scale",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -170,6 +182,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",

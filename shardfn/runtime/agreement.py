@@ -72,6 +72,22 @@ def agree(
     raise _different(name, texts[0], texts[other], other)
 
 
+def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
+    """Compare the digest of a file among all ranks.
+
+    Raises:
+        DivergenceError: ranks have other files.
+    """
+    if not has_others(placed):
+        return
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
+    if other is not None:
+        got = f"ranks 0 and {other} load other files"
+        raise DivergenceError.of(name, got, fix="one file for all ranks")
+
+
 def _different(
     name: str, first: list[Any], others: list[Any], rank: int
 ) -> DivergenceError:
