@@ -20,6 +20,7 @@ from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed
+from ..watched import watched
 
 
 def runner(
@@ -57,12 +58,12 @@ def runner(
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))
     donated = _donated(placed)
     if backend == "aten":
-        return BACKENDS[backend](graph, donated)
+        return watched(BACKENDS[backend](graph, donated), name, placed, program)
     taking = donate(graph, _donations(program, donated))
     compiled = _compiled(taking, donated, backend, families)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
-    return compiled
+    return watched(compiled, name, placed, program)
 
 
 def _compiled(

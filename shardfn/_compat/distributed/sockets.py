@@ -1,0 +1,54 @@
+"""The connections of process groups. Gloo waits for other ranks where nothing in Python reaches it,
+and its `abort` does nothing (torch 2.13): the wait ends if its connections are shut down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+import torch.distributed as dist
+
+FOLDER = "/proc/self/fd"
+# what Gloo and torch's stores say of a rank that does not answer, in lower case
+TOLD = ("gloo", "connection closed", "connection reset", "broken pipe", "timed out")
+
+
+def _open() -> set[tuple[int, int]]:
+    """The number and the inode of each socket of this process. Nothing but on Linux."""
+    found = set[tuple[int, int]]()
+    numbers = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
+    for number in map(int, numbers):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            state = os.fstat(number)
+            if stat.S_ISSOCK(state.st_mode):
+                found.add((number, state.st_ino))
+    return found
+
+
+@contextlib.contextmanager
+def sockets_noted(found: set[tuple[int, int]]) -> Iterator[None]:
+    """A context that adds the sockets which are opened inside to a set."""
+    before = _open()
+    try:
+        yield
+    finally:
+        found |= _open() - before
+
+
+def shut_down(sockets: set[tuple[int, int]]) -> None:
+    """Shut these connections down, if they are still open, so that who waits on them fails."""
+    for number, _ in sockets & _open():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as s:
+            s.shutdown(socket.SHUT_RDWR)
+
+
+def tells_of_ranks(error: BaseException) -> bool:
+    """Whether an error is of a collective that other ranks did not answer."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(x in text for x in TOLD)

@@ -1,0 +1,331 @@
+"""The watchdog beside a job. A thread of each process publishes over the store of the job which
+calls it has made, reads what the others have, and says why a call cannot go on.
+
+A call itself only appends to a list. All that talks to the store runs in threads, since a store
+whose server has stopped answers nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _compat
+from ..errors import call_site
+from . import activity, presence
+from .calls import COMPARING, Event, Lane
+from .verdict import (
+    DECIDED,
+    PATIENT,
+    WAITING,
+    Heard,
+    Verdict,
+    judged,
+    unheard_of,
+    unserved,
+)
+
+BEAT = 0.5  # seconds between two heartbeats, in a job of few processes
+FEW = 64  # processes of such a job
+LONG = 2.0  # seconds after which a call counts as one that waits
+PATIENCE = 3.0  # seconds in which the others tell why a wait has failed
+ASKED = 0.1  # seconds between two heartbeats then
+SILENT = 1.5  # seconds more, after which the store itself counts as gone
+
+
+@attrs.define(eq=False)
+class Watch:
+    """What this process tells the others, and knows of them.
+
+    Args:
+        store: the store of the job, of which it makes clients of its own.
+        rank, size: the place of this process.
+        timeout: of a collective, in seconds.
+        connections: the sockets of the process groups.
+    """
+
+    store: Any
+    rank: int
+    size: int
+    timeout: float
+    connections: set[tuple[int, int]]
+    enter: Callable[[Event | None], None] = attrs.field(init=False)
+    log: deque[Event | None] = attrs.Factory(deque)
+    lanes: dict[str, Lane] = attrs.Factory(dict)
+    now: Event | None = None  # the call that this process is in
+    changed: float = attrs.Factory(time.monotonic)  # when it last began or ended one
+    number: itertools.count[int] = attrs.Factory(itertools.count)  # of heartbeats
+    place: dict[str, Any] = attrs.Factory(presence.here)
+    left: dict[str, Any] | None = None  # how it ended
+    heard: dict[int, tuple[float, Any]] = attrs.Factory(dict)  # rank -> when, what
+    verdict: Verdict | None = None
+    patience: str = WAITING
+    woken: threading.Event = attrs.Factory(threading.Event)
+    told: threading.Condition = attrs.Factory(threading.Condition)
+    is_over: bool = False
+    is_unserved: bool = False  # whether the store has failed
+    client: Any = None  # of the store, for comparisons
+    everyone: Lane = attrs.field(init=False)
+    beats: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.enter = self.log.append
+        self.everyone = self.lane("world", range(self.size))
+        self.beats = BEAT * max(1.0, self.size / FEW)
+        thread = threading.Thread(
+            target=self._run, daemon=True, name="shardfn watches"
+        )
+        thread.start()
+
+    def lane(self, name: str, ranks: Sequence[int]) -> Lane:
+        """The calls on a mesh of these ranks."""
+        return self.lanes.setdefault(name, Lane(name, tuple(ranks)))
+
+    def _run(self) -> None:
+        client = _compat.another_client(self.store, self.timeout)
+        while not self.is_over:
+            try:
+                self._beat(client)
+            except RuntimeError as error:  # the store is gone, or does not answer
+                if not _compat.tells_of_ranks(error):
+                    raise
+                self.is_unserved = True
+            with self.told:
+                self.told.notify_all()
+            is_calm = self.patience is WAITING and self.left is None
+            self.woken.wait(self.beats if is_calm else ASKED)
+            self.woken.clear()
+
+    def _beat(self, client: Any) -> None:
+        """Publish what this process does, read the others, conclude."""
+        self._drain()
+        mine = self.status()
+        client.set(f"{KEY}{self.rank}", json.dumps(mine))
+        self._read(client, [(self.rank + 1) % self.size])
+        (text,) = _compat.texts_of(client, [f"{KEY}verdict"])
+        if text is not None:
+            self._conclude(Verdict.of(text))
+        if self.verdict is None:
+            self._judge(client, mine)
+
+    def _judge(self, client: Any, mine: Any) -> None:
+        now, patience = mine["now"], self.patience
+        waits = now is not None and now["long"]
+        if waits or self.left or patience is not WAITING:
+            ranks = now["ranks"] if now else range(self.size)
+            self._read(client, [r for r in ranks if r != self.rank])
+        itself = Heard(self.rank, mine, 0.0)
+        verdict = judged(itself, self._others(), patience=patience)
+        if verdict is None and patience is DECIDED:
+            verdict = unheard_of((self.rank + 1) % self.size)
+        if verdict is not None:
+            first = _compat.put_first(client, f"{KEY}verdict", verdict.text())
+            self._conclude(Verdict.of(first))
+
+    def _read(self, client: Any, ranks: Sequence[int]) -> None:
+        """Read what other ranks have published last."""
+        texts = _compat.texts_of(client, [f"{KEY}{r}" for r in ranks])
+        for rank, text in zip(ranks, texts, strict=True):
+            if text is None:
+                continue
+            status = json.loads(text)
+            if rank not in self.heard or self.heard[rank][1]["beat"] != status["beat"]:
+                self.heard[rank] = time.monotonic(), status
+
+    def _others(self) -> list[Heard]:
+        """The ranks that this one has heard, and those of its call first that are behind."""
+        now = time.monotonic()
+        return [
+            Heard(rank, status, now - at, self.beats)
+            for rank, (at, status) in sorted(self.heard.items())
+        ]
+
+    def _drain(self) -> None:
+        while self.log:
+            event = self.log.popleft()
+            self.changed = time.monotonic()
+            self.now = event
+            if event is not None:
+                event.lane.add(event)
+
+    def status(self) -> dict[str, Any]:
+        """What this process does, as JSON."""
+        event, seconds = self.now, time.monotonic() - self.changed
+        is_long = seconds > min(LONG, self.timeout / 2)
+        stage = line = sends = now = None
+        if is_long or self.patience is not WAITING:
+            if event is not None and event.code is not None:
+                line, sends = activity.running(event.code, event.sends)
+            if line is None:
+                stage, line = activity.stage()
+        if event is not None:
+            now = {
+                "lane": event.lane.name,
+                "ranks": event.lane.ranks,
+                "call": event.lane.count,
+                "text": event.text,
+                "sends": sends,
+                "long": is_long,
+                "seconds": round(seconds, 1),
+            }
+        return {
+            "place": self.place,
+            "beat": next(self.number),
+            "lanes": {name: x.shown() for name, x in self.lanes.items() if x.count},
+            "now": now,
+            "stage": stage,
+            "line": line,
+            "left": self.left,
+        }
+
+    def _conclude(self, verdict: Verdict) -> None:
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        self.enter = self._refuse
+        self._drain()
+        if self.now is not None and self.now.code is not None:
+            _compat.shut_down(self.connections)
+
+    def _refuse(self, event: Event | None) -> None:
+        """Raise the verdict at the begin or the end of any later call."""
+        assert self.verdict is not None
+        where = "a call" if event is None else event.text
+        raise self.verdict.error(where, call_site())
+
+    def why(self, error: BaseException) -> Verdict | None:
+        """Why a call has failed. None if the reason is its own.
+
+        Args:
+            error: that it has raised.
+        """
+        if self.verdict is None and _compat.tells_of_ranks(error):
+            self._ask()
+        return self.verdict
+
+    def _ask(self) -> None:
+        """Have the others tell why a wait has failed, for as long as patience lasts."""
+        deadline = time.monotonic() + PATIENCE
+        self.patience = PATIENT
+        self.woken.set()
+        with self.told:
+            self.told.wait_for(lambda: self.verdict is not None, PATIENCE)
+            if time.monotonic() >= deadline:
+                self.patience = DECIDED
+                self.told.wait_for(lambda: self.verdict is not None, SILENT)
+        if self.verdict is None:
+            self._conclude(self._without_store())
+
+    def _without_store(self) -> Verdict:
+        """The verdict of a process that does not reach the store."""
+        now = time.monotonic()
+        at, status = self.heard.get(0, (now, self.status()))
+        mine, server = Heard(self.rank, self.status(), 0.0), Heard(0, status, now - at)
+        known = judged(mine, self._others(), patience=PATIENT)
+        return known or unserved(server, "the store of the job")
+
+    def gathered(
+        self, where: str, mine: str, lane: Lane | None = None
+    ) -> list[str]:
+        """The texts of all ranks, by which they compare what they hold.
+
+        Args:
+            where: the function, which errors name.
+            mine: the text of this rank.
+            lane: that of the ranks; None for all of the world.
+
+        Returns:
+            A text of each rank of the lane, in its order.
+
+        Raises:
+            RankLostError: a rank does not come.
+            DivergenceError: a rank is in another call.
+        """
+        lane = lane or self.everyone
+        self.enter(Event(lane, COMPARING, f"a comparison of {where}", {}))
+        place = lane, next(lane.gathers), self.rank
+        texts: list[str] = []
+
+        def gather() -> None:
+            with contextlib.suppress(torch.distributed.DistError):
+                if self.client is None:
+                    self.client = _compat.another_client(self.store, self.timeout)
+                texts.extend(_gathered(self.client, *place, mine))
+            with self.told:
+                self.told.notify_all()
+
+        threading.Thread(target=gather, daemon=True, name="shardfn compares").start()
+        is_done: Callable[[], bool] = lambda: bool(texts or self.verdict)
+        with self.told:
+            self.told.wait_for(is_done, self.timeout)
+        if not texts and self.verdict is None:
+            self._ask()
+        if not texts:
+            assert self.verdict is not None
+            raise self.verdict.error(where, call_site())
+        self.enter(None)
+        return texts
+
+    def leave(self, error: str | None, *, follows: bool) -> None:
+        """Tell the others that this process ends.
+
+        Args:
+            error: the first line of its error; None if it ends in peace.
+            follows: whether that error is of another rank.
+        """
+        self.left = {"error": error, "follows": follows}
+        self.woken.set()
+
+
+    def is_alone(self, *, serves: bool) -> bool:
+        """Whether nobody needs this process any more, nor could tell it anything.
+
+        Args:
+            serves: whether it serves the store.
+        """
+        if self.is_unserved:
+            return True
+        mine = self.status()["lanes"]
+        for rank in range(self.size):
+            _, status = self.heard.get(rank, (0, None))
+            if rank == self.rank or (status and status["left"]):
+                continue
+            if status and presence.state_of(status["place"]) == "ended":
+                continue
+            if serves or not status or not _has_caught_up(status["lanes"], mine):
+                return False
+        return True
+
+
+def _has_caught_up(lanes: Any, mine: Any) -> bool:
+    shared = [name for name in mine if name in lanes]
+    return all(lanes[name]["count"] >= mine[name]["count"] for name in shared)
+
+
+KEY = "shardfn/watch/"
+
+
+def _gathered(client: Any, lane: Lane, number: int, rank: int, mine: str) -> list[str]:
+    """The texts of all ranks. The first rank collects them, so that each rank reads one key. A
+    rank that sets its next text has read the last answer, which can be deleted then.
+    """
+    key = f"shardfn/compare/{lane.name}/"
+    client.set(f"{key}{number}/{rank}", json.dumps(mine))
+    if rank != lane.ranks[0]:
+        return json.loads(client.get(f"{key}{number}"))
+    keys = [f"{key}{number}/{r}" for r in lane.ranks]
+    client.wait(keys)
+    everyone = [json.loads(x) for x in client.multi_get(keys)]
+    client.set(f"{key}{number}", json.dumps(everyone))
+    for each in (*keys, f"{key}{number - 1}"):
+        client.delete_key(each)
+    return everyone
