@@ -20,14 +20,16 @@ STAGES = {
     "checkpoints": "a checkpoint",
     "ranks": "a comparison between ranks",
 }
+OWN = "shardfn"  # the names of our threads begin so
 _ASSIGNED = re.compile(r"\s*(\w+) = ")
 
 
 def stage() -> tuple[str | None, str | None]:
     """The stage that a thread of this process is in, and the user's line. None for none."""
+    own = {x.ident for x in threading.enumerate() if x.name.startswith(OWN)}
     for thread, frame in sys._current_frames().items():
         frames = list(_outward(frame))
-        if thread == threading.get_ident() or not _of_call(frames):
+        if thread in own or not _of_call(frames):
             continue
         places = [_folder(x) for x in frames]
         inner = next((STAGES[x] for x in places if x in STAGES), "a call")

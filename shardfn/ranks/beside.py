@@ -22,6 +22,7 @@ from .watch import Watch
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
 STAY = 1.0  # seconds at exit in which the others may have made as many calls
 SERVE = 2.0  # seconds more of the process that serves the store
+LAST = 1.0  # seconds for a thread to end
 _watches: weakref.WeakKeyDictionary[Any, Watch] = weakref.WeakKeyDictionary()
 _connections: set[tuple[int, int]] = set()  # of the process groups
 _door = threading.Lock()
@@ -65,8 +66,13 @@ def _end(watch: Watch) -> None:
         watch.told.wait_for(is_done, max(deadline - time.monotonic(), 0))
     watch.is_over = True
     watch.woken.set()
+    for thread in watch.threads:
+        thread.join(LAST)
     if watch.verdict is not None and not known and error is None:
-        _fail(watch)
+        _say(watch)
+        _exit(1)
+    if any(thread.is_alive() for thread in watch.threads):
+        _exit(int(error is not None))  # Python's end would abort the process
 
 
 def _first_line(error: BaseException) -> str:
@@ -77,11 +83,15 @@ def _first_line(error: BaseException) -> str:
     return f"{text[:200]}{where}"
 
 
-def _fail(watch: Watch) -> None:
-    """End a process that has computed with others that made other calls: not in peace."""
+def _say(watch: Watch) -> None:
+    """Print that this process has computed with others that made other calls."""
     assert watch.verdict is not None
     error = watch.verdict.error("at exit", None)
     sys.excepthook(type(error), error, None)
+
+
+def _exit(code: int) -> None:
+    """End this process with a code, after what else is to be done at its end."""
     atexit.unregister(_end)
     atexit._run_exitfuncs()
     sys.stdout.flush()

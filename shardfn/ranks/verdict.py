@@ -13,6 +13,7 @@ from .calls import first_difference
 from .presence import state_of
 
 WAITING, PATIENT, DECIDED = "waiting", "patient", "decided"
+WORLD = "world"  # the lane of comparisons, which are no calls
 NONE = {"count": 0}
 QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
@@ -227,10 +228,8 @@ def doing(status: Mapping[str, Any]) -> str:
     if now:
         sends = f": {now['sends']}" if now["sends"] else ""
         return f"in call {now['call']}, {now['text']}{sends}{at}"
-    before = ", ".join(
-        f"{lane['count']} calls" for lane in status["lanes"].values()
-    )
-    before = f"after {before or 'no call'}"
+    counts = [x["count"] for name, x in status["lanes"].items() if name != WORLD]
+    before = f"after {sum(counts)} calls"
     if status["left"]:
         return f"at its end, {before}"
     return f"in {stage}{at}, {before}" if stage else f"in no call, {before}"

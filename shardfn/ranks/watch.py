@@ -13,11 +13,10 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
-import torch
 
 from .. import _compat
 from ..errors import call_site
@@ -27,6 +26,7 @@ from .verdict import (
     DECIDED,
     PATIENT,
     WAITING,
+    WORLD,
     Heard,
     Verdict,
     judged,
@@ -39,6 +39,7 @@ FEW = 64  # processes of such a job
 LONG = 2.0  # seconds after which a call counts as one that waits
 PATIENCE = 3.0  # seconds in which the others tell why a wait has failed
 ASKED = 0.1  # seconds between two heartbeats then
+SHORTEST, LONGEST = 1e-4, 0.01  # seconds between two looks at the store
 SILENT = 1.5  # seconds more, after which the store itself counts as gone
 
 
@@ -74,17 +75,21 @@ class Watch:
     is_over: bool = False
     is_unserved: bool = False  # whether the store has failed
     client: Any = None  # of the store, for comparisons
+    threads: list[threading.Thread] = attrs.Factory(list)  # at work
     everyone: Lane = attrs.field(init=False)
     beats: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.enter = self.log.append
-        self.everyone = self.lane("world", range(self.size))
+        self.everyone = self.lane(WORLD, range(self.size))
         self.beats = BEAT * max(1.0, self.size / FEW)
-        thread = threading.Thread(
-            target=self._run, daemon=True, name="shardfn watches"
-        )
+        self._start(self._run, "shardfn watches")
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, daemon=True, name=name)
+        self.threads = [x for x in self.threads if x.is_alive()]
         thread.start()
+        self.threads.append(thread)
 
     def lane(self, name: str, ranks: Sequence[int]) -> Lane:
         """The calls on a mesh of these ranks."""
@@ -92,18 +97,29 @@ class Watch:
 
     def _run(self) -> None:
         client = _compat.another_client(self.store, self.timeout)
-        while not self.is_over:
-            try:
+        while not (self.is_over or self.is_unserved):
+            with self._telling():
                 self._beat(client)
-            except RuntimeError as error:  # the store is gone, or does not answer
-                if not _compat.tells_of_ranks(error):
-                    raise
-                self.is_unserved = True
-            with self.told:
-                self.told.notify_all()
             is_calm = self.patience is WAITING and self.left is None
             self.woken.wait(self.beats if is_calm else ASKED)
             self.woken.clear()
+        if self.left is not None and not self.is_unserved:
+            self.left["read"] = True
+            with self._telling():
+                client.set(f"{KEY}{self.rank}", json.dumps(self.status()))
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A context that talks to the store, and then wakes who waits for the answer."""
+        try:
+            yield
+        except RuntimeError as error:  # the store is gone, or does not answer
+            if not _compat.tells_of_ranks(error):
+                raise
+            self.is_unserved = True
+        finally:
+            with self.told:
+                self.told.notify_all()
 
     def _beat(self, client: Any) -> None:
         """Publish what this process does, read the others, conclude."""
@@ -214,14 +230,11 @@ class Watch:
 
     def _ask(self) -> None:
         """Have the others tell why a wait has failed, for as long as patience lasts."""
-        deadline = time.monotonic() + PATIENCE
-        self.patience = PATIENT
-        self.woken.set()
-        with self.told:
-            self.told.wait_for(lambda: self.verdict is not None, PATIENCE)
-            if time.monotonic() >= deadline:
-                self.patience = DECIDED
-                self.told.wait_for(lambda: self.verdict is not None, SILENT)
+        is_told = lambda: self.verdict is not None or self.is_unserved
+        for self.patience, seconds in ((PATIENT, PATIENCE), (DECIDED, SILENT)):
+            self.woken.set()
+            with self.told:
+                self.told.wait_for(is_told, seconds)
         if self.verdict is None:
             self._conclude(self._without_store())
 
@@ -255,15 +268,14 @@ class Watch:
         place = lane, next(lane.gathers), self.rank
         texts: list[str] = []
 
+
         def gather() -> None:
-            with contextlib.suppress(torch.distributed.DistError):
+            with self._telling():
                 if self.client is None:
                     self.client = _compat.another_client(self.store, self.timeout)
-                texts.extend(_gathered(self.client, *place, mine))
-            with self.told:
-                self.told.notify_all()
+                texts.extend(_gathered(self, *place, mine))
 
-        threading.Thread(target=gather, daemon=True, name="shardfn compares").start()
+        self._start(gather, "shardfn compares")
         is_done: Callable[[], bool] = lambda: bool(texts or self.verdict)
         with self.told:
             self.told.wait_for(is_done, self.timeout)
@@ -282,7 +294,7 @@ class Watch:
             error: the first line of its error; None if it ends in peace.
             follows: whether that error is of another rank.
         """
-        self.left = {"error": error, "follows": follows}
+        self.left = {"error": error, "follows": follows, "read": False}
         self.woken.set()
 
 
@@ -297,7 +309,8 @@ class Watch:
         mine = self.status()["lanes"]
         for rank in range(self.size):
             _, status = self.heard.get(rank, (0, None))
-            if rank == self.rank or (status and status["left"]):
+            left = status and status["left"]
+            if rank == self.rank or (left and (left["read"] or not serves)):
                 continue
             if status and presence.state_of(status["place"]) == "ended":
                 continue
@@ -314,17 +327,26 @@ def _has_caught_up(lanes: Any, mine: Any) -> bool:
 KEY = "shardfn/watch/"
 
 
-def _gathered(client: Any, lane: Lane, number: int, rank: int, mine: str) -> list[str]:
+def _gathered(watch: Watch, lane: Lane, number: int, rank: int, mine: str) -> list[str]:
     """The texts of all ranks. The first rank collects them, so that each rank reads one key. A
     rank that sets its next text has read the last answer, which can be deleted then.
     """
-    key = f"shardfn/compare/{lane.name}/"
+    key, client = f"shardfn/compare/{lane.name}/", watch.client
     client.set(f"{key}{number}/{rank}", json.dumps(mine))
-    if rank != lane.ranks[0]:
-        return json.loads(client.get(f"{key}{number}"))
-    keys = [f"{key}{number}/{r}" for r in lane.ranks]
-    client.wait(keys)
-    everyone = [json.loads(x) for x in client.multi_get(keys)]
+    is_first = rank == lane.ranks[0]
+    ranks = lane.ranks if is_first else ()
+    keys = [f"{key}{number}/{r}" for r in ranks] or [f"{key}{number}"]
+    pause = SHORTEST
+    # a thread that waits in the store would abort the process when that ends
+    while not client.check(keys):
+        if watch.is_over or watch.verdict is not None:
+            return []
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+    texts = [x.decode() for x in client.multi_get(keys)]
+    if not is_first:
+        return json.loads(texts[0])
+    everyone = [json.loads(x) for x in texts]
     client.set(f"{key}{number}", json.dumps(everyone))
     for each in (*keys, f"{key}{number - 1}"):
         client.delete_key(each)

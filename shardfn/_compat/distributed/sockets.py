@@ -18,7 +18,7 @@ TOLD = ("gloo", "connection closed", "connection reset", "broken pipe", "timed o
 
 
 def _open() -> set[tuple[int, int]]:
-    """The number and the inode of each socket of this process. Nothing but on Linux."""
+    """The number and the inode of each socket of this process. Nothing where there is no Linux."""
     found = set[tuple[int, int]]()
     numbers = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
     for number in map(int, numbers):
@@ -43,6 +43,7 @@ def shut_down(sockets: set[tuple[int, int]]) -> None:
     """Shut these connections down, if they are still open, so that who waits on them fails."""
     for number, _ in sockets & _open():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as s:
+            s.getpeername()  # not of a socket that listens: Gloo would abort the process
             s.shutdown(socket.SHUT_RDWR)
 
 
