@@ -16,7 +16,8 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _compat
-from ..errors import DivergenceError, RankLostError
+from ..errors import DivergenceError, RankLostError, call_site
+from .calls import CHECKPOINT, RAISED, Event
 from .watch import Watch
 
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
@@ -51,6 +52,39 @@ def _started(world: Any) -> Watch:
             )
             atexit.register(_end, _watches[world])
         return _watches[world]
+
+
+@contextmanager
+def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Iterator[None]:
+    """A context in which all processes of a world write or read a checkpoint.
+
+    Args:
+        world: the world.
+        where: the function, which errors name.
+        is_background: whether calls go on meanwhile.
+
+    Raises:
+        RankLostError: a rank does not answer.
+        DivergenceError: a rank is in another call.
+    """
+    if world.kind != "real" or world.size == 1:
+        yield
+        return
+    watch = watch_of(world)
+    if not is_background:
+        watch.enter(Event(watch.everyone, CHECKPOINT, where, {}))
+    try:
+        yield
+    except Exception as error:
+        verdict = watch.why(error)
+        if verdict is not None:
+            raise verdict.error(where, call_site()) from error
+        if not is_background:
+            watch.enter(Event(watch.everyone, RAISED, f"{where}, which raised", {}))
+            watch.enter(None)
+        raise
+    if not is_background:
+        watch.enter(None)
 
 
 def _end(watch: Watch) -> None:

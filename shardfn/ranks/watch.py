@@ -39,6 +39,7 @@ FEW = 64  # processes of such a job
 LONG = 2.0  # seconds after which a call counts as one that waits
 PATIENCE = 3.0  # seconds in which the others tell why a wait has failed
 ASKED = 0.1  # seconds between two heartbeats then
+FIRST = 1.0  # seconds for the first heartbeat
 SHORTEST, LONGEST = 1e-4, 0.01  # seconds between two looks at the store
 SILENT = 1.5  # seconds more, after which the store itself counts as gone
 
@@ -72,6 +73,7 @@ class Watch:
     patience: str = WAITING
     woken: threading.Event = attrs.Factory(threading.Event)
     told: threading.Condition = attrs.Factory(threading.Condition)
+    is_heard: bool = False  # whether it has published anything
     is_over: bool = False
     is_unserved: bool = False  # whether the store has failed
     client: Any = None  # of the store, for comparisons
@@ -84,6 +86,8 @@ class Watch:
         self.everyone = self.lane(WORLD, range(self.size))
         self.beats = BEAT * max(1.0, self.size / FEW)
         self._start(self._run, "shardfn watches")
+        with self.told:  # a process that ends at once has been heard
+            self.told.wait_for(lambda: self.is_heard or self.is_unserved, FIRST)
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, daemon=True, name=name)
@@ -126,6 +130,7 @@ class Watch:
         self._drain()
         mine = self.status()
         client.set(f"{KEY}{self.rank}", json.dumps(mine))
+        self.is_heard = True
         self._read(client, [(self.rank + 1) % self.size])
         (text,) = _compat.texts_of(client, [f"{KEY}verdict"])
         if text is not None:
@@ -161,9 +166,15 @@ class Watch:
         """The ranks that this one has heard, and those of its call first that are behind."""
         now = time.monotonic()
         return [
-            Heard(rank, status, now - at, self.beats)
+            Heard(rank, status, self._age(now - at, status), self.beats)
             for rank, (at, status) in sorted(self.heard.items())
         ]
+
+    def _age(self, seconds: float, status: Any) -> float:
+        """The seconds since a process has published. Only those of one host share a clock."""
+        if status["place"]["host"] != self.place["host"]:
+            return seconds
+        return max(seconds, time.time() - status["at"])
 
     def _drain(self) -> None:
         while self.log:
@@ -195,6 +206,7 @@ class Watch:
             }
         return {
             "place": self.place,
+            "at": time.time(),
             "beat": next(self.number),
             "lanes": {name: x.shown() for name, x in self.lanes.items() if x.count},
             "now": now,
@@ -209,7 +221,7 @@ class Watch:
         self.verdict = verdict
         self.enter = self._refuse
         self._drain()
-        if self.now is not None and self.now.code is not None:
+        if self.now is None or self.now.key != COMPARING:  # else it looks itself
             _compat.shut_down(self.connections)
 
     def _refuse(self, event: Event | None) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 FOLDER = "/proc/self/fd"
 # what Gloo and torch's stores say of a rank that does not answer, in lower case
-TOLD = ("gloo", "connection closed", "connection reset", "broken pipe", "timed out")
+TOLD = ("gloo/transport", "gloo::", "connection closed by peer", "timed out waiting")
 
 
 def _open() -> set[tuple[int, int]]:
