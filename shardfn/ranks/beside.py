@@ -95,7 +95,8 @@ def _end(watch: Watch) -> None:
     watch.leave(error and _first_line(error), follows=follows)
     serves = watch.rank == 0 and not os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     deadline = time.monotonic() + STAY + SERVE * serves
-    is_done = lambda: watch.verdict is not None or watch.is_alone(serves=serves)
+    knows = lambda: watch.verdict is not None and not serves
+    is_done = lambda: knows() or watch.is_alone(serves=serves)
     with watch.told:
         watch.told.wait_for(is_done, max(deadline - time.monotonic(), 0))
     watch.is_over = True

@@ -184,14 +184,15 @@ def _late(mine: Heard, other: Heard) -> Verdict | None:
 
 
 def _parted(mine: Heard, other: Heard) -> Verdict | None:
-    """Two ranks have ended in peace after other numbers of calls."""
-    ends = mine.status["left"], other.status["left"]
-    if not all(ends) or any(x["error"] for x in ends):
+    """This rank has ended in peace, and another has called more, or has ended after fewer."""
+    left, others = mine.status["left"], other.status["left"]
+    if not left or left["error"] or (others and others["error"]):
         return None
-    rows = _common(mine, other)
-    if all(x["count"] == other.status["lanes"][name]["count"] for name, x in rows):
-        return None
-    return _in_other_calls(mine, other)
+    for name, lane in _common(mine, other):
+        more = other.status["lanes"][name]["count"] - lane["count"]
+        if more > 0 or (more < 0 and others):
+            return _in_other_calls(mine, other)
+    return None
 
 
 def _in_other_calls(mine: Heard, other: Heard) -> Verdict:

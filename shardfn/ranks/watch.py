@@ -318,22 +318,14 @@ class Watch:
         """
         if self.is_unserved:
             return True
-        mine = self.status()["lanes"]
         for rank in range(self.size):
             _, status = self.heard.get(rank, (0, None))
             left = status and status["left"]
             if rank == self.rank or (left and (left["read"] or not serves)):
                 continue
-            if status and presence.state_of(status["place"]) == "ended":
-                continue
-            if serves or not status or not _has_caught_up(status["lanes"], mine):
+            if not status or presence.state_of(status["place"]) != "ended":
                 return False
         return True
-
-
-def _has_caught_up(lanes: Any, mine: Any) -> bool:
-    shared = [name for name in mine if name in lanes]
-    return all(lanes[name]["count"] >= mine[name]["count"] for name in shared)
 
 
 KEY = "shardfn/watch/"

@@ -209,7 +209,7 @@ def run(rank: int, fault: Fault, folder: str) -> str:
         if k == WARM and fault.when in (SAVE, LOAD):
             x = sf.distribute(batch(k), job.mesh, P("a"))
             sf.save(job.folder / "steps", {"w": w, "x": x}, step=k)
-            w = sf.load(job.folder / "steps", {"w": w})["w"]
+            w = sf.load(job.folder / "steps", {"w": w, "x": x})["w"]
     return "right" if torch.allclose(sf.full(w), _expected()) else "wrong"
 
 

@@ -86,7 +86,7 @@ FAULTS = (
     Fault("another constant", STEP, DIFFER, told=True),
     Fault("another closed-over tensor", CAPTURE, DIFFER, told=True),
     Fault("saves alone", STEP, f"{DIFFER} or {LOST}", told=True),
-    Fault("makes a mesh more", STEP, f"{MEET} or {DIFFER}", told=True),
+    Fault("makes a mesh more", STEP, f"{MEET} or {LOST}", told=True),
     Fault("a refused placement", STEP, f"{DIFFER} or {LOST}"),
     Fault("reads a wrong path", STEP, f"{DIFFER} or {LOST}"),
     Fault("other versions", START, DIFFER, told=True),
@@ -110,5 +110,3 @@ FAULTS = (
     Fault("is late by twice the timeout", STEP, f"{DIFFER} or {LOST}", told=True),
     Fault("is late by twice the timeout", COMPILE, f"{LOST} or {DIFFER}", told=True),
 )
-# those that run with the tests, by what and when
-SAMPLE = (("kill -9", CALL), ("another function", STEP), ("SIGSTOP", CAPTURE))
