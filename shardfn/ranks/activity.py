@@ -37,7 +37,9 @@ def stage() -> tuple[str | None, str | None]:
     return None, None
 
 
-def running(code: CodeType, sends: Mapping[str, str]) -> tuple[str | None, str | None]:
+def running(
+    code: CodeType, sends: Mapping[str, str]
+) -> tuple[str | None, str | None]:
     """The user's line, and the collective, of the thread that runs a program.
 
     Args:

@@ -32,8 +32,12 @@ _door = threading.Lock()
 @contextmanager
 def connections_noted() -> Iterator[None]:
     """A context in which process groups connect."""
-    with _compat.sockets_noted(_connections):
-        yield
+    opened = set[tuple[int, int]]()
+    try:
+        with _compat.sockets_noted(opened):
+            yield
+    finally:
+        _connections.update(opened)
 
 
 def watch_of(world: Any) -> Watch:
@@ -55,7 +59,9 @@ def _started(world: Any) -> Watch:
 
 
 @contextmanager
-def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Iterator[None]:
+def checkpointing(
+    world: Any, where: str, *, is_background: bool = False
+) -> Iterator[None]:
     """A context in which all processes of a world write or read a checkpoint.
 
     Args:
@@ -80,7 +86,9 @@ def checkpointing(world: Any, where: str, *, is_background: bool = False) -> Ite
         if verdict is not None:
             raise verdict.error(where, call_site()) from error
         if not is_background:
-            watch.enter(Event(watch.everyone, RAISED, f"{where}, which raised", {}))
+            watch.enter(
+                Event(watch.everyone, RAISED, f"{where}, which raised", {})
+            )
             watch.enter(None)
         raise
     if not is_background:

@@ -19,7 +19,9 @@ QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
 AGAIN = "the first error of rank {}; torchrun --max-restarts=3 starts a job again"
 ALIKE = "the same calls in the same order on every rank"
-LATE = "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
+LATE = (
+    "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
+)
 
 
 @attrs.frozen
@@ -69,7 +71,9 @@ class Verdict:
             source: the user's line.
         """
         if self.kind == DIFFERENT:
-            return DivergenceError.of(where, *self.lines, fix=self.fix, source=source)
+            return DivergenceError.of(
+                where, *self.lines, fix=self.fix, source=source
+            )
         return RankLostError.of(
             where,
             *self.lines,

@@ -64,7 +64,9 @@ class Watch:
     log: deque[Event | None] = attrs.Factory(deque)
     lanes: dict[str, Lane] = attrs.Factory(dict)
     now: Event | None = None  # the call that this process is in
-    changed: float = attrs.Factory(time.monotonic)  # when it last began or ended one
+    changed: float = attrs.Factory(
+        time.monotonic
+    )  # when it last began or ended one
     number: itertools.count[int] = attrs.Factory(itertools.count)  # of heartbeats
     place: dict[str, Any] = attrs.Factory(presence.here)
     left: dict[str, Any] | None = None  # how it ended
@@ -159,7 +161,10 @@ class Watch:
             if text is None:
                 continue
             status = json.loads(text)
-            if rank not in self.heard or self.heard[rank][1]["beat"] != status["beat"]:
+            if (
+                rank not in self.heard
+                or self.heard[rank][1]["beat"] != status["beat"]
+            ):
                 self.heard[rank] = time.monotonic(), status
 
     def _others(self) -> list[Heard]:
@@ -177,12 +182,13 @@ class Watch:
         return max(seconds, time.time() - status["at"])
 
     def _drain(self) -> None:
-        while self.log:
-            event = self.log.popleft()
-            self.changed = time.monotonic()
-            self.now = event
+        count = len(self.log)
+        for _ in range(count):
+            event = self.now = self.log.popleft()
             if event is not None:
                 event.lane.add(event)
+        if count:
+            self.changed = time.monotonic()
 
     def status(self) -> dict[str, Any]:
         """What this process does, as JSON."""
@@ -208,7 +214,9 @@ class Watch:
             "place": self.place,
             "at": time.time(),
             "beat": next(self.number),
-            "lanes": {name: x.shown() for name, x in self.lanes.items() if x.count},
+            "lanes": {
+                name: x.shown() for name, x in self.lanes.items() if x.count
+            },
             "now": now,
             "stage": stage,
             "line": line,
@@ -254,7 +262,10 @@ class Watch:
         """The verdict of a process that does not reach the store."""
         now = time.monotonic()
         at, status = self.heard.get(0, (now, self.status()))
-        mine, server = Heard(self.rank, self.status(), 0.0), Heard(0, status, now - at)
+        mine, server = (
+            Heard(self.rank, self.status(), 0.0),
+            Heard(0, status, now - at),
+        )
         known = judged(mine, self._others(), patience=PATIENT)
         return known or unserved(server, "the store of the job")
 
@@ -279,7 +290,6 @@ class Watch:
         self.enter(Event(lane, COMPARING, f"a comparison of {where}", {}))
         place = lane, next(lane.gathers), self.rank
         texts: list[str] = []
-
 
         def gather() -> None:
             with self._telling():
@@ -309,7 +319,6 @@ class Watch:
         self.left = {"error": error, "follows": follows, "read": False}
         self.woken.set()
 
-
     def is_alone(self, *, serves: bool) -> bool:
         """Whether nobody needs this process any more, nor could tell it anything.
 
@@ -331,7 +340,9 @@ class Watch:
 KEY = "shardfn/watch/"
 
 
-def _gathered(watch: Watch, lane: Lane, number: int, rank: int, mine: str) -> list[str]:
+def _gathered(
+    watch: Watch, lane: Lane, number: int, rank: int, mine: str
+) -> list[str]:
     """The texts of all ranks. The first rank collects them, so that each rank reads one key. A
     rank that sets its next text has read the last answer, which can be deleted then.
     """

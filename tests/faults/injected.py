@@ -20,7 +20,9 @@ from tests.faults.launched import free_port
 from tests.support.ranks import _place, _serve
 
 SLACK = 5.0  # seconds after its timeout within which a fault is told
-START = 20.0  # seconds for processes to start, and for what they do without a fault
+START = (
+    20.0  # seconds for processes to start, and for what they do without a fault
+)
 
 
 @attrs.frozen
@@ -153,5 +155,3 @@ def _process(
         sys.last_value = error
     atexit._run_exitfuncs()
     os._exit(code)
-
-

@@ -144,7 +144,9 @@ class Job:
 
         dispatch.trace = self.around(dispatch.trace, CAPTURE)
         compiling.BACKENDS["aten"] = compiled
-        saving: Any = sys.modules["shardfn.checkpoints.save"]  # no attribute: a function
+        saving: Any = sys.modules[
+            "shardfn.checkpoints.save"
+        ]  # no attribute: a function
         loading: Any = sys.modules["shardfn.checkpoints.load"]
         saving._write = self.around(saving._write, SAVE)
         loading._read = self.around(loading._read, LOAD)
@@ -178,9 +180,7 @@ def norm(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def batch(k: int) -> torch.Tensor:
     """The batch of a step."""
     generator = torch.Generator().manual_seed(k)
-    return torch.randn(
-        BATCH, WIDTH, generator=generator, dtype=torch.float64
-    )
+    return torch.randn(BATCH, WIDTH, generator=generator, dtype=torch.float64)
 
 
 def run(rank: int, fault: Fault, folder: str) -> str:

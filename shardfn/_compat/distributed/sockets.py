@@ -14,7 +14,12 @@ import torch.distributed as dist
 
 FOLDER = "/proc/self/fd"
 # what Gloo and torch's stores say of a rank that does not answer, in lower case
-TOLD = ("gloo/transport", "gloo::", "connection closed by peer", "timed out waiting")
+TOLD = (
+    "gloo/transport",
+    "gloo::",
+    "connection closed by peer",
+    "timed out waiting",
+)
 
 
 def _open() -> set[tuple[int, int]]:
@@ -42,7 +47,10 @@ def sockets_noted(found: set[tuple[int, int]]) -> Iterator[None]:
 def shut_down(sockets: set[tuple[int, int]]) -> None:
     """Shut these connections down, if they are still open, so that who waits on them fails."""
     for number, _ in sockets & _open():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as s:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(number)) as s,
+        ):
             s.getpeername()  # not of a socket that listens: Gloo would abort the process
             s.shutdown(socket.SHUT_RDWR)
 

@@ -20,7 +20,7 @@ from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed
-from ..watched import watched
+from .watched import watched
 
 
 def runner(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from .. import _compat
-from ..compile.backends import Runner
-from ..errors import call_site
-from ..mesh import group_names, ranks_of
-from ..ops.loops import inner_nodes
-from ..ranks.beside import watch_of
-from ..ranks.calls import RAISED, Event
-from ..ranks.watch import Watch
-from ..types import LocalProgram
-from .arguments import Placed
+from ... import _compat
+from ...compile.backends import Runner
+from ...errors import call_site
+from ...mesh import group_names, ranks_of
+from ...ops.loops import inner_nodes
+from ...ranks.beside import watch_of
+from ...ranks.calls import RAISED, Event
+from ...ranks.watch import Watch
+from ...types import LocalProgram
+from ..arguments import Placed
 
 SHOWN = 4  # arguments in an error
 
 
-def watched(compiled: Runner, name: str, placed: Placed, program: LocalProgram) -> Runner:
+def watched(
+    compiled: Runner, name: str, placed: Placed, program: LocalProgram
+) -> Runner:
     """A compiled program that says when it begins and ends, where it waits for other processes.
     Any other program is returned as it is.
 

@@ -11,8 +11,8 @@ import torch
 import shardfn as sf
 from shardfn.ranks.calls import RAISED, Lane
 from shardfn.ranks.verdict import Verdict
-from shardfn.runtime import watched as module
-from shardfn.runtime.watched import watched
+from shardfn.runtime.stages import watched as module
+from shardfn.runtime.stages.watched import watched
 
 REAL = SimpleNamespace(kind="real", size=2)
 
