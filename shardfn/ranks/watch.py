@@ -103,7 +103,7 @@ class Watch:
 
     def _run(self) -> None:
         client = _compat.another_client(self.store, self.timeout)
-        while not (self.is_over or self.is_unserved):
+        while not self.is_over:
             with self._telling():
                 self._beat(client)
             is_calm = self.patience is WAITING and self.left is None
@@ -130,6 +130,10 @@ class Watch:
     def _beat(self, client: Any) -> None:
         """Publish what this process does, read the others, conclude."""
         self._drain()
+        if self.verdict is not None:
+            self._cut()  # a call may have begun meanwhile
+        if self.is_unserved:
+            return
         mine = self.status()
         client.set(f"{KEY}{self.rank}", json.dumps(mine))
         self.is_heard = True
@@ -182,11 +186,12 @@ class Watch:
         return max(seconds, time.time() - status["at"])
 
     def _drain(self) -> None:
-        count = len(self.log)
-        for _ in range(count):
-            event = self.now = self.log.popleft()
-            if event is not None:
-                event.lane.add(event)
+        with self.told:  # one thread at a time
+            count = len(self.log)
+            for _ in range(count):
+                event = self.now = self.log.popleft()
+                if event is not None:
+                    event.lane.add(event)
         if count:
             self.changed = time.monotonic()
 
@@ -224,12 +229,15 @@ class Watch:
         }
 
     def _conclude(self, verdict: Verdict) -> None:
-        if self.verdict is not None:
-            return
-        self.verdict = verdict
-        self.enter = self._refuse
-        self._drain()
-        if self.now is None or self.now.key != COMPARING:  # else it looks itself
+        if self.verdict is None:
+            self.verdict = verdict
+            self.enter = self._refuse
+            self._drain()
+            self._cut()
+
+    def _cut(self) -> None:
+        """End a wait of this process. A comparison looks itself whether there is a verdict."""
+        if self.now is not None and self.now.key != COMPARING:
             _compat.shut_down(self.connections)
 
     def _refuse(self, event: Event | None) -> None:
