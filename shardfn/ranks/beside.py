@@ -16,11 +16,12 @@ from typing import Any
 import torch.distributed as dist
 
 from .. import _compat
-from ..errors import DivergenceError, RankLostError, call_site
+from ..errors import DivergenceError, RankLostError
 from .calls import CHECKPOINT, RAISED, Event
 from .watch import Watch
 
 UNLIMITED = 1800.0  # seconds, of a backend without a timeout
+NAMED = (RankLostError, DivergenceError)
 STAY = 1.0  # seconds at exit in which the others may have made as many calls
 SERVE = 2.0  # seconds more of the process that serves the store
 LAST = 1.0  # seconds for a thread to end
@@ -82,9 +83,9 @@ def checkpointing(
     try:
         yield
     except Exception as error:
-        verdict = watch.why(error)
-        if verdict is not None:
-            raise verdict.error(where, call_site()) from error
+        reason = watch.why(where, error)
+        if reason is not None:
+            raise reason from error
         if not is_background:
             watch.enter(
                 Event(watch.everyone, RAISED, f"{where}, which raised", {})
@@ -98,8 +99,7 @@ def checkpointing(
 def _end(watch: Watch) -> None:
     """Tell the others how this process ends, and compare its calls with theirs."""
     error = getattr(sys, "last_value", None)
-    known = watch.verdict is not None
-    follows = isinstance(error, (RankLostError, DivergenceError)) and known
+    follows = watch.is_raised and isinstance(error, NAMED)
     watch.leave(error and _first_line(error), follows=follows)
     serves = watch.rank == 0 and not os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     deadline = time.monotonic() + STAY + SERVE * serves
@@ -111,7 +111,7 @@ def _end(watch: Watch) -> None:
     watch.woken.set()
     for thread in watch.threads:
         thread.join(LAST)
-    if watch.verdict is not None and not known and error is None:
+    if watch.verdict is not None and not watch.is_raised and error is None:
         _say(watch)
         _exit(1)
     if any(thread.is_alive() for thread in watch.threads):
@@ -128,8 +128,7 @@ def _first_line(error: BaseException) -> str:
 
 def _say(watch: Watch) -> None:
     """Print that this process has computed with others that made other calls."""
-    assert watch.verdict is not None
-    error = watch.verdict.error("at exit", None)
+    error = watch.error("at exit")
     sys.excepthook(type(error), error, None)
 
 

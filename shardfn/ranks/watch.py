@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from .. import _compat
-from ..errors import call_site
+from ..errors import ShardError, call_site
 from . import activity, presence
 from .calls import COMPARING, Event, Lane
 from .verdict import (
@@ -75,6 +75,9 @@ class Watch:
     patience: str = WAITING
     woken: threading.Event = attrs.Factory(threading.Event)
     told: threading.Condition = attrs.Factory(threading.Condition)
+    settled: dict[int, Any] = attrs.Factory(dict)  # what has been judged
+    beaten: float = attrs.Factory(time.monotonic)  # when a heartbeat was complete
+    is_raised: bool = False  # whether the verdict has been raised here
     is_heard: bool = False  # whether it has published anything
     is_over: bool = False
     is_unserved: bool = False  # whether the store has failed
@@ -143,6 +146,10 @@ class Watch:
             self._conclude(Verdict.of(text))
         if self.verdict is None:
             self._judge(client, mine)
+        elif self.left:
+            self._read(client, range(self.size))
+        self.settled = {r: status for r, (_, status) in self.heard.items()}
+        self.beaten = time.monotonic()
 
     def _judge(self, client: Any, mine: Any) -> None:
         now, patience = mine["now"], self.patience
@@ -242,29 +249,44 @@ class Watch:
 
     def _refuse(self, event: Event | None) -> None:
         """Raise the verdict at the begin or the end of any later call."""
-        assert self.verdict is not None
-        where = "a call" if event is None else event.text
-        raise self.verdict.error(where, call_site())
+        raise self.error("a call" if event is None else event.text)
 
-    def why(self, error: BaseException) -> Verdict | None:
-        """Why a call has failed. None if the reason is its own.
+    def error(self, where: str) -> ShardError:
+        """The verdict as an error, to be raised.
 
         Args:
+            where: the function that was called.
+        """
+        assert self.verdict is not None
+        self.is_raised = True
+        return self.verdict.error(where, call_site())
+
+    def why(self, where: str, error: BaseException) -> ShardError | None:
+        """The reason why a call has failed. None if it is its own.
+
+        Args:
+            where: the function that was called.
             error: that it has raised.
         """
         if self.verdict is None and _compat.tells_of_ranks(error):
             self._ask()
-        return self.verdict
+        return None if self.verdict is None else self.error(where)
 
     def _ask(self) -> None:
         """Have the others tell why a wait has failed, for as long as patience lasts."""
-        is_told = lambda: self.verdict is not None or self.is_unserved
         for self.patience, seconds in ((PATIENT, PATIENCE), (DECIDED, SILENT)):
+            deadline = time.monotonic() + seconds
             self.woken.set()
-            with self.told:
-                self.told.wait_for(is_told, seconds)
+            while not self._is_told() and time.monotonic() < deadline:
+                with self.told:
+                    self.told.wait(ASKED)
         if self.verdict is None:
             self._conclude(self._without_store())
+
+    def _is_told(self) -> bool:
+        """Whether there is a verdict, or the store will give none."""
+        is_stuck = time.monotonic() - self.beaten > SILENT + self.beats
+        return self.verdict is not None or self.is_unserved or is_stuck
 
     def _without_store(self) -> Verdict:
         """The verdict of a process that does not reach the store."""
@@ -312,8 +334,7 @@ class Watch:
         if not texts and self.verdict is None:
             self._ask()
         if not texts:
-            assert self.verdict is not None
-            raise self.verdict.error(where, call_site())
+            raise self.error(where)
         self.enter(None)
         return texts
 
@@ -335,14 +356,18 @@ class Watch:
         """
         if self.is_unserved:
             return True
-        for rank in range(self.size):
-            _, status = self.heard.get(rank, (0, None))
-            left = status and status["left"]
-            if rank == self.rank or (left and (left["read"] or not serves)):
-                continue
-            if not status or presence.state_of(status["place"]) != "ended":
-                return False
+        others = [r for r in range(self.size) if r != self.rank]
+        return all(_is_done(self.settled.get(r), serves=serves) for r in others)
+
+
+def _is_done(status: Any, *, serves: bool) -> bool:
+    """Whether a process has ended, and reads no more if the store is served."""
+    if status is None:
+        return False
+    left = status["left"]
+    if left and (left["read"] or not serves):
         return True
+    return presence.state_of(status["place"]) == "ended"
 
 
 KEY = "shardfn/watch/"

@@ -57,8 +57,8 @@ class Told:
         self.found, self.entered = why, list[Any]()
         self.everyone = None
 
-    def why(self, error: BaseException) -> Any:
-        return self.found
+    def why(self, where: str, error: BaseException) -> Any:
+        return self.found and self.found.error(where, None)
 
     def enter(self, event: Any) -> None:
         self.entered.append(event)

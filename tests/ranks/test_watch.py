@@ -103,8 +103,8 @@ def test_the_connections_of_a_rank_that_waits_in_vain_are_shut_down(
 
 
 def test_an_error_of_ones_own_asks_nobody(watches: list[Watch]) -> None:
-    assert watches[0].why(ValueError("mine")) is None
-    assert watches[0].why(RuntimeError("mine")) is None
+    assert watches[0].why("f", ValueError("mine")) is None
+    assert watches[0].why("f", RuntimeError("mine")) is None
 
 
 def test_the_end_of_a_job_waits_for_those_who_are_behind(
@@ -126,4 +126,4 @@ def test_a_store_that_is_gone_is_told_of(
 
     monkeypatch.setattr(Watch, "_beat", fails)
     error = torch.distributed.DistNetworkError("a collective failed")
-    assert "the store of the job is gone" in watches[1].why(error).lines[0]
+    assert "the store of the job is gone" in str(watches[1].why("f", error))

@@ -6,7 +6,6 @@ import torch
 
 from ... import _compat
 from ...compile.backends import Runner
-from ...errors import call_site
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
 from ...ranks.beside import watch_of
@@ -66,9 +65,9 @@ def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
     """Raise the reason why a program fails, if it is another rank. Else tell the others that it
     has failed here.
     """
-    verdict = watch.why(error)
-    if verdict is not None:
-        raise verdict.error(name, call_site()) from error
+    reason = watch.why(name, error)
+    if reason is not None:
+        raise reason from error
     watch.enter(Event(event.lane, RAISED, f"{event.text}, which raised", {}))
     watch.enter(None)
 

@@ -26,8 +26,8 @@ class Watch:
     def lane(self, name: str, ranks: Any) -> Lane:
         return Lane(name, ranks)
 
-    def why(self, error: BaseException) -> Any:
-        return self.verdict
+    def why(self, where: str, error: BaseException) -> Any:
+        return self.verdict and self.verdict.error(where, None)
 
 
 @pytest.fixture
