@@ -55,6 +55,21 @@ def batch(k: int) -> torch.Tensor:
     return torch.randn(9, 7, generator=torch.Generator().manual_seed(1 + k))
 
 
+def digest(state: State) -> str:
+    """The digest of all bits of the parameters."""
+    values = sf.full(state)["w"]
+    found = hashlib.sha256()
+    for name in sorted(values):
+        found.update(values[name].numpy().tobytes())
+    return found.hexdigest()
+
+
+def trainer(mesh: Any) -> Any:
+    """The step over a mesh."""
+    places = {"w": ROWS, "m": ROWS}
+    return sf.shard(step, mesh, (places, P("dp")), places, backend="aten")
+
+
 def die(starts: int, seed: int) -> None:
     """Have an alarm end one rank of each of the first starts at a random moment."""
     start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -75,8 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     die(options.kill, options.seed)
     mesh = sf.make_mesh((int(os.environ["WORLD_SIZE"]),), ("dp",), timeout=30)
-    places = {"w": ROWS, "m": ROWS}
-    train = sf.shard(step, mesh, (places, P("dp")), places, backend="aten")
+    train = trainer(mesh)
     state, k = first(mesh), 0
     if any(options.folder.glob("step-*/shardfn.json")):
         saved = sf.load(options.folder, {"state": state, "next": 0})
@@ -85,12 +99,9 @@ def main() -> None:
     while k < options.steps:
         state, k = train(state, batch(k)), k + 1
         sf.save(options.folder, {"state": state, "next": k}, step=k, keep=2)
-    values = sf.full(state)
-    digest = hashlib.sha256()
-    for name in ("up", "down"):
-        digest.update(values["w"][name].numpy().tobytes())
+    text = digest(state)
     if dist.get_rank() == 0:
-        print(f"parameters {digest.hexdigest()}", flush=True)
+        print(f"parameters {text}", flush=True)
 
 
 if __name__ == "__main__":

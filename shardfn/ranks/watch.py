@@ -245,7 +245,7 @@ class Watch:
     def _cut(self) -> None:
         """End a wait of this process. A comparison looks itself whether there is a verdict."""
         if self.now is not None and self.now.key != COMPARING:
-            _compat.shut_down(self.connections)
+            _compat.shut_down(self.connections, self.store)
 
     def _refuse(self, event: Event | None) -> None:
         """Raise the verdict at the begin or the end of any later call."""

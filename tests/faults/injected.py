@@ -76,10 +76,11 @@ def injected(fault: Fault) -> Outcome:
 def _text(process: Any, file: Path) -> str:
     if process.is_alive():
         return "hung"
-    if file.exists():
-        return file.read_text()
     code = process.exitcode or 0
-    return signal.Signals(-code).name if code < 0 else f"exit {code}"
+    end = signal.Signals(-code).name if code < 0 else f"exit {code}"
+    if not file.exists():
+        return end
+    return file.read_text() if code >= 0 else f"{file.read_text()}\nand then {end}"
 
 
 def _seconds(fault: Fault, folder: str) -> float | None:

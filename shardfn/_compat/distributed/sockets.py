@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
 
@@ -44,15 +45,29 @@ def sockets_noted(found: set[tuple[int, int]]) -> Iterator[None]:
         found |= _open() - before
 
 
-def shut_down(sockets: set[tuple[int, int]]) -> None:
-    """Shut these connections down, if they are still open, so that who waits on them fails."""
+def shut_down(sockets: set[tuple[int, int]], store: Any) -> None:
+    """Shut these connections down, if they are still open, so that who waits on them fails.
+
+    Args:
+        sockets: the number and the inode of each.
+        store: whose connections are left alone.
+    """
+    port = _port(store)
     for number, _ in sockets & _open():
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(number)) as s,
         ):
-            s.getpeername()  # not of a socket that listens: Gloo would abort the process
-            s.shutdown(socket.SHUT_RDWR)
+            # a socket that listens has no peer; Gloo would abort the process without it
+            if port not in (s.getpeername()[1], s.getsockname()[1]):
+                s.shutdown(socket.SHUT_RDWR)
+
+
+def _port(store: Any) -> int | None:
+    """The port of a store. None for one of files."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "port", None)
 
 
 def tells_of_ranks(error: BaseException) -> bool:

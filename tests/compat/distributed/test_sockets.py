@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,11 @@ def test_a_connection_that_is_shut_down_ends_a_wait() -> None:
     assert {x.fileno() for x in (listener, a, b)} == {
         number for number, _ in found
     }
-    shut_down(found)
+    store = SimpleNamespace(port=listener.getsockname()[1])
+    shut_down(found, SimpleNamespace(underlying_store=store))  # left alone
+    b.send(b"x")
+    assert a.recv(1) == b"x"
+    shut_down(found, None)
     assert a.recv(1) == b""
     others[0].send(b"x")
     assert others[1].recv(1) == b"x"
@@ -29,7 +34,7 @@ def test_a_connection_that_is_shut_down_ends_a_wait() -> None:
     ).close()  # it listens as before
     for each in (listener, a, b, *others):
         each.close()
-    shut_down(found)  # numbers of sockets that are closed are left alone
+    shut_down(found, None)  # numbers of sockets that are closed are left alone
 
 
 TOLD = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
