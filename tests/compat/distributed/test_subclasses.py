@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ def _dispatcher(monkeypatch: pytest.MonkeyPatch) -> Any:
     """torch's dispatcher, as of a version that needs the change."""
 
     class Dispatcher:
-        _custom_op_handlers = {"op": lambda *args: ("torch's handler", args)}
+        _custom_op_handlers: ClassVar[dict[str, Any]] = {
+            "op": lambda *args: ("torch's handler", args)
+        }
 
         def _propagate_op_sharding_dispatch_slow_path(self, *args: Any) -> Any:
             return "torch", args
