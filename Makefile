@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ conformance: venv  ## every operator of torch's database, sharded in every way: 
 
 fuzz: venv  ## random bad arguments for every public function: SEED=7 COUNT=40 repeats a run
 	$(BIN)/python -m tests.faults.bad_arguments $(SEED) $(COUNT)
+
+faults: venv  ## inject faults into jobs of real processes, and write docs/reliability.md: ARGS="kill save" tries some
+	PYTHONPATH=.:tests $(BIN)/python -m tests.faults $(ARGS)
 
 bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls

@@ -18,6 +18,7 @@ FAMILY = (
     sf.CaptureError,
     sf.RuleError,
     sf.DivergenceError,
+    sf.RankLostError,
     sf.RendezvousError,
     sf.BudgetError,
     sf.FakeValueError,

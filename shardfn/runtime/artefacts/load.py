@@ -15,6 +15,7 @@ from ..agreement import agree_on_digest
 from ..compiled import Compiled
 from ..options import Request
 from ..stages.compiling import compiled_program
+from ..stages.watched import watched
 from . import file, records
 
 WHERE = "load_compiled"
@@ -136,7 +137,8 @@ def _built(
     runner = None
     if not placed.is_simulated:
         program = programs[placed.coordinate]
-        runner = compiled_program(name, placed, program, request.backend)
+        compiled = compiled_program(name, placed, program, request.backend)
+        runner = watched(compiled, name, placed, program)
     return Compiled(
         request, placed, captured, plan, programs, request.backend, runner
     )

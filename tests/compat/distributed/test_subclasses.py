@@ -18,7 +18,10 @@ def _dispatcher(monkeypatch: pytest.MonkeyPatch) -> Any:
     """torch's dispatcher, as of a version that needs the change."""
 
     class Dispatcher:
-        _custom_op_handlers = {"op": lambda *args: ("torch's handler", args)}
+        def __init__(self) -> None:
+            self._custom_op_handlers = {
+                "op": lambda *args: ("torch's handler", args)
+            }
 
         def _propagate_op_sharding_dispatch_slow_path(self, *args: Any) -> Any:
             return "torch", args
