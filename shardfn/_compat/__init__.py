@@ -59,6 +59,7 @@ from .distributed.stores import (
     timeout_of,
     world_store,
 )
+from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read, same_tensors
 from .dynamo.reading import (
@@ -319,6 +320,7 @@ __all__ = [
     "ops_replaced",
     "outside_only",
     "overload_of",
+    "overwrite",
     "own_store",
     "parameters_of",
     "patched",

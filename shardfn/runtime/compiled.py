@@ -259,7 +259,6 @@ def _other_settings(compiled: Compiled) -> list[str]:
     return wrong
 
 
-
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     placed = compiled.placed
     if placed.is_simulated:

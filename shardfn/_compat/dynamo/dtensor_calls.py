@@ -14,7 +14,12 @@ from torch.distributed.tensor import DTensor
 from ...errors import is_ours
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
 
-OVERWRITTEN = "_overwritten_by"  # a method of ours: the tensor gets another value
+
+def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a value over a tensor. Dynamo reads the value in its place, where nothing else shows
+    the tensor's memory.
+    """
+    x.copy_(value)
 
 
 class DTensors(Protocol):
@@ -79,24 +84,20 @@ def method_called(
     kwargs: Any,
 ) -> Any:
     """A call of a tensor's method, which may be one of DTensors."""
-    if name == OVERWRITTEN:
-        return _overwritten(dtensors, call, tensor, tx, args)
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
     return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
 
 
-def _overwritten(
-    dtensors: DTensors, call: Callable[..., Any], tensor: Any, tx: Any, args: Any
-) -> Any:
+def _overwritten(dtensors: DTensors, tx: Any, args: Any) -> Any:
     """A tensor with a new value. Every name of the tensor shows it."""
-    value = args[0].realize()
+    tensor, value = args[0].realize(), args[1].realize()
     graph = tx.output.current_tracer.graph
     if dtensors.is_replaceable(_node(tensor), _node(value), graph):
         tensor.proxy = value.as_proxy()
         return tensor
-    return call(tensor, tx, "copy_", args, {})
+    return tensor.call_method(tx, "copy_", [value], {})
 
 
 def attribute_read(
@@ -106,7 +107,7 @@ def attribute_read(
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.misc import GetAttrVariable
 
-    if name in dtensors.methods or name == OVERWRITTEN:
+    if name in dtensors.methods:
         return GetAttrVariable(tensor, name)
     if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
         return VariableTracker.build(tx, DTensor)
@@ -148,6 +149,8 @@ def function_called(
     ours = dtensors.functions.get(called) if _is_hashable(called) else None
     if ours is not None:
         return _read(tx, ours, args, kwargs)
+    if called is overwrite:
+        return _overwritten(dtensors, tx, args)
     refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)
 

@@ -45,7 +45,7 @@ def written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
     """Write the result of a collective. Under no_grad a tensor keeps its derivative."""
     value = value.reshape(out.shape)
     if torch.is_grad_enabled():
-        out._overwritten_by(value)  # type: ignore[attr-defined]
+        _compat.overwrite(out, value)
     else:
         out.copy_(value)
     return Done() if async_op else None
@@ -107,8 +107,8 @@ def of_rank(x: torch.Tensor, source: Any, axes: tuple[str, ...]) -> torch.Tensor
         axes: the axes.
     """
     carried = x.to(torch.uint8) if x.dtype == torch.bool else x
-    zeros = torch.zeros_like(carried)
-    term = torch.where(is_chosen(axes, source), carried, zeros)
+    is_source = is_chosen(axes, source)
+    term = torch.where(is_source, carried, torch.zeros_like(carried))
     return ours.psum(term, axes).to(x.dtype)
 
 

@@ -81,11 +81,14 @@ def test_a_tensor_that_holds_others_enters_by_its_parts(mesh: Any) -> None:
     assert torch.equal(out.data_.shards[0], X)
 
 
-def test_a_tensor_that_holds_dtensors_is_refused(mesh: Any) -> None:
+def test_a_tensor_that_holds_dtensors_alone_is_global(mesh: Any) -> None:
     d = distribute_tensor(X, mesh, [Replicate(), Replicate()])
+    pair = Scaled(d, d, None)
+    (entered,) = enter(mesh, pair)[0]
+    assert entered is pair
     with pytest.raises(sf.TreeError) as caught:
-        enter(mesh, Scaled(d, d, None))
-    assert "f: a Scaled of DTensors, in the code of one rank" in str(caught.value)
+        enter(mesh, Scaled(d, X, None))
+    assert "a Scaled of DTensors and other tensors" in str(caught.value)
 
 
 def test_a_tensor_that_requires_grad_is_refused_by_its_path(mesh: Any) -> None:
