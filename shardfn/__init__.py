@@ -12,7 +12,9 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
+    ArtefactError,
     BudgetError,
     CaptureError,
     CheckpointError,
@@ -30,7 +32,7 @@ from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import P
-from .plans import fsdp, placements
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -43,6 +45,7 @@ from .transforms import (
     check,
     checkpoint,
     checkpoint_name,
+    clear_cache,
     clip_by_global_norm,
     compose,
     cond,
@@ -64,6 +67,8 @@ from .transforms import (
     jit,
     jvp,
     linearize,
+    load_compiled,
+    loss_scale,
     map,
     mark_dynamic,
     mixed_precision,
@@ -92,6 +97,7 @@ from .world import fake_world
 __version__ = VERSION
 
 __all__ = [
+    "ArtefactError",
     "Bucket",
     "BucketPlan",
     "BudgetError",
@@ -102,6 +108,7 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
@@ -113,6 +120,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
@@ -125,6 +133,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -150,7 +159,10 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "load_compiled",
     "load_safetensors",
+    "loader",
+    "loss_scale",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -173,6 +185,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",

@@ -169,6 +169,10 @@ class CheckpointError(ShardError):
     """A checkpoint that cannot be written, is damaged, or holds another tree."""
 
 
+class ArtefactError(ShardError):
+    """A compiled program that cannot be saved, is damaged, or was made for something else."""
+
+
 def is_ours(file: str) -> bool:
     """Whether a file belongs to torch, to shardfn's stages or to a library, rather than to the
     user.

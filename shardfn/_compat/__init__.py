@@ -4,6 +4,9 @@
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
+from .compilations.environment import environment, has_own_passes, machine
+from .compilations.modules import Generated, Rerun, generated
+from .cpp_kernels.units import compiler_line, compiler_place, remember_line
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoint_plans import (
     Chunk,
@@ -257,7 +260,16 @@ __all__ = [
     "has_tangent",
     "holds_tensors",
     "in_dual_level",
+    "compiler_line",
+    "compiler_place",
+    "environment",
+    "generated",
+    "Generated",
+    "has_own_passes",
     "inductor",
+    "machine",
+    "remember_line",
+    "Rerun",
     "inference_off",
     "innermost_level",
     "inside_transform",

@@ -95,6 +95,21 @@ def agree(
     raise _different(name, texts[0], texts[other], other)
 
 
+def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
+    """Compare the digest of a file among all ranks.
+
+    Raises:
+        DivergenceError: ranks have other files.
+    """
+    if not has_others(placed):
+        return
+    digests = gathered(name, "digests of files", digest)
+    other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
+    if other is not None:
+        got = f"ranks 0 and {other} load other files"
+        raise DivergenceError.of(name, got, fix="one file for all ranks")
+
+
 def _different(
     name: str, first: list[Any], others: list[Any], rank: int
 ) -> DivergenceError:

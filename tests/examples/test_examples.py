@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from ranks import run_ranks
 
 import shardfn as sf
-from ranks import run_ranks
 
 ROOT = pathlib.Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
