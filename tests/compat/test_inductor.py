@@ -73,9 +73,7 @@ def test_code_that_was_not_kept_is_an_empty_text() -> None:
 
 def test_what_inductor_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    record = lambda graph, inputs, **options: given.append(
-        (graph, inputs, options)
-    )
+    record = lambda graph, inputs, **options: given.append((graph, inputs, options))
     monkeypatch.setattr(compile_fx, "compile_fx_inner", record)
 
     def run(x: torch.Tensor) -> Any:

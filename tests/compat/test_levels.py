@@ -61,9 +61,7 @@ def test_what_moves_at_a_level() -> None:
         inner = lambda x: torch.func.grad(lambda y: fn(x) + y.sum())(X).sum()
         return torch.func.grad(inner)(X)
 
-    assert seen(nested, lambda level, x: level.moves(x)) is False, (
-        "it moves outside"
-    )
+    assert seen(nested, lambda level, x: level.moves(x)) is False, "it moves outside"
 
 
 def test_tangents_of_a_level() -> None:
@@ -96,9 +94,7 @@ def test_a_lowered_level_does_not_differentiate_and_the_others_do() -> None:
         return (x + level.wrapped(y)).sum()
 
     assert torch.func.grad(fn)(X).tolist() == [1.0, 1.0]
-    outer = torch.func.grad(lambda x: torch.func.grad(lambda z: fn(x) * z)(X[0]))(
-        X
-    )
+    outer = torch.func.grad(lambda x: torch.func.grad(lambda z: fn(x) * z)(X[0]))(X)
     assert outer.tolist() == [4.0, 4.0], "the outer level follows both"
 
 

@@ -65,7 +65,9 @@ class TestBoth:
 
     def test_samples_have_their_own_gradients(self, rule: Any) -> None:
         xs = torch.stack([X, X + 1, X * 3], 1)  # (2, samples)
-        grad = torch.func.grad(lambda x, y: of(rule)(x, y).sum(), argnums=(0, 1))
+        grad = torch.func.grad(
+            lambda x, y: of(rule)(x, y).sum(), argnums=(0, 1)
+        )
         gx, gy = torch.func.vmap(grad, (1, None))(xs, Y)
         assert torch.equal(gx, 2 * Y.expand(3, 2))
         assert torch.equal(gy, 10 * xs.T)

@@ -82,9 +82,7 @@ def test_views_alone_are_not_saved() -> None:
         return [(c.view(2, 1) * w).sum(0) + x, x]
 
     module = gradients(turned)
-    views = [
-        op for s in loops(module.graph, Scan) for op in ops(s) if op == "view"
-    ]
+    views = [op for s in loops(module.graph, Scan) for op in ops(s) if op == "view"]
     assert views, "the transpose multiplies by a view of the carry"
     scans = loops(module.graph, Scan)
     assert not keep_residuals(module.graph)

@@ -34,9 +34,7 @@ def test_axes_of_groups_by_all_of_their_names(inside: Any) -> None:
     axes = lambda group: groups.axes_of_group("f", group)
     assert axes(None) == axes(dist.group.WORLD) == axes(inside) == BOTH
     assert axes(list(range(6))) == BOTH
-    assert (
-        axes(inside["tp"]) == axes((inside, "tp")) == axes((inside, 1)) == ("tp",)
-    )
+    assert axes(inside["tp"]) == axes((inside, "tp")) == axes((inside, 1)) == ("tp",)
     for name in BOTH:
         group = inside.get_group(name)
         assert axes(group) == axes(group.group_name) == (name,)

@@ -93,10 +93,7 @@ def test_a_dtensor_that_varies_over_an_axis_of_its_mesh_is_refused() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         varying(nodes, y)
     text = str(caught.value)
-    assert (
-        "mul: of a DTensor and a number or a condition that differs over dp"
-        in text
-    )
+    assert "mul: of a DTensor and a number or a condition that differs over dp" in text
     assert "dist.all_reduce or sf.psum it first" in text
 
 
@@ -110,9 +107,7 @@ def test_a_local_tensor_may_vary() -> None:
 def test_a_returned_dtensor_may_vary_over_no_axis() -> None:
     nodes = Nodes()
     out = nodes.call(placement.returned, nodes.d)
-    with pytest.raises(
-        sf.CaptureError, match="a DTensor: of a DTensor and"
-    ) as caught:
+    with pytest.raises(sf.CaptureError, match="a DTensor: of a DTensor and") as caught:
         varying(nodes, out, over="pp")
     assert "over pp" in str(caught.value)
 

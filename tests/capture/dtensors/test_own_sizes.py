@@ -85,9 +85,7 @@ def test_constants_that_differ_are_found() -> None:
 
 
 def test_other_ops_are_refused() -> None:
-    readings = [
-        own_sizes.traits(graph(3, op)) for op in (torch.narrow, torch.roll)
-    ]
+    readings = [own_sizes.traits(graph(3, op)) for op in (torch.narrow, torch.roll)]
     with pytest.raises(sf.CaptureError) as caught:
         own_sizes.differing("f", readings)
     text = str(caught.value)

@@ -62,7 +62,9 @@ def test_terms_over_two_axes_are_taken_together() -> None:
 
 def test_a_term_over_an_axis_that_was_not_summed_stays() -> None:
     assert read([("dp", "sum")], [("tp", "sum")]) == "own_term"
-    assert read([("dp", "sum")], [("dp", "sum"), ("tp", "sum")]) == "own_term_1"
+    assert (
+        read([("dp", "sum")], [("dp", "sum"), ("tp", "sum")]) == "own_term_1"
+    )
 
 
 def test_what_ops_made_and_what_is_sharded_stays() -> None:

@@ -43,10 +43,7 @@ def test_ops_of_the_subclass_reach_it_inside_alone(dispatcher: Any) -> None:
         assert slow("op", ("ours",), {}, 7) == ("ours", "op")
         assert handlers["op"]("op", ("ours",), {}) == ("ours", "op")
         assert slow("op", (1,), {}, 7) == ("torch", ("op", (1,), {}, 7))
-        assert handlers["op"]("op", (1,), {}) == (
-            "torch's handler",
-            ("op", (1,), {}),
-        )
+        assert handlers["op"]("op", (1,), {}) == ("torch's handler", ("op", (1,), {}))
         assert dispatcher.forgotten
     assert slow("op", ("ours",), {}) == ("torch", ("op", ("ours",), {}))
     assert handlers["op"](1) == ("torch's handler", (1,))

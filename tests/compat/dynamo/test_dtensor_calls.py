@@ -140,12 +140,8 @@ def test_new_calls_are_checked_with_the_values_outside() -> None:
     graph = torch.fx.Graph()
     outside, inside, middle = (graph.placeholder(name) for name in "oim")
     root = SimpleNamespace(lifted_freevars={}, parent=None)
-    one = SimpleNamespace(
-        lifted_freevars={Proxy(outside): Proxy(middle)}, parent=root
-    )
-    two = SimpleNamespace(
-        lifted_freevars={Proxy(middle): Proxy(inside)}, parent=one
-    )
+    one = SimpleNamespace(lifted_freevars={Proxy(outside): Proxy(middle)}, parent=root)
+    two = SimpleNamespace(lifted_freevars={Proxy(middle): Proxy(inside)}, parent=one)
     two.create_node = None
     ours = Ours()
     made = graph.call_function(torch.neg, (inside,))

@@ -104,10 +104,7 @@ def test_settings_of_a_capture_end_with_it() -> None:
 def test_a_tensor_on_the_meta_device_is_of_the_programs_device() -> None:
     mode = _compat.fake_mode()
     make = mode.from_tensor
-    assert (
-        reading.faked("cpu", make, torch.empty(2, device="meta")).device.type
-        == "cpu"
-    )
+    assert reading.faked("cpu", make, torch.empty(2, device="meta")).device.type == "cpu"
     fake = reading.faked("meta", make, X)
     assert fake.device.type == "cpu" and fake.shape == (3,)
     view = X.view(3, 1)

@@ -113,9 +113,7 @@ def test_a_class_made_of_followed_tensors_is_refused(followed: Any) -> None:
         proxy=SimpleNamespace(node=SimpleNamespace(meta={"example_value": x}))
     )
     refused.refuse_call(Scaled, [given(X), given(S)], {})
-    text = stops(
-        refused.refuse_call, Scaled, [given(X)], {"scale": given(followed)}
-    )
+    text = stops(refused.refuse_call, Scaled, [given(X)], {"scale": given(followed)})
     assert text.startswith(f"{refused.MADE_OF_FOLLOWED} Scaled;")
 
 

@@ -30,9 +30,9 @@ def plain(of_first: Any, of_last: Any) -> Any:
     first, _, last = fn(w, X)
     pairs = [(first, of_first), (last, of_last)]
     pairs = [(y, g) for y, g in pairs if g is not None]
-    return torch.autograd.grad([y for y, _ in pairs], [w], [g for _, g in pairs])[
-        0
-    ]
+    return torch.autograd.grad(
+        [y for y, _ in pairs], [w], [g for _, g in pairs]
+    )[0]
 
 
 Called = tuple[Backward, list[torch.Tensor]]
@@ -77,9 +77,7 @@ class TestOneCall:
             wanted = plain(G, None if h is None else last)
             torch.testing.assert_close(sf.full(grad), wanted)
 
-    def test_results_of_other_dtypes_have_no_derivative(
-        self, call: Called
-    ) -> None:
+    def test_results_of_other_dtypes_have_no_derivative(self, call: Called) -> None:
         half, saved = call
         assert half.has_derivative() == [True, False, True]
         assert half.floating == (0, 2) and len(half.specs) == 1
@@ -87,9 +85,7 @@ class TestOneCall:
         each = sum(3 if kind == SAVED else 1 for kind in kinds)
         assert len(saved) == each, "a saved value has a tensor for each rank"
 
-    def test_arguments_and_results_are_kept_as_they_are(
-        self, call: Called
-    ) -> None:
+    def test_arguments_and_results_are_kept_as_they_are(self, call: Called) -> None:
         half, _ = call
         leaves = [object(), object()]
         results = [object(), object(), object()]

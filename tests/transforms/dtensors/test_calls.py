@@ -62,8 +62,7 @@ def test_terms_are_reduced_and_a_mean_is_divided_first(mesh: Any) -> None:
 
 def test_redistribute_places_the_tensor(mesh: Any) -> None:
     move = lambda **kw: ops(
-        lambda x: calls.redistribute(x, "dp=S0,tp=R", mesh, [R, Shard(-1)], **kw),
-        X,
+        lambda x: calls.redistribute(x, "dp=S0,tp=R", mesh, [R, Shard(-1)], **kw), X
     )
     assert move() == ["prim_redistribute ;tp -> [6, 4]"]
     assert move(forward_dtype=torch.float64) == ["_to_copy -> [6, 4]", *move()]
