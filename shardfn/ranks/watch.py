@@ -357,7 +357,9 @@ class Watch:
         if self.is_unserved:
             return True
         others = [r for r in range(self.size) if r != self.rank]
-        return all(presence.is_done(self.settled.get(r), serves=serves) for r in others)
+        return all(
+            presence.is_done(self.settled.get(r), serves=serves) for r in others
+        )
 
 
 KEY = "shardfn/watch/"

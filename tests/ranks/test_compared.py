@@ -33,5 +33,7 @@ def test_equal_texts_pass_and_each_comparison_has_its_keys() -> None:
     compared.compare("f", store, "a", (0, 2), "x", 0.05)
     assert store.get("a/0") == b"x"
     store.set("b/1", "y")
-    with pytest.raises(sf.DivergenceError, match="the same arguments on every rank"):
+    with pytest.raises(
+        sf.DivergenceError, match="the same arguments on every rank"
+    ):
         compared.compare("f", store, "b", (0, 2), "x", 0.05)
