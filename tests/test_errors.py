@@ -18,6 +18,7 @@ FAMILY = (
     sf.BudgetError,
     sf.FakeValueError,
     sf.CheckpointError,
+    sf.ArtefactError,
 )
 FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
 
