@@ -1,7 +1,6 @@
 """shardfn: composable function transforms for distributed PyTorch."""
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-
+from . import errors as errors  # checks that torch has torch.distributed
 from . import random
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
@@ -31,7 +30,7 @@ from .hardware import Hardware, Link
 from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
-from .placements import P
+from .placements import P, Partial, Replicate, Shard
 from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (

@@ -21,6 +21,23 @@ _LIBRARIES = (
 )
 
 
+def require_distributed() -> None:
+    """Check that torch has torch.distributed, which every part needs.
+
+    Raises:
+        ImportError: a build of torch without it.
+    """
+    if not torch.distributed.is_available():
+        raise ImportError(
+            "shardfn: this build of torch has no torch.distributed\n"
+            "  needed: a build of torch with it, such as those of PyPI for Linux\n"
+            "  try: pip install torch; or USE_DISTRIBUTED=1, where torch is built from source"
+        )
+
+
+require_distributed()  # before the imports that fail without it
+
+
 class ShardError(Exception):
     """The base class of shardfn's errors, for unsupported programs and bad input.
 

@@ -55,6 +55,7 @@ CONTEXTS = (
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
+    State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State(
         "_compat.distributed.every_rank",

@@ -35,6 +35,7 @@ from .distributed.groups import (
     is_unreduced,
     leave_groups,
     local_tensor,
+    named,
     named_group,
     own_store,
     register_group,
@@ -111,7 +112,13 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp, stops_pulls
-from .loops import substitutes, torch_map, torch_scan, torch_while_loop
+from .loops import (
+    in_body,
+    substitutes,
+    torch_map,
+    torch_scan,
+    torch_while_loop,
+)
 from .memory import (
     ORDINARY,
     are_alone,
@@ -259,6 +266,7 @@ __all__ = [
     "has_come",
     "has_tangent",
     "holds_tensors",
+    "in_body",
     "in_dual_level",
     "compiler_line",
     "compiler_place",
@@ -300,6 +308,7 @@ __all__ = [
     "mapped_index",
     "modules_of",
     "name_of_op",
+    "named",
     "named_group",
     "namespace_of",
     "neutral",

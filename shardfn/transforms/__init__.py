@@ -21,7 +21,14 @@ from .derivatives._grad import grad, value_and_grad
 from .derivatives._jacobian import hessian, jacfwd, jacrev
 from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
-from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
+from .dtensors import (  # noqa: F401  (enter them in a table)
+    _autograd_forms,
+    _calls,
+    _collectives,
+    _functional,
+    _lists,
+    _queries,
+)
 from .optimizers._clip import clip_by_global_norm
 from .optimizers._ema import ema
 from .optimizers._loss_scale import loss_scale

@@ -65,8 +65,7 @@ def test_every_source_with_logic_has_a_test_file_of_its_name():
     lacking = [
         f"shardfn/{source}: tests/{mirror(source)} is missing"
         for source in with_logic()
-        if not has_mirror(source)
-        and source not in EXEMPT
+        if not has_mirror(source) and source not in EXEMPT
     ]
     assert not lacking, "\n  ".join(["", *lacking])
 

@@ -231,7 +231,9 @@ def test_autocast_inside_of_a_function_casts_before_the_gather() -> None:
         gathers = [
             c for c in step.lower(*args).collectives if c.kind == "all_gather"
         ]
-        assert sum(c.nbytes for c in gathers) == 8 * 8 * 2  # half of `up`, in bfloat16
+        assert (
+            sum(c.nbytes for c in gathers) == 8 * 8 * 2
+        )  # half of `up`, in bfloat16
         value, grads = sf.full(step(*args))
     torch.testing.assert_close(value, loss.detach(), rtol=1e-3, atol=0)
     for found, leaf in zip(grads.values(), leaves, strict=True):

@@ -180,7 +180,7 @@ ELSEWHERE = {
     "_budget._bytes": "called by assert_comms",
     "_clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
-    "_outside._refuse_held_dtensors": "called where a call is staged",
+    "_outside._holds_dtensors": "called where a call is staged",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")

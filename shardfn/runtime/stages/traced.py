@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import torch
-from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ... import schedule as passes
@@ -22,16 +20,16 @@ from ...inspect.memory import Memory, memory
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
-from ...mesh import all_coordinates, group_names, refuse_other
+from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
-from ...placements import marks_of
 from ...random import ambient
 from ...schedule.agenda import rewished
-from ...types import TENSOR, Collective, LocalProgram, Marks, Program
+from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
+from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
@@ -128,21 +126,13 @@ class Traced:
         which inputs are unreduced gradients.
         """
         axes = self.placed.axes
-        closed = [self._marks_of(x) for x in self.captured.closed_over]
+        mesh, name = self.placed.mesh, self.request.name
+        held = self.captured.closed_over
+        closed = [marks_of_closed_over(name, x, mesh, axes) for x in held]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
         return axes, ins, [*outs, *gradients], self.placed.unreduced
-
-    def _marks_of(self, x: torch.Tensor) -> Marks:
-        """The placements of a closed-over tensor: a plain one is replicated."""
-        axes = self.placed.axes
-        mesh = self.placed.mesh
-        if not isinstance(x, DTensor) or mesh is None:
-            return ("R",) * len(axes.names)
-        if x.device_mesh != mesh:
-            refuse_other(f"{self.request.name}, a DTensor", x.device_mesh, mesh)
-        return marks_of(list(x.placements), x.shape, axes)
 
     def lower(
         self,
