@@ -213,7 +213,9 @@ def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() ->
     assert large.peak - small.peak <= 3 * layer
 
 
-def test_a_run_goes_on_with_another_strategy_on_another_mesh(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_strategy_on_another_mesh(
+    tmp_path: Path,
+) -> None:
     p = params()
     with sf.fake_world(4):
         mesh = sf.make_mesh((4,), ("dp",))
