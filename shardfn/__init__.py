@@ -14,12 +14,14 @@ from .checkpoints import (
 )
 from .data import Loader, loader
 from .errors import (
+    ArtefactError,
     BudgetError,
     CaptureError,
     CheckpointError,
     DivergenceError,
     FakeValueError,
     PlacementError,
+    RankLostError,
     RendezvousError,
     RuleError,
     ShardError,
@@ -43,6 +45,7 @@ from .transforms import (
     check,
     checkpoint,
     checkpoint_name,
+    clear_cache,
     clip_by_global_norm,
     compose,
     cond,
@@ -64,6 +67,7 @@ from .transforms import (
     jit,
     jvp,
     linearize,
+    load_compiled,
     loss_scale,
     map,
     mark_dynamic,
@@ -93,6 +97,7 @@ from .world import fake_world
 __version__ = VERSION
 
 __all__ = [
+    "ArtefactError",
     "Bucket",
     "BucketPlan",
     "BudgetError",
@@ -107,6 +112,7 @@ __all__ = [
     "P",
     "Partial",
     "PlacementError",
+    "RankLostError",
     "RendezvousError",
     "Replicate",
     "RuleError",
@@ -127,6 +133,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -152,6 +159,7 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "load_compiled",
     "load_safetensors",
     "loader",
     "loss_scale",

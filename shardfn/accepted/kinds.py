@@ -140,11 +140,13 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
         "rtol": TOLERANCE,
         "atol": TOLERANCE,
     },
+    "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
+    "load_compiled": {"path": PATH},
     "load_safetensors": {"path": PATH, "strict": FLAG},
     "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
     "loss_scale": {

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,12 +13,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..capture import Captured, constant_key, name_of
+from ..capture import Captured, name_of
 from ..compile import Runner
 from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
-from ..placements import marks_of
 from ..simulated import SimulatedTensor, UnreadTensor, shown
 from ..types import LocalProgram
 from .agreement import compare_ranks
@@ -30,40 +29,21 @@ from .arguments import (
     refuse_lost_tangent,
     refuse_without_values,
 )
+from .arguments.mismatch import (
+    other_constants,
+    other_leaves,
+    other_tensors,
+    said,
+)
 from .arguments.results import in_tree, maker
+from .artefacts.save import save_compiled
 from .backward.op import Differentiable
 from .backward.second_half import Backward
-from .donation import Donation, are_viewed, layout_of
+from .donation import Donation, donation_of
 from .layouts import closed_over, closed_over_of_kinds, gathering, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
-
-OF_RANKS = (
-    SimulatedTensor,
-    UnreadTensor,
-)  # each rank's own, which no program takes
-
-
-def _donation(compiled: Compiled) -> Donation | None:
-    placed, taken = compiled.placed, compiled.placed.donated
-    if not taken:
-        return None
-    avals = dict(zip(placed.tensors, placed.avals, strict=True))
-    first = len(placed.axes.names)
-    among = set(taken)
-    inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
-    return Donation(
-        name=compiled.request.name,
-        taken=taken,
-        others=tuple(i for i in placed.tensors if i not in among),
-        paths=placed.paths,
-        closed_over=compiled.captured.closed_over,
-        layouts=tuple(layout_of(avals[i]) for i in taken),
-        writes=compiled.runner is not None,
-        recorded=compiled.backward is not None,
-        viewed=are_viewed(compiled.program.graph, inputs),
-    )
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -89,8 +69,10 @@ class Compiled:
     backward: Backward | None = None  # where autograd follows the call
     # where ranks have programs of their own: the captures of those that run here
     captures: Mapping[tuple[int, ...], Captured] | None = None
+    # the programs of all ranks, also of those that run elsewhere
+    of_all: Callable[[], Mapping[tuple[int, ...], LocalProgram]] | None = None
     donation: Donation | None = attrs.field(  # donates arguments
-        init=False, default=attrs.Factory(_donation, takes_self=True)
+        init=False, default=attrs.Factory(donation_of, takes_self=True)
     )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
@@ -163,6 +145,30 @@ class Compiled:
         """This rank's program."""
         return self.programs[self.placed.coordinate]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program of every rank to a file, which `load_compiled` runs without tracing,
+        and without the function.
+
+        A program that was compiled in a fake world is saved for all of its ranks. Closed-over
+        tensors are saved with their values of now.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            ArtefactError: a file cannot hold the program, or cannot be written.
+
+        Example:
+            >>> import tempfile, torch, shardfn as sf
+            >>> step = sf.jit(lambda x: x * 2, backend="aten")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     step.compile(sf.ShapeDtype((2,))).save(f"{folder}/step.sf")
+            ...     sf.load_compiled(f"{folder}/step.sf")(torch.ones(2))
+            tensor([2., 2.])
+        """
+        programs = self.programs if self.of_all is None else self.of_all()
+        save_compiled(path, self, programs)
+
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"
 
@@ -194,13 +200,11 @@ def _refuse_other_signature(
     """
     placed = compiled.placed
     if treedef != placed.treedef:
-        wrong = [
-            f"the arguments are {treedef}, the program is for {placed.treedef}"
-        ]
+        wrong = other_leaves(compiled.request, placed, leaves, treedef)
     else:
         wrong = [
-            *_other_tensors(placed, leaves),
-            *_other_constants(placed, leaves),
+            *other_tensors(placed, leaves),
+            *other_constants(placed, leaves),
         ]
     wrong += _other_settings(compiled)
     if not wrong:
@@ -208,29 +212,6 @@ def _refuse_other_signature(
     fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
-
-
-def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the tensors whose shape, dtype or placement differs from the program's."""
-    rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
-    for i, marks, aval in rows:
-        x, path = leaves[i], placed.paths[i]
-        is_tensor = isinstance(x, torch.Tensor) and type(x) not in OF_RANKS
-        if not is_tensor or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
-            yield f"{path}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
-            continue
-        if not isinstance(x, DTensor):
-            continue
-        if marks_of(list(x.placements), x.shape, placed.axes) != marks:
-            wanted = f"the program is for {marks} on {placed.axes.names}"
-            yield f"{path}: placed {x.placements}, {wanted}"
-
-
-def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the constants that differ from the program's."""
-    for i, key, old in placed.constants:
-        if constant_key(leaves[i]) != key:
-            yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
 
 
 def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:
@@ -274,14 +255,9 @@ def _other_settings(compiled: Compiled) -> list[str]:
     )
     for path, old, new in changed:
         where = f"{name_of(path)}, which it closes over"
-        wrong.append(f"{where}: {_said(new)}, the program is for {_said(old)}")
+        wrong.append(f"{where}: {said(new)}, the program is for {said(old)}")
     return wrong
 
-
-def _said(x: Any) -> str:
-    return (
-        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
-    )
 
 
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

@@ -6,6 +6,7 @@ from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
 from ._mixed_precision import mixed_precision
+from ._stored import clear_cache, load_compiled
 from ._vmap import vmap
 from .control_flow import _torchs  # noqa: F401  (enters them in a table)
 from .control_flow._cond_while import cond, while_loop
@@ -59,6 +60,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -80,6 +82,7 @@ __all__ = [
     "jit",
     "jvp",
     "linearize",
+    "load_compiled",
     "loss_scale",
     "map",
     "mark_dynamic",

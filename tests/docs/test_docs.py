@@ -12,7 +12,13 @@ import pytest
 from tests.support.reading.sizes import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = ["checkpoints.md", "data.md", "mixed-precision.md", "strategies.md"]
+PAGES = [
+    "checkpoints.md",
+    "data.md",
+    "mixed-precision.md",
+    "starting.md",
+    "strategies.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
