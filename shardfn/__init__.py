@@ -28,6 +28,7 @@ from .hardware import Hardware, Link
 from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
+from .placements import AUTO as auto
 from .placements import P
 from .plans import fsdp, placements
 from .ranks.versions import VERSION
@@ -116,6 +117,7 @@ __all__ = [
     "all_gather",
     "all_to_all",
     "assert_comms",
+    "auto",
     "axis_index",
     "axis_size",
     "bucketed_grad",

@@ -41,12 +41,25 @@ class P:
         return hash(self.parts)
 
 
+class Auto:
+    """The type of `sf.auto`: a placement that `shard` chooses."""
+
+    def __repr__(self) -> str:
+        return "sf.auto"
+
+    def __reduce__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+
+
 @_compat.read_by_dynamo
 def is_spec(x: Any) -> bool:
     """Whether x is one leaf of a tree of placements."""
     if isinstance(x, list):
         return bool(x) and all(isinstance(p, Placement) for p in x)
-    return x is None or isinstance(x, (P, Placement))
+    return x is None or isinstance(x, (P, Placement, Auto))
 
 
 def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
@@ -57,6 +70,8 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     """
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
+    if spec is AUTO:
+        raise ValueError("sf.auto is for in_placements of shard; here nothing chooses")
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(
             f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"

@@ -49,7 +49,8 @@ class Search:
     Args:
         program: the Program.
         unknowns: its free arguments.
-        axes: of the mesh, with the cost of each.
+        axes: of the mesh.
+        timed: the same, with the cost of each.
         unreduced: which inputs are unreduced gradients.
         planner: of the ops.
         is_late: whether time was up for some integer program.
@@ -58,9 +59,11 @@ class Search:
     program: Program
     unknowns: Unknowns
     axes: MeshAxes
+    timed: MeshAxes
     unreduced: Sequence[int]
     planner: str
     is_late: bool = False
+    known: dict[tuple[Marks, ...], Candidate] = attrs.field(factory=dict)
 
     def candidates(self, limit: float | None) -> list[Candidate]:
         """Placements, the best first.
@@ -68,20 +71,22 @@ class Search:
         Args:
             limit: bytes of a rank, which those of the integer program keep to.
         """
-        found: dict[tuple[Marks, ...], Candidate] = {}
-        for marks in [*self.textbook(), *self.solved(limit)]:
-            if marks not in found:
-                found[marks] = self.candidate(marks)
-        return ranked(list(found.values()))
+        rows = dict.fromkeys([*self.textbook(), *self.solved(limit)])
+        return ranked([self.candidate(marks) for marks in rows])
 
     def candidate(self, marks: tuple[Marks, ...]) -> Candidate:
         """The program with such placements."""
+        if marks in self.known:
+            return self.known[marks]
         outs = self.unknowns.leaving
         chosen = propagate(
             self.program, self.axes, marks, outs, self.unreduced, self.planner
         )
         graph = self.program.graph.graph
-        return Candidate(marks, chosen, plan_price(chosen, graph, fused.in_bytes))
+        over = attrs.evolve(chosen, axes=self.timed)
+        price = plan_price(over, graph, fused.in_bytes)
+        self.known[marks] = Candidate(marks, chosen, price)
+        return self.known[marks]
 
     def textbook(self) -> list[tuple[Marks, ...]]:
         """Data parallel, and fully sharded over some of the axes."""
@@ -137,7 +142,7 @@ class Search:
             start: placements, whose program the first walk observes.
             limits: bytes of a rank, for each axis. None: the least is looked for.
         """
-        walk = Walk(self.axes, self.program.name)
+        walk = Walk(self.timed, self.program.name)
         outs = self.unknowns.leaving
         first = walked(walk, self.program, start, outs, self.unreduced)
         observed = Observed(walk, self.program, first)
