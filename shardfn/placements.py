@@ -182,6 +182,14 @@ def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     return tuple(axes.names[k] for _, k in sorted(found))
 
 
+def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
+    """The axes that shard each dim of a tensor as a `P`."""
+    rows = [names_in(dim, marks, axes) for dim in range(dims)]
+    while rows and not rows[-1]:
+        rows.pop()
+    return P(*(row[0] if len(row) == 1 else row or None for row in rows))
+
+
 def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
     """Whether axes shard dims in plain chunks, in some order: whether a P says so."""
     rows = [names_in(dim, marks, axes) for dim in range(len(shape))]

@@ -27,6 +27,7 @@ from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
 from ...placements import marks_of
+from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Marks, Program
@@ -290,6 +291,13 @@ class Lowered:
         each access.
         """
         return memory(self.program)
+
+    @property
+    def placements(self) -> ArgumentPlacements:
+        """The placements of the arguments, as text that can be pasted, and as a table."""
+        placed = self.traced.placed
+        rows = zip(placed.tensors, placed.avals, placed.marks, strict=True)
+        return argument_placements(placed.paths, placed.treedef, rows, placed.axes)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -15,10 +15,10 @@ from ...capture import constant_key
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware
 from ...mesh import axes_of, current_mesh
-from ...placements import AUTO, P, is_spec, marks_of, names_in
+from ...placements import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
-from ...types import Marks, MeshAxes, ShapeDtype
+from ...types import Marks, ShapeDtype
 
 KNOWN = 64  # choices that a function remembers; the oldest is dropped first
 
@@ -130,14 +130,6 @@ def choose(
     tree = _tree.unflatten(treedef, specs)
     fn = sharded.placed_so(tree)
     return Resolved(placed.mesh, tuple(specs), tuple(marks), fn)
-
-
-def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
-    """Placements of the stages as a `P`."""
-    rows = [names_in(dim, marks, axes) for dim in range(dims)]
-    while rows and not rows[-1]:
-        rows.pop()
-    return P(*(row[0] if len(row) == 1 else row or None for row in rows))
 
 
 def per_argument(placements: Any, n: int) -> Any:

@@ -1,0 +1,91 @@
+"""The placements of the arguments of a call: text for `in_placements`, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from .. import _tree
+from ..placements import is_spec, spec_of
+from ..types import Aval, Marks, MeshAxes
+from .leaves import Leaf
+from .table import Placements
+
+
+@attrs.frozen(eq=False)
+class ArgumentPlacements:
+    """The placements of the arguments of a call.
+
+    Args:
+        in_placements: a placement for each leaf of the positional arguments, for `shard`.
+        table: the same by path, which prints as a table.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(4):
+        ...     mesh = sf.make_mesh((4,), ("dp",))
+        ...     double = sf.shard(lambda x: x * 2, mesh, sf.auto)
+        ...     print(double.lower(torch.ones(8, 3)).placements)
+        in_placements = (P('dp'),)
+        path  tensors  shape  dtype    placement  bytes a rank
+        x     1        8x3    float32  P('dp')    24 B
+        1 tensors on (dp=4): 96 B, 24 B a rank
+    """
+
+    in_placements: tuple[Any, ...]
+    table: Placements
+
+    def text(self) -> str:
+        """The placements as Python. One stands for a subtree of equal ones."""
+        parts = [_text(part) for part in self.in_placements]
+        comma = "," if len(parts) == 1 else ""
+        return f"({', '.join(parts)}{comma})"
+
+    def __str__(self) -> str:
+        return f"in_placements = {self.text()}\n{self.table}"
+
+
+def argument_placements(
+    paths: Sequence[str],
+    treedef: Any,
+    tensors: Iterable[tuple[int, Aval, Marks]],
+    axes: MeshAxes,
+) -> ArgumentPlacements:
+    """The placements of the arguments of a call.
+
+    Args:
+        paths: of all leaves.
+        treedef: of the positional and keyword arguments.
+        tensors: for each tensor the number of its leaf, its metadata and its placements.
+        axes: of the mesh.
+    """
+    specs: list[Any] = [None] * len(paths)
+    leaves = []
+    flat = {}
+    for i, aval, marks in tensors:
+        path = paths[i]
+        specs[i] = spec_of(marks, len(aval.shape), axes)
+        flat[path] = specs[i]
+        leaves.append(Leaf(path, aval.shape, aval.dtype, (path,)))
+    args, _ = _tree.unflatten(treedef, specs)
+    return ArgumentPlacements(tuple(args), Placements(flat, leaves, axes))
+
+
+def _text(part: Any) -> str:
+    """Placements as Python; equal ones of a subtree as one."""
+    specs = [spec for _, spec in _tree.named_leaves(part, is_spec)]
+    kinds = {*map(repr, specs)}
+    if len(kinds) == 1 and not isinstance(part, torch.Tensor):
+        return kinds.pop()
+    if isinstance(part, dict):
+        rows = [f"{key!r}: {_text(x)}" for key, x in part.items()]
+        return f"{{{', '.join(rows)}}}"
+    if type(part) in (tuple, list):
+        inner = ", ".join(map(_text, part))
+        if type(part) is list:
+            return f"[{inner}]"
+        return f"({inner}{',' * (len(part) == 1)})"
+    return repr(part)
