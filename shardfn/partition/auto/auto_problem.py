@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -33,6 +34,15 @@ class Axes:
     ops: Decided
     inputs: Inputs
     results: Results
+
+
+class Held(NamedTuple):
+    """Bytes that a rank holds from one node to another if a variable is 1, or always."""
+
+    variable: int | None
+    nbytes: float
+    first: int
+    last: int
 
 
 class AutoProblem(AxisProblem):
@@ -191,53 +201,54 @@ class AutoProblem(AxisProblem):
 
     def add_memory(self, limit: float | None) -> None:
         """What is alive at each moment is at most the limit, or as little as possible."""
-        least = None if limit is not None else self.program.size(1.0)
-        if least is not None:
-            costs = self.program.costs
-            costs[:] = [0.0] * len(costs)
-            costs[least] = 1.0
+        least = None if limit is not None else self.only_cost()
+        unit = limit or self.bytes_of_arguments()
+        if unit == float("inf"):
+            return
+        rows = [*self.held_values(), *self.held_moves()]
         for moment in self.moments.chosen:
-            terms, constant = self.held_at(moment)
-            unit = limit or self.largest(terms, constant)
-            rows = [(v, nbytes / unit) for v, nbytes in terms.items()]
-            if least is None:
-                self.program.between(float("-inf"), rows, 1.0 - constant / unit)
-            else:
-                rows = [(v, nbytes / self.scale) for v, nbytes in terms.items()]
-                rows.append((least, -1.0))
-                self.program.between(float("-inf"), rows, -constant / self.scale)
+            terms: dict[int, float] = defaultdict(float)
+            room = 0.0 if limit is None else 1.0
+            for variable, nbytes, first, last in rows:
+                if not first <= moment <= last:
+                    continue
+                if variable is None:
+                    room -= nbytes / unit
+                else:
+                    terms[variable] += nbytes / unit
+            if least is not None:
+                terms[least] = -1.0
+            self.program.between(float("-inf"), terms.items(), room)
 
-    @property
-    def scale(self) -> float:
-        """The bytes of all arguments, as the unit of the least memory."""
+    def only_cost(self) -> int:
+        """A variable that is the only one with a cost."""
+        costs = self.program.costs
+        costs[:] = [0.0] * len(costs)
+        return self.program.size(1.0)
+
+    def bytes_of_arguments(self) -> float:
+        """The bytes of all arguments."""
         total = sum(work.nbytes(x.meta["val"]) for x in self.unknowns.holders)
         return float(max(total, 1))
 
-    def largest(self, terms: dict[int, float], constant: float) -> float:
-        """A unit for numbers of bytes."""
-        return max(1.0, constant, *terms.values())
-
-    def held_at(self, moment: int) -> tuple[dict[int, float], float]:
-        """The bytes that each variable holds at a moment, and those that are always held."""
-        terms: dict[int, float] = defaultdict(float)
-        constant = 0.0
+    def held_values(self) -> Iterator[Held]:
+        """The memory of values where they are made."""
         for (node, _), supply in self.supplies.found.items():
-            is_held = self.moments.is_owner(node) and self.moments.alive(node, moment)
-            if not is_held:
+            if not self.moments.is_owner(node):
                 continue
+            first, last = self.moments.span(node)
             for marks, variables in supply.made.items():
                 nbytes = self.local_bytes(supply, marks)
-                if variables is None:
-                    constant += nbytes
-                for variable in variables or ():
-                    terms[variable] += nbytes
+                for variable in variables or (None,):
+                    yield Held(variable, nbytes, first, last)
+
+    def held_moves(self) -> Iterator[Held]:
+        """The memory of values where they were moved to, between their readers there."""
         for move in self.supplies.moved:
-            place = move.target, move.phase
-            count = sum(_spans(x, place, moment) for x in move.supplies)
-            if count:
-                nbytes = count * self.local_bytes(move.supplies[0], move.target)
-                terms[move.variable] += nbytes
-        return terms, constant
+            nbytes = self.local_bytes(move.supplies[0], move.target)
+            for supply in move.supplies:
+                for first, last in _spans(supply, move.target, move.phase):
+                    yield Held(move.variable, nbytes, first, last)
 
     def local_bytes(self, supply: Supply, marks: Marks) -> float:
         """The bytes of a value on one rank."""
@@ -247,10 +258,12 @@ class AutoProblem(AxisProblem):
         return nbytes
 
 
-def _spans(supply: Supply, place: tuple[Marks, str], moment: int) -> bool:
-    """Whether a value is held at a placement between its first and its last reader there."""
-    _, phase = place
-    own = supply.spans.get(place)
+def _spans(supply: Supply, target: Marks, phase: str) -> list[tuple[int, int]]:
+    """The first and the last reader of a value at a placement; of a value that is only gathered
+    to be sliced, those of its slices.
+    """
+    own = supply.spans.get((target, phase))
     every = [span for (_, when), span in supply.spans.items() if when == phase]
-    spans = every if own is None else [own]
-    return any(first <= moment <= last for first, last in spans)
+    if own is not None or not every:
+        return [] if own is None else [own]
+    return [(min(first for first, _ in every), max(last for _, last in every))]

@@ -37,11 +37,11 @@ class Moments:
         """Whether a node has memory of its own."""
         return self.owner.get(node) is node
 
-    def alive(self, node: torch.fx.Node, moment: int) -> bool:
-        """Whether the memory of a node is held at a moment."""
+    def span(self, node: torch.fx.Node) -> tuple[int, int]:
+        """The moments between which the memory of a node is held."""
         if node.op == "placeholder":
-            return True
-        return self.position[node] <= moment <= self.last.get(node, -1)
+            return 0, len(self.position)
+        return self.position[node], self.last.get(node, -1)
 
     def peaks(self, nodes: Sequence[torch.fx.Node]) -> list[int]:
         """The moments at which most is alive, one in each part of the program, and those at

@@ -110,9 +110,10 @@ class Search:
             marks = self.solution(start, limits)
             if marks is not None:
                 yield marks
+            if marks is not None and len(limits) > 1:
+                # earlier axes know now what later ones shard
                 again = self.solution(marks, limits)
-                if again is not None:
-                    yield again
+                yield marks if again is None else again
 
     def least(self) -> Candidate | None:
         """The placements that need the least memory."""
