@@ -109,6 +109,7 @@ def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
         fix="more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or "
         f"memory={least.peak}",
         mesh=traced.placed.mesh,
+        arg_path="memory",
     )
 
 
