@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...buckets import BucketPlan
 from ...capture import Captured
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
+from ...inspect.expensive import expensive
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory, memory
@@ -186,6 +188,7 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
+        self._warn_of_expensive(chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
         results = self.program.out_leaves.count(TENSOR)
@@ -194,6 +197,19 @@ class Traced:
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
+
+    def _warn_of_expensive(self, chosen: Plan, wanted: tuple[Any, ...]) -> None:
+        """Warn once of what is expensive in a plan, with a placement that mends it."""
+        axes, _, outs, unreduced = wanted
+        if not self.request.needs_mesh or unreduced:
+            return
+        place = lambda ins: propagate(self.program, axes, ins, outs)
+        arguments = len(self.placed.tensors)
+        said = self.request.store.expensive
+        for text in expensive(self.program, chosen, place, arguments):
+            if text not in said:
+                said.add(text)
+                warnings.warn(text, stacklevel=2)
 
     def _inputs(self) -> list[Any]:
         """The tensors that the program takes: None for an argument."""
