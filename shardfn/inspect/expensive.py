@@ -15,7 +15,9 @@ import torch
 from ..byte_sizes import human_bytes
 from ..errors import problem
 from ..partition import layout, plan
+from ..partition.auto import fused
 from ..partition.auto.followers import Followers
+from ..partition.auto.search import timed_on
 from ..partition.planner import work
 from ..partition.planner.price import PlanPrice, plan_price, unasked_bytes
 from ..partition.planner.share import share_of
@@ -80,6 +82,11 @@ class _Search:
     def graph(self) -> torch.fx.Graph:
         return self.program.graph.graph
 
+    def price(self, chosen: plan.Plan) -> PlanPrice:
+        """The price of a plan, as `sf.auto` weighs it."""
+        over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
+        return plan_price(over, self.graph, fused.in_bytes)
+
     def sent(self) -> Iterator[str]:
         """Activations that are sent, where an equally sharded program sends fewer."""
         steps = largest_unasked(self.chosen, self.graph)
@@ -106,11 +113,11 @@ class _Search:
 
     def is_less(self, before: float) -> Callable[[plan.Plan], bool]:
         """Whether a plan sends clearly fewer bytes that nothing asks for, and no more in all."""
-        total = plan_price(self.chosen, self.graph).nbytes
+        total = self.price(self.chosen).nbytes
 
         def is_less(other: plan.Plan) -> bool:
             after = unasked_bytes(other, self.graph)
-            price = plan_price(other, self.graph)
+            price = self.price(other)
             return after < min(LESS * before, before - WORTH) and price.nbytes < total
 
         return is_less
@@ -145,11 +152,11 @@ class _Search:
 
     def is_faster(self) -> Callable[[plan.Plan], bool]:
         """Whether a plan computes clearly less, and takes less time."""
-        now = plan_price(self.chosen, self.graph)
+        now = self.price(self.chosen)
         every = sum(flops for _, _, flops in _work(self.chosen))
 
         def is_faster(other: plan.Plan) -> bool:
-            price = plan_price(other, self.graph)
+            price = self.price(other)
             flops = sum(flops for _, _, flops in _work(other))
             return flops < (1 - SHARE) * every and price.total < LESS * now.total
 
@@ -203,7 +210,7 @@ class _Search:
         best: tuple[PlanPrice, Mend] | None = None
         for i, marks in tried[:most]:
             found = self.place(self.changed(i, marks))
-            price = plan_price(found, self.graph)
+            price = self.price(found)
             is_best = best is None or price.total < best[0].total
             if is_best and mends(found):
                 best = price, self.mend(i, marks, found)

@@ -92,6 +92,26 @@ def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     return total
 
 
+def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+    """The bytes of parameters that are gathered for ops that read a small part of them, as the
+    lookup of some rows of a table does.
+    """
+    ahead = parameter_slots(chosen, graph)
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        is_gathered = step.implicit and move.sends and step.source.number in ahead
+        if is_gathered and _reads_part(step.node, step.source.value):
+            total += _nbytes(chosen.axes, step, move)
+    return total
+
+
+def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:
+    """Whether an op may read less than half of a value: it makes no more."""
+    made = work.nbytes(node.meta.get("val"))
+    is_product = work.flops(node) > 0
+    return not work.is_alias(node) and not is_product and 2 * made < work.nbytes(value)
+
+
 def _loops(
     chosen: plan.Plan,
 ) -> Iterator[tuple[plan.Plan, torch.fx.Graph, int]]:

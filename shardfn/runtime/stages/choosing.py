@@ -18,8 +18,8 @@ from ...partition.auto.search import Candidate, Search, timed_on
 from ...partition.auto.unknowns import Contradiction, unknowns_of
 from ...partition.planner import integer_program
 from ...placements import describe
-from ...types import TENSOR, Marks
-from .lowering import local_program
+from ...types import Marks, Program
+from .lowering import backward_of, forward_of, local_program
 from .traced import Traced
 
 log = logging.getLogger("shardfn")
@@ -144,17 +144,25 @@ def _search(
 
 
 def peak_of(traced: Traced, plan: Plan) -> Memory:
-    """The peak of the rank with the largest shards, the same on all ranks."""
-    first = tuple(0 for _ in traced.placed.axes.sizes)
+    """The peak of the rank with the largest shards, the same on all ranks. Of a call that
+    autograd follows: of its forward, or of its backward.
+    """
     program = traced.program
-    if traced.request.followed is not None:
-        # the value and the gradients as one program
-        leaves = tuple(TENSOR for _ in program.out_paths)
-        program = attrs.evolve(program, out_leaves=leaves)
-    agreed = passes.agenda(plan, traced.request.name)
-    names = group_names(traced.placed.mesh)
+    if traced.request.followed is None:
+        return _peak(traced, plan, program)
+    both = traced.halves(plan)
+    forward = _peak(traced, both.forward, forward_of(program, both))
+    backward = _peak(traced, both.backward, backward_of(program, both))
+    return max(forward, backward, key=lambda found: found.peak)
+
+
+def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
+    """The peak of one program."""
+    first = tuple(0 for _ in traced.placed.axes.sizes)
     name = traced.request.name
-    local = local_program(
-        name, program, traced.placed, plan, agreed, first, names
+    agreed = passes.agenda(plan, name)
+    names = group_names(traced.placed.mesh)
+    placed = traced.placed
+    return memory(
+        local_program(name, program, placed, plan, agreed, first, names)
     )
-    return memory(local)

@@ -191,12 +191,16 @@ class Traced:
         self._warn_of_expensive(chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        results = self.program.out_leaves.count(TENSOR)
-        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
-        both = halves(chosen, results, drawn)
+        both = self.halves(chosen)
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
+
+    def halves(self, chosen: Plan) -> Halves:
+        """The forward and the backward of a call that autograd follows."""
+        results = self.program.out_leaves.count(TENSOR)
+        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
+        return halves(chosen, results, drawn)
 
     def _warn_of_expensive(self, chosen: Plan, wanted: tuple[Any, ...]) -> None:
         """Warn once of what is expensive in a plan, with a placement that mends it."""
