@@ -71,7 +71,9 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
     if spec is AUTO:
-        raise ValueError("sf.auto is for in_placements of shard; here nothing chooses")
+        raise ValueError(
+            "sf.auto is for in_placements of shard; here nothing chooses"
+        )
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(
             f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"

@@ -85,7 +85,11 @@ class _Search:
     def price(self, chosen: plan.Plan) -> PlanPrice:
         """The price of a plan, as `sf.auto` weighs it."""
         over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
-        return plan_price(over, self.graph, fused.in_bytes)
+        return plan_price(
+            over,
+            self.graph,
+            fused.in_bytes,
+        )
 
     def sent(self) -> Iterator[str]:
         """Activations that are sent, where an equally sharded program sends fewer."""
@@ -95,7 +99,12 @@ class _Search:
         before = unasked_bytes(self.chosen, self.graph)
         step, axis = steps[0]
         near = self.nearest(step.node)
-        mend = self.best(near, axis, self.is_less(before), is_sharded=True)
+        mend = self.best(
+            near,
+            axis,
+            self.is_less(before),
+            is_sharded=True,
+        )
         if mend is None:
             return
         after = unasked_bytes(mend.plan, self.graph)
@@ -118,7 +127,9 @@ class _Search:
         def is_less(other: plan.Plan) -> bool:
             after = unasked_bytes(other, self.graph)
             price = self.price(other)
-            return after < min(LESS * before, before - WORTH) and price.nbytes < total
+            return (
+                after < min(LESS * before, before - WORTH) and price.nbytes < total
+            )
 
         return is_less
 
@@ -126,13 +137,20 @@ class _Search:
         """What all ranks of an axis compute alike, where another placement computes less."""
         every = sum(flops for _, _, flops in _work(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
-            rows = [row for row in _work(self.chosen) if self.is_alike(row[0], axis)]
+            rows = [
+                row for row in _work(self.chosen) if self.is_alike(row[0], axis)
+            ]
             alike = sum(flops for _, _, flops in rows)
             if alike < max(FLOOR, SHARE * every):
                 continue
             _, node, _ = max(rows, key=lambda row: row[2])
             near = [*self.data(), *self.nearest(node)]
-            mend = self.best(near, axis, self.is_faster(), is_sharded=False)
+            mend = self.best(
+                near,
+                axis,
+                self.is_faster(),
+                is_sharded=False,
+            )
             if mend is None:
                 continue
             n = self.chosen.axes.sizes[axis]
@@ -216,9 +234,7 @@ class _Search:
                 best = price, self.mend(i, marks, found)
         return None if best is None else best[1]
 
-    def others(
-        self, i: int, axis: int, *, is_sharded: bool
-    ) -> Iterator[Marks]:
+    def others(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Marks]:
         """An argument evenly sharded on other dims over an axis."""
         slot = self.chosen.ins[i]
         sizes = self.chosen.axes.sizes
@@ -259,7 +275,12 @@ class _Search:
     def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
         """A warning."""
         source = node.meta.get("source")
-        return problem(self.program.name, got, fix=fix, source=source)
+        return problem(
+            self.program.name,
+            got,
+            fix=fix,
+            source=source,
+        )
 
 
 def largest_unasked(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -48,30 +47,44 @@ class ArgumentPlacements:
         return f"in_placements = {self.text()}\n{self.table}"
 
 
-def argument_placements(
-    paths: Sequence[str],
-    treedef: Any,
-    tensors: Iterable[tuple[int, Aval, Marks]],
-    axes: MeshAxes,
-) -> ArgumentPlacements:
-    """The placements of the arguments of a call.
-
-    Args:
-        paths: of all leaves.
-        treedef: of the positional and keyword arguments.
-        tensors: for each tensor the number of its leaf, its metadata and its placements.
-        axes: of the mesh.
+class Placed(Protocol):
+    """The arguments of a call: paths of all leaves, and of the tensors the numbers of their
+    leaves, metadata and placements.
     """
-    specs: list[Any] = [None] * len(paths)
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+
+    @property
+    def treedef(self) -> Any: ...
+
+    @property
+    def tensors(self) -> tuple[int, ...]: ...
+
+    @property
+    def avals(self) -> tuple[Aval, ...]: ...
+
+    @property
+    def marks(self) -> tuple[Marks, ...]: ...
+
+    @property
+    def axes(self) -> MeshAxes: ...
+
+
+def argument_placements(placed: Placed) -> ArgumentPlacements:
+    """The placements of the arguments of a call."""
+    specs: list[Any] = [None] * len(placed.paths)
     leaves = []
     flat = {}
-    for i, aval, marks in tensors:
-        path = paths[i]
-        specs[i] = spec_of(marks, len(aval.shape), axes)
+    rows = zip(placed.tensors, placed.avals, placed.marks, strict=True)
+    for i, aval, marks in rows:
+        path = placed.paths[i]
+        specs[i] = spec_of(marks, len(aval.shape), placed.axes)
         flat[path] = specs[i]
         leaves.append(Leaf(path, aval.shape, aval.dtype, (path,)))
-    args, _ = _tree.unflatten(treedef, specs)
-    return ArgumentPlacements(tuple(args), Placements(flat, leaves, axes))
+    args, _ = _tree.unflatten(placed.treedef, specs)
+    table = Placements(flat, leaves, placed.axes)
+    return ArgumentPlacements(tuple(args), table)
 
 
 def _text(part: Any) -> str:

@@ -8,7 +8,9 @@ from shardfn.partition.lifetimes import ends_of, owners
 from tests.support.stages.graphs import graph_of
 
 
-def test_views_have_the_memory_of_their_base_until_the_last_of_them_is_read() -> None:
+def test_views_have_the_memory_of_their_base_until_the_last_of_them_is_read() -> (
+    None
+):
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         a = x.exp()
         b = a.t()

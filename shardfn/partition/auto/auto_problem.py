@@ -192,7 +192,9 @@ class AutoProblem(AxisProblem):
         before = self.decided.results.get(position, ())
         found: Options = {}
         for marks in [(*before, "R"), *supply.made]:
-            is_plain = isinstance(marks[-1], (str, int)) and marks[-1] not in PENDING
+            is_plain = (
+                isinstance(marks[-1], (str, int)) and marks[-1] not in PENDING
+            )
             if is_plain and marks[:-1] == before and marks not in found:
                 found[marks] = self.program.variable(0.0)
         self.program.one_of(found.values())

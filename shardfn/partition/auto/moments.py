@@ -66,9 +66,9 @@ class Moments:
     def readers(self, nodes: Sequence[torch.fx.Node]) -> set[int]:
         """The first readers of the largest arguments, in the forward and after it."""
         holders = [node for node in nodes if node.op == "placeholder"]
-        largest = sorted(
-            holders, key=lambda x: -work.nbytes(x.meta.get("val"))
-        )[:GATHERED]
+        largest = sorted(holders, key=lambda x: -work.nbytes(x.meta.get("val")))[
+            :GATHERED
+        ]
         found = set()
         for node in largest:
             positions = sorted(

@@ -84,8 +84,16 @@ class Search:
         )
         graph = self.program.graph.graph
         over = attrs.evolve(chosen, axes=self.timed)
-        price = plan_price(over, graph, fused.in_bytes)
-        self.known[marks] = Candidate(marks, chosen, price)
+        price = plan_price(
+            over,
+            graph,
+            fused.in_bytes,
+        )
+        self.known[marks] = Candidate(
+            marks,
+            chosen,
+            price,
+        )
         return self.known[marks]
 
     def textbook(self) -> list[tuple[Marks, ...]]:
@@ -145,9 +153,18 @@ class Search:
         """
         walk = Walk(self.timed, self.program.name)
         outs = self.unknowns.leaving
-        first = walked(walk, self.program, start, outs, self.unreduced)
+        first = walked(
+            walk,
+            self.program,
+            start,
+            outs,
+            self.unreduced,
+        )
         observed = Observed(walk, self.program, first)
-        moments = Moments(self.program.graph.graph, observed.nodes)
+        moments = Moments(
+            self.program.graph.graph,
+            observed.nodes,
+        )
         decided = Axes(_undecided(observed), {}, {})
         for axis, limit in enumerate(limits):
             problem = AutoProblem(

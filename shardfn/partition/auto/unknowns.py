@@ -152,14 +152,20 @@ def _textbook(
     return found
 
 
-def _on_largest(x: torch.Tensor, over: Collection[int], sizes: Sequence[int]) -> Marks:
+def _on_largest(
+    x: torch.Tensor, over: Collection[int], sizes: Sequence[int]
+) -> Marks:
     """A tensor sharded over some axes on its largest dim that they divide."""
     n = math.prod(sizes[axis] for axis in over)
-    dims = [dim for dim in range(x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]]
+    dims = [
+        dim for dim in range(x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]
+    ]
     if n == 1 or not dims:
         return ("R",) * len(sizes)
     best = max(dims, key=lambda dim: (x.shape[dim], -dim))
-    marks: list[Mark] = [best if axis in over else "R" for axis in range(len(sizes))]
+    marks: list[Mark] = [
+        best if axis in over else "R" for axis in range(len(sizes))
+    ]
     return tuple(marks)
 
 

@@ -109,7 +109,11 @@ def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:
     """Whether an op may read less than half of a value: it makes no more."""
     made = work.nbytes(node.meta.get("val"))
     is_product = work.flops(node) > 0
-    return not work.is_alias(node) and not is_product and 2 * made < work.nbytes(value)
+    return (
+        not work.is_alias(node)
+        and not is_product
+        and 2 * made < work.nbytes(value)
+    )
 
 
 def _loops(

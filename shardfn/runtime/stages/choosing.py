@@ -113,9 +113,7 @@ def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
     )
 
 
-def _search(
-    traced: Traced, is_free: Sequence[bool], hardware: Hardware
-) -> Search:
+def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Search:
     """The search over the program of a call.
 
     Raises:
@@ -123,9 +121,7 @@ def _search(
     """
     axes, ins, outs, unreduced = traced.placements()
     free = [*is_free, *(False for _ in ins[len(is_free) :])]
-    given = [
-        None if x else marks for marks, x in zip(ins, free, strict=True)
-    ]
+    given = [None if x else marks for marks, x in zip(ins, free, strict=True)]
     try:
         unknowns = unknowns_of(traced.program, axes, given, outs)
     except Contradiction as error:
@@ -140,7 +136,14 @@ def _search(
         ) from None
     timed = timed_on(axes, hardware)
     planner = traced.request.planner
-    return Search(traced.program, unknowns, axes, timed, unreduced, planner)
+    return Search(
+        traced.program,
+        unknowns,
+        axes,
+        timed,
+        unreduced,
+        planner,
+    )
 
 
 def peak_of(traced: Traced, plan: Plan) -> Memory:
@@ -164,5 +167,13 @@ def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
     names = group_names(traced.placed.mesh)
     placed = traced.placed
     return memory(
-        local_program(name, program, placed, plan, agreed, first, names)
+        local_program(
+            name,
+            program,
+            placed,
+            plan,
+            agreed,
+            first,
+            names,
+        )
     )

@@ -13,7 +13,7 @@ from ... import _tree, tree_pairs
 from ... import schedule as passes
 from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
-from ...mesh import all_coordinates
+from ...mesh import all_coordinates, refuse_other
 from ...ops.text_formats import parse_placed
 from ...partition import Plan, emit
 from ...partition.halves import INPUT, RESULT, Halves
@@ -108,6 +108,17 @@ def gradient_marks(request: Request, placed: Placed) -> list[Marks | None]:
     leaves = [kinds[i] for i in request.followed.leaves]
     closed = [isinstance(x, DTensor) for x in request.followed.closed_over]
     return [None if is_dtensor else replicated for is_dtensor in leaves + closed]
+
+
+def marks_of_closed(name: str, placed: Placed, x: torch.Tensor) -> Marks:
+    """The placements of a closed-over tensor: a plain one is replicated."""
+    axes = placed.axes
+    mesh = placed.mesh
+    if not isinstance(x, DTensor) or mesh is None:
+        return ("R",) * len(axes.names)
+    if x.device_mesh != mesh:
+        refuse_other(f"{name}, a DTensor", x.device_mesh, mesh)
+    return marks_of(list(x.placements), x.shape, axes)
 
 
 def out_marks(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import torch
-from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ... import schedule as passes
@@ -17,28 +14,27 @@ from ...buckets import BucketPlan
 from ...capture import Captured
 from ...hardware import H100, Hardware, Link, hardware_of, links_of
 from ...inspect.alternatives import considered
-from ...inspect.expensive import expensive
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory, memory
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
-from ...mesh import all_coordinates, group_names, refuse_other
+from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
-from ...placements import marks_of
 from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.agenda import rewished
-from ...types import TENSOR, Collective, LocalProgram, Marks, Program
+from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
+from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks
 from .lowering import (
@@ -49,6 +45,7 @@ from .lowering import (
     forward_of,
     gradient_marks,
     local_program,
+    marks_of_closed,
     out_marks,
 )
 
@@ -130,21 +127,13 @@ class Traced:
         which inputs are unreduced gradients.
         """
         axes = self.placed.axes
-        closed = [self._marks_of(x) for x in self.captured.closed_over]
+        name, placed = self.request.name, self.placed
+        others = self.captured.closed_over
+        closed = [marks_of_closed(name, placed, x) for x in others]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
         return axes, ins, [*outs, *gradients], self.placed.unreduced
-
-    def _marks_of(self, x: torch.Tensor) -> Marks:
-        """The placements of a closed-over tensor: a plain one is replicated."""
-        axes = self.placed.axes
-        mesh = self.placed.mesh
-        if not isinstance(x, DTensor) or mesh is None:
-            return ("R",) * len(axes.names)
-        if x.device_mesh != mesh:
-            refuse_other(f"{self.request.name}, a DTensor", x.device_mesh, mesh)
-        return marks_of(list(x.placements), x.shape, axes)
 
     def lower(
         self,
@@ -188,7 +177,7 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
-        self._warn_of_expensive(chosen, wanted)
+        warn_of_expensive(self.request, self.placed, self.program, chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
         both = self.halves(chosen)
@@ -201,19 +190,6 @@ class Traced:
         results = self.program.out_leaves.count(TENSOR)
         drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
         return halves(chosen, results, drawn)
-
-    def _warn_of_expensive(self, chosen: Plan, wanted: tuple[Any, ...]) -> None:
-        """Warn once of what is expensive in a plan, with a placement that mends it."""
-        axes, _, outs, unreduced = wanted
-        if not self.request.needs_mesh or unreduced:
-            return
-        place = lambda ins: propagate(self.program, axes, ins, outs)
-        arguments = len(self.placed.tensors)
-        said = self.request.store.expensive
-        for text in expensive(self.program, chosen, place, arguments):
-            if text not in said:
-                said.add(text)
-                warnings.warn(text, stacklevel=2)
 
     def _inputs(self) -> list[Any]:
         """The tensors that the program takes: None for an argument."""
@@ -315,9 +291,7 @@ class Lowered:
     @property
     def placements(self) -> ArgumentPlacements:
         """The placements of the arguments, as text that can be pasted, and as a table."""
-        placed = self.traced.placed
-        rows = zip(placed.tensors, placed.avals, placed.marks, strict=True)
-        return argument_placements(placed.paths, placed.treedef, rows, placed.axes)
+        return argument_placements(self.traced.placed)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -109,27 +109,44 @@ def choose(
     """
     request: Request = sharded.request
     traced = trace(request, args, kwargs)
-    leaves = _tree.leaves((args, kwargs))
-    count = len(_tree.leaves(args))
-    prefix = per_argument(request.in_placements, len(args))
-    asked = tree_pairs.broadcast_prefix(prefix, args, is_spec)
-    _refuse_no_tensor(request.name, traced.placed.paths, asked, leaves)
     placed = traced.placed
+    leaves = _tree.leaves((args, kwargs))
+    asked = _asked(request, args)
+    _refuse_no_tensor(request.name, placed.paths, asked, leaves)
+    free = {i for i, spec in enumerate(asked) if spec is AUTO}
     is_free = [
-        i < count and asked[i] is AUTO and not isinstance(leaves[i], DTensor)
-        for i in placed.tensors
+        i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors
     ]
     found = chosen(traced, is_free, limit, hardware)
-    marks: list[Marks | None] = [None] * count
+    marks: list[Marks | None] = [None] * len(asked)
     specs = [None if spec is AUTO else spec for spec in asked]
     for i, now in zip(placed.tensors, found.marks, strict=True):
-        if i < count and asked[i] is AUTO:
+        if i in free:
             marks[i] = now
             specs[i] = spec_of(now, len(leaves[i].shape), placed.axes)
+    fn = sharded.placed_so(_like(args, specs))
+    return Resolved(
+        placed.mesh,
+        tuple(specs),
+        tuple(marks),
+        fn,
+    )
+
+
+def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
+    """The placement that is asked for, for each leaf of the positional arguments."""
+    prefix = per_argument(request.in_placements, len(args))
+    return tree_pairs.broadcast_prefix(
+        prefix,
+        args,
+        is_spec,
+    )
+
+
+def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:
+    """Placements in the form of the arguments."""
     _, treedef = _tree.flatten(args)
-    tree = _tree.unflatten(treedef, specs)
-    fn = sharded.placed_so(tree)
-    return Resolved(placed.mesh, tuple(specs), tuple(marks), fn)
+    return _tree.unflatten(treedef, specs)
 
 
 def per_argument(placements: Any, n: int) -> Any:

@@ -56,9 +56,7 @@ class Shard(Transformed):
         return (
             args
             if ins is None
-            else tuple(
-                pinned(args, per_argument(ins, len(args)), "in_placements")
-            )
+            else tuple(pinned(args, per_argument(ins, len(args)), "in_placements"))
         )
 
     def leaving(self, out: Any) -> Any:

@@ -43,7 +43,11 @@ def test_state_and_new_values_follow_their_parameter() -> None:
     for name in "vw":
         own = f"p['{name}']"
         assert found[own] == found[f"m['{name}']"] == own
-        results = [leader for path, leader in found.items() if path.endswith(f"['{name}']")]
+        results = [
+            leader
+            for path, leader in found.items()
+            if path.endswith(f"['{name}']")
+        ]
         assert results == [own] * 4
     assert found["x"] is None
 

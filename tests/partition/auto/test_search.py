@@ -10,7 +10,13 @@ import torch
 
 import shardfn as sf
 from shardfn.hardware import H100
-from shardfn.partition.auto.search import ABOUT, Candidate, Search, ranked, timed_on
+from shardfn.partition.auto.search import (
+    ABOUT,
+    Candidate,
+    Search,
+    ranked,
+    timed_on,
+)
 from shardfn.partition.auto.unknowns import shards, unknowns_of
 from shardfn.partition.planner.integer_program import IntegerProgram
 from shardfn.partition.planner.price import PlanPrice
@@ -48,7 +54,9 @@ def test_no_other_placements_take_less_time(case: str) -> None:
     found = search(*CASES[case], (8,))
     best = found.candidates(None)[0].price.total
     options = [shards(x.meta["val"], (), (8,)) for x in found.unknowns.holders]
-    every = [found.candidate(marks).price.total for marks in itertools.product(*options)]
+    every = [
+        found.candidate(marks).price.total for marks in itertools.product(*options)
+    ]
     assert len(every) == 27
     assert best <= ABOUT * min(every)
 

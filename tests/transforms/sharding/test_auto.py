@@ -93,7 +93,10 @@ def test_what_is_known_to_be_best_is_found(name: str) -> None:
 
 
 def test_the_same_is_chosen_again() -> None:
-    first, again = chosen(sgd(loss), SMALL, "32MiB"), chosen(sgd(loss), SMALL, "32MiB")
+    first, again = (
+        chosen(sgd(loss), SMALL, "32MiB"),
+        chosen(sgd(loss), SMALL, "32MiB"),
+    )
     assert str(first.placements) == str(again.placements)
     assert str(first) == str(again)
 
@@ -242,9 +245,9 @@ WRONG: dict[str, tuple[Any, str]] = {
         "pin, outputs['']: sf.auto\n  needed: a P, a tree of them, or None",
     ),
     "states that contradict": (
-        lambda mesh: sf.shard(
-            both, mesh, (sf.auto, P("dp"), P(None, "dp"), P())
-        )(*([{"up": torch.ones(4, 4), "down": torch.ones(4, 4)}] * 3), X),
+        lambda mesh: sf.shard(both, mesh, (sf.auto, P("dp"), P(None, "dp"), P()))(
+            *([{"up": torch.ones(4, 4), "down": torch.ones(4, 4)}] * 3), X
+        ),
         "shard(both), argument p['up']: sf.auto follows its state, which is placed in several "
         "ways\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
         "  try: one placement for all of them, or sf.auto for all",
