@@ -12,7 +12,7 @@ import pytest
 from tests.support.reading.sizes import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = ["checkpoints.md", "mixed-precision.md"]
+PAGES = ["auto-sharding.md", "checkpoints.md", "mixed-precision.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -169,8 +169,9 @@ class AutoProblem(AxisProblem):
         """A result that follows a parameter leaves as that one does, others where they are."""
         self.position = len(self.observed.nodes)
         (output,) = self.walk_output()
+        leaving = args_of(output)[0]
         for position, (key, marks) in enumerate(self.observed.leaving):
-            node = output.args[0][position]
+            node = leaving[position]
             if self.unknowns.leaving[position] is not None:
                 self.read(key, marks, "backward")
                 continue

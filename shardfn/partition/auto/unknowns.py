@@ -140,6 +140,7 @@ def _textbook(
         leader = unknowns.leader(node)
         fixed = None if leader is None else unknowns.fixed(leader)
         x = node.meta["val"]
+        marks: Marks
         if given is not None:
             marks = given
         elif fixed is not None:

@@ -85,7 +85,7 @@ class IntegerProgram:
             np.array(self.costs) * scale,
             constraints=(matrix.tocsr(), np.array(self.low), np.array(self.high)),
             integrality=np.array(integral, dtype=int),
-            bounds=Bounds(0, np.array(most)),
+            bounds=Bounds(np.zeros(count), np.array(most)),
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": GAPS[len(self.costs) > MANY],

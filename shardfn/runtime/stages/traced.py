@@ -127,9 +127,10 @@ class Traced:
         which inputs are unreduced gradients.
         """
         axes = self.placed.axes
-        name, placed = self.request.name, self.placed
         others = self.captured.closed_over
-        closed = [marks_of_closed(name, placed, x) for x in others]
+        closed = [
+            marks_of_closed(self.request.name, self.placed, x) for x in others
+        ]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
@@ -177,7 +178,7 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
-        warn_of_expensive(self.request, self.placed, self.program, chosen, wanted)
+        warn_of_expensive(self, chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
         both = self.halves(chosen)
@@ -253,12 +254,8 @@ class Lowered:
 
     def certify(self, hardware: Hardware) -> Certificate:
         """The certificate of the schedule under a model of the hardware."""
-        return certify(
-            list(dict.fromkeys(self.programs.values())),
-            self.program,
-            self.agenda,
-            hardware,
-        )
+        programs = list(dict.fromkeys(self.programs.values()))
+        return certify(programs, self.program, self.agenda, hardware)
 
     def time(
         self,
