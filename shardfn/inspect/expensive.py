@@ -51,7 +51,7 @@ def expensive(
     place: Placing,
     arguments: int,
 ) -> list[str]:
-    """What is expensive in a plan, as warnings.
+    """Warnings of the expensive parts of a plan.
 
     Args:
         program: the Program.
@@ -134,7 +134,7 @@ class _Search:
         return is_less
 
     def replicated(self) -> Iterator[str]:
-        """What all ranks of an axis compute alike, where another placement computes less."""
+        """Ops that all ranks of an axis compute alike, where another placement computes less."""
         every = sum(flops for _, _, flops in _work(self.chosen))
         for axis, name in enumerate(self.chosen.axes.names):
             rows = [
@@ -197,7 +197,7 @@ class _Search:
         return found
 
     def data(self) -> list[int]:
-        """The arguments that are no parameters and follow none."""
+        """The first arguments that follow no parameter."""
         followers = Followers(self.graph)
         holders = self.graph.find_nodes(op="placeholder")[: self.arguments]
         free = [i for i, x in enumerate(holders) if followers.leader(x) is None]

@@ -29,7 +29,7 @@ Options = dict[Marks, int]  # the variable of each placement
 
 @attrs.frozen
 class Axes:
-    """What is decided on the first axes: of ops, of arguments and of results."""
+    """The placements on the first axes: of ops, of arguments and of results."""
 
     ops: Decided
     inputs: Inputs
@@ -203,7 +203,7 @@ class AutoProblem(AxisProblem):
         return found
 
     def add_memory(self, limit: float | None) -> None:
-        """What is alive at each moment is at most the limit, or as little as possible."""
+        """At each moment, the bytes alive are at most the limit, or as few as possible."""
         least = None if limit is not None else self.only_cost()
         unit = limit or self.bytes_of_arguments()
         if unit == float("inf"):

@@ -18,8 +18,8 @@ STAY = {"clone", "_to_copy", "detach", "alias"}
 class Followers:
     """The parameter that each argument and each result of a training step follows.
 
-    What is computed from a gradient and other tensors of its shape, element by element, is the
-    update of one parameter.
+    Values computed element by element from a gradient and other tensors of its shape belong to
+    the update of one parameter.
 
     Args:
         graph: of the program.

@@ -90,7 +90,7 @@ def resolved(sharded: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _known(
     known: Sequence[tuple[Any, Resolved]], key: Any, leaves: Sequence[Any]
 ) -> Resolved | None:
-    """What was chosen for a signature. A DTensor keeps its placement, so it has to fit."""
+    """The earlier choice for a signature. A DTensor keeps its placement, so it has to fit."""
     rows = (found for other, found in list(known) if other == key)
     return next((found for found in rows if found.suits(leaves)), None)
 
@@ -134,7 +134,7 @@ def choose(
 
 
 def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
-    """The placement that is asked for, for each leaf of the positional arguments."""
+    """The leaf of `in_placements` for each leaf of the positional arguments."""
     prefix = per_argument(request.in_placements, len(args))
     return tree_pairs.broadcast_prefix(
         prefix,
@@ -157,7 +157,7 @@ def per_argument(placements: Any, n: int) -> Any:
 
 
 def _kind(x: Any) -> Any:
-    """What the choice of placements depends on, of a leaf."""
+    """The properties of a leaf on which the choice of placements depends."""
     if isinstance(x, (torch.Tensor, ShapeDtype)):
         return tuple(x.shape), x.dtype, bool(getattr(x, "requires_grad", False))
     return constant_key(x)
