@@ -113,8 +113,9 @@ def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int]) -> list[Marks]:
         share = layout.full_chunk(length, 1, n) * n
         is_even = length >= n and share <= UNEVEN * length
         marks = extended(tuple(x.shape), before, dim, tuple(sizes))
-        if n > 1 and is_even and marks == (*before, dim):
-            found.append(marks)
+        plain = (*before, dim)
+        if n > 1 and is_even and marks == plain:
+            found.append(plain)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -80,12 +81,15 @@ class IntegerProgram:
         count = len(self.costs)
         integral = [variable not in self.sizes for variable in range(count)]
         most = [1.0 if x else np.inf for x in integral]
+        low: Any = np.zeros(count)
+        high: Any = np.array(most)
+        bounds = Bounds(low, high)
         scale = LARGEST / max(1.0, *self.costs)
         found = milp(
             np.array(self.costs) * scale,
             constraints=(matrix.tocsr(), np.array(self.low), np.array(self.high)),
             integrality=np.array(integral, dtype=int),
-            bounds=Bounds(np.zeros(count), np.array(most)),
+            bounds=bounds,
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": GAPS[len(self.costs) > MANY],
