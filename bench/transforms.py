@@ -94,6 +94,7 @@ def apart(depth: int) -> dict[str, float]:
         env = {
             **os.environ,
             "TORCHINDUCTOR_CACHE_DIR": folder,
+            "SHARDFN_CACHE_DIR": "",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         done = subprocess.run(

@@ -12,13 +12,16 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
+    ArtefactError,
     BudgetError,
     CaptureError,
     CheckpointError,
     DivergenceError,
     FakeValueError,
     PlacementError,
+    RankLostError,
     RendezvousError,
     RuleError,
     ShardError,
@@ -30,7 +33,7 @@ from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
 from .placements import AUTO as auto
 from .placements import P
-from .plans import fsdp, placements
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -43,6 +46,7 @@ from .transforms import (
     check,
     checkpoint,
     checkpoint_name,
+    clear_cache,
     clip_by_global_norm,
     compose,
     cond,
@@ -64,6 +68,8 @@ from .transforms import (
     jit,
     jvp,
     linearize,
+    load_compiled,
+    loss_scale,
     map,
     mark_dynamic,
     mixed_precision,
@@ -93,6 +99,7 @@ from .world import fake_world
 __version__ = VERSION
 
 __all__ = [
+    "ArtefactError",
     "Bucket",
     "BucketPlan",
     "BudgetError",
@@ -103,9 +110,11 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
+    "RankLostError",
     "RendezvousError",
     "Replicate",
     "RuleError",
@@ -113,6 +122,7 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
@@ -126,6 +136,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -151,7 +162,10 @@ __all__ = [
     "jvp",
     "linearize",
     "load",
+    "load_compiled",
     "load_safetensors",
+    "loader",
+    "loss_scale",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -175,6 +189,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",

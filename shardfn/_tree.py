@@ -49,6 +49,12 @@ def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:
     return optree.tree_unflatten(treedef, leaves)
 
 
+def containers(treedef: TreeDef) -> str:
+    """The containers of a tree as text, with a star for each leaf."""
+    text = str(treedef).removeprefix("PyTreeSpec(")
+    return text.partition(", NoneIsLeaf")[0]
+
+
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
     return optree.tree_leaves(tree, none_is_leaf=True, namespace=NAMESPACE)

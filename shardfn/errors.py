@@ -128,6 +128,35 @@ class RendezvousError(ShardError):
     """Processes of a job that do not find each other."""
 
 
+class RankLostError(ShardError):
+    """A rank that has ended, has stopped, has left after an error, or does not answer.
+
+    Args:
+        message: the full text.
+        rank: the rank.
+        host: its host.
+        heard: seconds since it was last heard.
+        doing: its call, its stage and its line then.
+        fields: those of ShardError.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        heard: float | None = None,
+        doing: str | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.rank = rank
+        self.host = host
+        self.heard = heard
+        self.doing = doing
+
+
 class BudgetError(ShardError):
     """A program that communicates more than it was allowed to."""
 
@@ -138,6 +167,10 @@ class FakeValueError(ShardError):
 
 class CheckpointError(ShardError):
     """A checkpoint that cannot be written, is damaged, or holds another tree."""
+
+
+class ArtefactError(ShardError):
+    """A compiled program that cannot be saved, is damaged, or was made for something else."""
 
 
 def is_ours(file: str) -> bool:

@@ -69,9 +69,12 @@ REGISTRIES = (
     State("world", "_entered", "the fake world that the process is in"),
     State("world", "_real", "the world of the process group"),
     State("world", "_groups", "how often a world has made groups"),
+    State("ranks.beside", "_watches", "the watchdog of each world"),
+    State("ranks.beside", "_connections", "sockets of its process groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
+    State("stored.folder", "_warned", "the problems that were told once"),
     State("ops.prims", "PRIMS", "the prims of per-rank code, by op"),
     State("ops.prims", "CALLS", "the same, by what per-rank code calls"),
     State("collectives", "COLLECTIVES", "the kinds of collectives, by name"),
@@ -103,6 +106,7 @@ CACHES = (
         "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
     ),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
+    State("compile.once", "_alive", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
 )
 
@@ -123,6 +127,10 @@ ONCE = (
         "a class over torch's",
     ),
     State("_compat.dynamo.reading", "_handler", "what Dynamo reads instead"),
+    State("_compat.cpp_kernels.units", "_lines", "the compiler and its options"),
+    State("_compat.cpp_kernels.units", "_processor", "what the processor can"),
+    State("_compat.compilations.environment", "_fixed", "torch, the machine"),
+    State("compile.once", "_know_compiler", "whether the folder has them"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
     State(
         "_compat.inductor", "_register_lowerings", "those of pack, and of formulas"
@@ -136,10 +144,12 @@ NUMBERS = (
     ),
     State("capture.annotations", "_numbers", "of checkpointed calls"),
     State("compile.loops", "_numbers", "of compiled loops"),
+    State("runtime.warmup.switch", "_numbers", "of switches to compiled code"),
 )
 
 AT_WORK = (
     State("world", "_door", "lock: who enters or leaves a world"),
+    State("ranks.beside", "_door", "lock: who starts a watchdog"),
     State("runtime.cache", "_writing", "lock: who writes to a store"),
     State("runtime.cache", "_taken", "donated arguments of the calls at work"),
     State("_compat.threads", "_table", "lock: who replaces an attribute of torch"),

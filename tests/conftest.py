@@ -1,5 +1,6 @@
-"""Two speeds of tests: which tests need real ranks, Inductor or a process of their own, and which
-ones `make quick` runs. Kernels compiled by one test are cached for the others of the same run.
+"""Three speeds of tests: which tests need real ranks, Inductor or a process of their own, which
+ones `make quick` runs, and which cases of the large sweeps `make test` leaves to `make sweeps`.
+Kernels compiled by one test are cached for the others of the same run.
 
 A test is marked for what it reaches: its function, its fixtures, and the functions of the tests
 that those name.
@@ -37,19 +38,28 @@ LAWS = [  # folders in which nearly every test captures a program
         "transforms",
     )
 ]
-KEPT_OF_LAWS = 5  # make quick runs one law of so many
+KEPT_OF_LAWS = (
+    5  # make quick runs one law of so many, make test one case of a sweep
+)
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
     "outcomes": "ranks",
     "shardfn_demo.runs": "ranks",
     "subprocess": "slow",
 }
-SLOW = {
-    line
-    for line in (TESTS / "slow.txt").read_text().splitlines()
-    if not line.startswith("#")
-}
+
+
+def listed(name: str) -> set[str]:
+    """The test functions that a file of tests/ lists, one a line."""
+    lines = (TESTS / name).read_text().splitlines()
+    return {line for line in lines if not line.startswith("#")}
+
+
+SLOW = listed("slow.txt")
+SWEEPS = listed("sweeps.txt")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
+# No test finds what an earlier run has compiled. Those of the folder set one of their own.
+os.environ["SHARDFN_CACHE_DIR"] = ""
 collect_ignore = [
     "runtime/warm.py"
 ]  # it holds no test, and compiles when imported
@@ -83,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and collected tests live to the end: no need to search them
     gc.set_threshold(
-        50_000, 20, 20
+        200_000, 20, 20
     )  # graphs are large, and most live for one test
 
 
@@ -98,13 +108,16 @@ def _skip_inductor() -> None:
 
 
 def markers(item: pytest.Item) -> set[str]:
-    """Those of `ranks`, `inductor`, `slow`, `laws` and `quick` that hold of a test."""
+    """Those of `ranks`, `inductor`, `slow`, `laws`, `quick` and `sweep` that hold of a test."""
     names: set[str] = set()
     if isinstance(item, pytest.Function):  # not the example of a docstring
         params = item.callspec.params if hasattr(item, "callspec") else {}
         names |= needs(_functions(item), params)
-    if item.nodeid.partition("[")[0] in SLOW:
+    function = item.nodeid.partition("[")[0]
+    if function in SLOW:
         names.add("slow")
+    if function in SWEEPS and not is_kept(item.nodeid):
+        names.add("sweep")
     fast = not names
     if is_law(item):
         names.add("laws")

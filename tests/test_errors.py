@@ -13,6 +13,7 @@ FAMILY = (
     sf.CaptureError,
     sf.RuleError,
     sf.DivergenceError,
+    sf.RankLostError,
     sf.RendezvousError,
     sf.BudgetError,
     sf.FakeValueError,

@@ -4,6 +4,9 @@
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 
+from .compilations.environment import environment, has_own_passes, machine
+from .compilations.modules import Generated, Rerun, generated
+from .cpp_kernels.units import compiler_line, compiler_place, remember_line
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoint_plans import (
     Chunk,
@@ -42,12 +45,16 @@ from .distributed.groups import (
     unreduced_spec,
     wait_later,
 )
+from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
     TORCH_VERSION,
+    another_client,
     has_come,
     prefixed,
+    put_first,
     set_timeout,
     tcp_store,
+    texts_of,
     timeout_of,
     world_store,
 )
@@ -215,6 +222,7 @@ __all__ = [
     "TORCH_VERSION",
     "Writing",
     "all_ranks",
+    "another_client",
     "are_alone",
     "are_plain",
     "aten_ops",
@@ -252,7 +260,16 @@ __all__ = [
     "has_tangent",
     "holds_tensors",
     "in_dual_level",
+    "compiler_line",
+    "compiler_place",
+    "environment",
+    "generated",
+    "Generated",
+    "has_own_passes",
     "inductor",
+    "machine",
+    "remember_line",
+    "Rerun",
     "inference_off",
     "innermost_level",
     "inside_transform",
@@ -300,6 +317,7 @@ __all__ = [
     "paused_tracing",
     "per_rank",
     "prefixed",
+    "put_first",
     "python_results",
     "read_as_symbols",
     "read_by_dynamo",
@@ -307,8 +325,8 @@ __all__ = [
     "reads_calls",
     "recurrent",
     "register_group",
-    "repr_context",
     "registered",
+    "repr_context",
     "root_mesh",
     "runs_on_all_ranks",
     "same_tensors",
@@ -319,9 +337,11 @@ __all__ = [
     "settings",
     "settle",
     "setup_context_of",
+    "shut_down",
     "signs",
     "size_name",
     "sizes_named",
+    "sockets_noted",
     "spec_of",
     "split_factor",
     "staging",
@@ -331,6 +351,8 @@ __all__ = [
     "substitutes",
     "takes_context",
     "tcp_store",
+    "tells_of_ranks",
+    "texts_of",
     "timeout_of",
     "torch_map",
     "torch_marks",

@@ -212,6 +212,17 @@ MODULE = (  # a module that Dynamo does not trace
     ),
 )
 
+KERNELS = Patch(
+    methods(
+        "torch._inductor.async_compile:AsyncCompile",
+        "cpp_pybinding",
+        "wait",
+    ),
+    "it compiles a file for each kernel, and mostly reads the same header",
+    NEVER,
+    enter=kernels_joined,
+)
+
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES),
     "fakes": (SIZES,),
@@ -317,18 +328,10 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             enter=tracing.dual_level_counted,
         ),
     ),
+    "loading": (KERNELS,),
     "compilation": (
         SIZES,
-        Patch(
-            methods(
-                "torch._inductor.async_compile:AsyncCompile",
-                "cpp_pybinding",
-                "wait",
-            ),
-            "it compiles a file for each kernel, and mostly reads the same header",
-            NEVER,
-            enter=kernels_joined,
-        ),
+        KERNELS,
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",

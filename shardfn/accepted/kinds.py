@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,15 @@ def _is_flag(x: Any) -> bool:
 
 
 FLAG = Kind(_is_flag, "True or False", "the default")
+FLAG_OR_NONE = Kind(
+    lambda x: x is None or _is_flag(x), "True, False or None", "None"
+)
+ITERABLE = Kind(
+    lambda x: isinstance(x, Iterable) and not isinstance(x, str | Mapping),
+    "an iterable of batches",
+    "torch.utils.data.DataLoader(dataset, batch_size=32)",
+)
+SEED = Kind(_is_count, "an int from 0 up", "seed=0")
 FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
 FUNCTION_OR_NONE = Kind(
     lambda x: x is None or callable(x), "a function, or None", "None"
@@ -97,6 +106,14 @@ DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
 LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
+SCALE = Kind(
+    lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16"
+)
+GROWTH = Kind(lambda x: _is_number(x) and x >= 1, "a number, 1 or more", "2.0")
+BACKOFF = Kind(
+    lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5"
+)
+INTERVAL = Kind(lambda x: _is_count(x) and x > 0, "an int from 1 up", "2000")
 STEP = Kind(
     lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0"
 )
@@ -145,12 +162,21 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
         "rtol": TOLERANCE,
         "atol": TOLERANCE,
     },
+    "clear_cache": {"stored": FLAG},
     "clip_by_global_norm": {"max_norm": LIMIT},
     "compose": {"transform": FUNCTION},
     "functionalize": {"share": FLAG},
     "linearize": {"fn": FUNCTION},
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
+    "load_compiled": {"path": PATH},
     "load_safetensors": {"path": PATH, "strict": FLAG},
+    "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
+    "loss_scale": {
+        "initial": SCALE,
+        "growth": GROWTH,
+        "backoff": BACKOFF,
+        "interval": INTERVAL,
+    },
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},

@@ -13,7 +13,8 @@ from ..collectives import our_ops
 from ..ops import higher_order
 from ..schedule import copied
 from .collective_order import refuse_other_order
-from .loops import forget, outlined
+from .loops import keep, outlined
+from .once import compiled_once, key_of
 from .separate import separate
 
 Runner = Callable[
@@ -36,24 +37,37 @@ def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
     return run
 
 
-def inductor(graph: torch.fx.GraphModule, donated: Sequence[int] = ()) -> Runner:
+def inductor(
+    graph: torch.fx.GraphModule,
+    donated: Sequence[int] = (),
+    note: Callable[[], None] = lambda: None,
+) -> Runner:
     """Compile the graph: C++ on CPU, Triton on CUDA. The body of each loop is compiled
-    separately, once.
+    separately, once. Equal graphs are compiled once, also in other processes.
 
     Results share memory only with donated inputs.
+
+    Args:
+        graph: functional ATen, the inputs as placeholders.
+        donated: the donated inputs.
+        note: counts a compilation.
     """
+    loops = outlined(graph, _inner)
+    key = None if any(x.is_own for x in loops) else key_of(graph.graph, donated)
+    runner = compiled_once(key, lambda: _compiled(graph, donated), note)
+    weakref.finalize(runner, keep, loops)
+    return runner
+
+
+def _compiled(graph: torch.fx.GraphModule, donated: Sequence[int]) -> Runner:
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    numbers = outlined(graph, _inner)
-    runner = _compat.inductor(
+    return _compat.inductor(
         torch.fx.Interpreter(higher_order.unfold(graph)).run,
         fakes,
         lambda lowered: separate(lowered, donated),
         our_ops(),
         donated,
     )
-    if numbers:
-        weakref.finalize(runner, forget, numbers)
-    return runner
 
 
 def _inner(graph: torch.fx.Graph) -> Runner:

@@ -4,29 +4,44 @@ it runs the steps.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from .. import _compat
 from ..ops.loops import Loop, apart, driven
+from .text import Unwritable, loop_text
 
 Graphs = Sequence[Callable[..., Any]]
-_numbers = itertools.count()
-_compiled: dict[
-    int, Compiled
-] = {}  # by the number in the compiled code; a program drops its own loops
+# by the number in the compiled code; the programs that call them keep them alive
+_compiled: weakref.WeakValueDictionary[int, Compiled] = (
+    weakref.WeakValueDictionary()
+)
+OWN = (
+    2**62
+)  # the first number of loops without a text, which this process alone knows
+_numbers = itertools.count(OWN)
 
 
 @attrs.frozen(eq=False)
 class Compiled:
     """A loop whose graphs are compiled."""
 
+    number: int
     loop: Loop
     runners: tuple[Callable[[list[torch.Tensor]], list[torch.Tensor]], ...]
     shapes: tuple[torch.Tensor, ...]  # fake results
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only this process knows its number."""
+        return self.number >= OWN
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         own = driven(
@@ -55,27 +70,39 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
 
 def outlined(
     module: torch.fx.GraphModule, compile_graph: Callable[[torch.fx.Graph], Any]
-) -> list[int]:
+) -> list[Compiled]:
     """Compile the bodies of a graph's loops, and replace each loop by a call. Returns the
-    numbers of the compiled loops.
+    compiled loops.
     """
-    numbers = []
+    loops = []
     for node in module.graph.nodes:
         if not isinstance(node.target, Loop):
             continue
-        runners = tuple(compile_graph(graph) for graph in node.target.graphs)
-        number = next(_numbers)
-        _compiled[number] = Compiled(node.target, runners, tuple(node.meta["val"]))
+        number = _number_of(node)
+        compiled = _compiled.get(number)
+        if compiled is None:
+            runners = tuple(compile_graph(graph) for graph in node.target.graphs)
+            shapes = tuple(node.meta["val"])
+            compiled = Compiled(number, node.target, runners, shapes)
+            _compiled[number] = compiled
         node.target, node.args = (
             torch.ops.shardfn.run_loop.default,
             (list(node.args), number),
         )
-        numbers.append(number)
+        loops.append(compiled)
     module.recompile()
-    return numbers
+    return loops
 
 
-def forget(numbers: Sequence[int]) -> None:
-    """Drop compiled loops that are no longer called."""
-    for number in numbers:
-        _compiled.pop(number, None)
+def _number_of(node: torch.fx.Node) -> int:
+    """The number of a loop: equal for equal ones, in every process."""
+    try:
+        said = json.dumps([loop_text(node.target), len(node.args)])
+    except Unwritable:
+        return next(_numbers)
+    depends = f"{said}\n{_compat.environment()}"
+    return int.from_bytes(hashlib.sha256(depends.encode()).digest()[:7], "little")
+
+
+def keep(loops: Sequence[Compiled]) -> None:
+    """Called when the program of some loops is gone: until then, they are kept."""

@@ -11,11 +11,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import warnings
 from collections.abc import Sequence
 
 import attrs
 import torch
 import torch.distributed as dist
+
+from ..buckets import human_bytes
+from ..stored import PLACE, limit, own_folder, place
 
 PYTHON = (3, 11)
 OLDEST, NEWEST = (2, 11), (2, 15)  # of torch
@@ -192,6 +196,26 @@ def gpu() -> Finding:
     )
 
 
+def stored_compilations() -> Finding:
+    """Where are compilations stored, and how many?"""
+    name, off = "stored", f"Compilations are not stored: {PLACE} is empty."
+    if place() is None:
+        return Finding(name, True, off)
+    with warnings.catch_warnings(record=True) as problems:
+        warnings.simplefilter("always")
+        where = own_folder()
+    if where is None:
+        said = (
+            "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
+        )
+        fix = f"name a folder of your own in {PLACE}"
+        return Finding(name, False, said.removeprefix("shardfn: ") + ".", fix)
+    rows = where.entries()
+    size = human_bytes(sum(size for _, size, _ in rows))
+    sentence = f"{len(rows)} compilations, {size} of {human_bytes(limit())}, in {where.path}."
+    return Finding(name, True, sentence)
+
+
 CHECKS = (
     python,
     torch_version,
@@ -199,6 +223,7 @@ CHECKS = (
     attrs_package,
     scipy,
     compiler,
+    stored_compilations,
     gloo,
     nccl,
     gpu,

@@ -5,7 +5,7 @@ from .backward.followed import Followed
 from .compiled import Compiled
 from .dispatch import call, explain_retrace
 from .options import Around, Request
-from .stages import Lowered, Traced, trace
+from .stages import Lowered, Traced, compiled_for, trace
 
 __all__ = [
     "Around",
@@ -16,6 +16,7 @@ __all__ = [
     "Traced",
     "cache",
     "call",
+    "compiled_for",
     "explain_retrace",
     "trace",
 ]

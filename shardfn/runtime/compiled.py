@@ -31,9 +31,10 @@ from .arguments import (
     refuse_without_values,
 )
 from .arguments.results import in_tree, maker
+from .artefacts.save import save_compiled
 from .backward.op import Differentiable
 from .backward.second_half import Backward
-from .donation import Donation, are_viewed, layout_of
+from .donation import Donation, donation_of
 from .layouts import closed_over, closed_over_of_kinds, gathering, readers
 from .options import Request
 from .simulator import simulate
@@ -43,27 +44,6 @@ OF_RANKS = (
     SimulatedTensor,
     UnreadTensor,
 )  # each rank's own, which no program takes
-
-
-def _donation(compiled: Compiled) -> Donation | None:
-    placed, taken = compiled.placed, compiled.placed.donated
-    if not taken:
-        return None
-    avals = dict(zip(placed.tensors, placed.avals, strict=True))
-    first = len(placed.axes.names)
-    among = set(taken)
-    inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
-    return Donation(
-        name=compiled.request.name,
-        taken=taken,
-        others=tuple(i for i in placed.tensors if i not in among),
-        paths=placed.paths,
-        closed_over=compiled.captured.closed_over,
-        layouts=tuple(layout_of(avals[i]) for i in taken),
-        writes=compiled.runner is not None,
-        recorded=compiled.backward is not None,
-        viewed=are_viewed(compiled.program.graph, inputs),
-    )
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -89,8 +69,10 @@ class Compiled:
     backward: Backward | None = None  # where autograd follows the call
     # where ranks have programs of their own: the captures of those that run here
     captures: Mapping[tuple[int, ...], Captured] | None = None
+    # the programs of all ranks, also of those that run elsewhere
+    of_all: Callable[[], Mapping[tuple[int, ...], LocalProgram]] | None = None
     donation: Donation | None = attrs.field(  # donates arguments
-        init=False, default=attrs.Factory(_donation, takes_self=True)
+        init=False, default=attrs.Factory(donation_of, takes_self=True)
     )
     execute: Callable[[list[Any]], list[Any]] = attrs.field(
         init=False
@@ -163,6 +145,30 @@ class Compiled:
         """This rank's program."""
         return self.programs[self.placed.coordinate]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program of every rank to a file, which `load_compiled` runs without tracing,
+        and without the function.
+
+        A program that was compiled in a fake world is saved for all of its ranks. Closed-over
+        tensors are saved with their values of now.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            ArtefactError: a file cannot hold the program, or cannot be written.
+
+        Example:
+            >>> import tempfile, torch, shardfn as sf
+            >>> step = sf.jit(lambda x: x * 2, backend="aten")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     step.compile(sf.ShapeDtype((2,))).save(f"{folder}/step.sf")
+            ...     sf.load_compiled(f"{folder}/step.sf")(torch.ones(2))
+            tensor([2., 2.])
+        """
+        programs = self.programs if self.of_all is None else self.of_all()
+        save_compiled(path, self, programs)
+
     def __str__(self) -> str:
         return f"compiled with {self.backend}\n{self.program}"
 
@@ -194,9 +200,7 @@ def _refuse_other_signature(
     """
     placed = compiled.placed
     if treedef != placed.treedef:
-        wrong = [
-            f"the arguments are {treedef}, the program is for {placed.treedef}"
-        ]
+        wrong = _other_leaves(compiled, leaves, treedef)
     else:
         wrong = [
             *_other_tensors(placed, leaves),
@@ -208,6 +212,38 @@ def _refuse_other_signature(
     fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
+
+
+def _other_leaves(
+    compiled: Compiled, leaves: list[Any], treedef: Any
+) -> list[str]:
+    """Lines for the leaves of two trees of arguments that have no counterpart."""
+    placed = compiled.placed
+    now, before = _tree.unflatten(treedef, leaves), _indices(placed.treedef)
+    names = _tree.argument_paths(compiled.request.signature_of, *now)
+    gone = _lacking(before, placed.paths, now)
+    new = _lacking(now, names, before)
+    if new or gone:
+        return [
+            *(f"{path}: missing" for path in gone),
+            *(f"{path}: the program has no such leaf" for path in new),
+        ]
+    kinds, wanted = (_tree.containers(t) for t in (treedef, placed.treedef))
+    return [f"the containers are {kinds}, the program is for {wanted}"]
+
+
+def _indices(treedef: Any) -> Any:
+    """A tree with the position of each leaf."""
+    return _tree.unflatten(treedef, range(treedef.num_leaves))
+
+
+def _lacking(tree: Any, names: Sequence[str], other: Any) -> list[str]:
+    """The names of the leaves of a tree that another tree has no leaf for."""
+    known = set(_tree.paths(other))
+    places = _tree.paths(tree)
+    return [
+        n for place, n in zip(places, names, strict=True) if place not in known
+    ]
 
 
 def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:

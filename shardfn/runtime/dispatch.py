@@ -39,7 +39,7 @@ from .changing import note_changes
 from .key_use import keys_noted
 from .options import Request
 from .retraces import KNOWN, retrace
-from .stages import Traced, trace
+from .stages import Traced, compiled_for, trace
 
 log = logging.getLogger("shardfn")
 KEPT_SIGNATURES = 64
@@ -173,7 +173,7 @@ def _stage(
     leaves = _tree.leaves((args, kwargs))
     refuse_without_values(request.name, outside.tensors, lambda: outside.names)
     compare_ranks(request, placed, leaves, outside.shared, staging=True)
-    compiled = traced.lower().compile()
+    compiled = compiled_for(traced, warm=True)
     _compare_constants(traced, leaves)
     is_all = len(placed.tensors) == placed.treedef.num_leaves
     suspects = list(outside.suspects())

@@ -312,3 +312,25 @@ def _own(x: Any) -> Any:
         return copy
     (placed,) = _compat.dtensors([copy], [_compat.spec_of(x)], type(x))
     return placed
+
+
+def donation_of(compiled: Any) -> Donation | None:
+    """The donated arguments of a compiled program. None without such."""
+    placed, taken = compiled.placed, compiled.placed.donated
+    if not taken:
+        return None
+    avals = dict(zip(placed.tensors, placed.avals, strict=True))
+    first = len(placed.axes.names)
+    among = set(taken)
+    inputs = {first + k for k, i in enumerate(placed.tensors) if i in among}
+    return Donation(
+        name=compiled.request.name,
+        taken=taken,
+        others=tuple(i for i in placed.tensors if i not in among),
+        paths=placed.paths,
+        closed_over=compiled.captured.closed_over,
+        layouts=tuple(layout_of(avals[i]) for i in taken),
+        writes=compiled.runner is not None,
+        recorded=compiled.backward is not None,
+        viewed=are_viewed(compiled.program.graph, inputs),
+    )

@@ -14,6 +14,7 @@ from .backward.followed import Followed
 from .store import CallStore
 
 IMPLICIT = ("allow", "warn", "error")
+WARMUPS = (None, "aten")
 SEEDS = ("state", "required")
 
 
@@ -23,7 +24,7 @@ def _known(kind: str, known: Any) -> Callable[[Any, Any, str], None]:
             raise ShardError.of(
                 request.name,
                 f"{kind} is {value!r}",
-                needed=f"one of {', '.join(known)}",
+                needed=f"one of {', '.join(map(str, known))}",
             )
 
     return check
@@ -60,6 +61,10 @@ class Request:
     static_argnums: tuple[int, ...] = ()
     backend: str = attrs.field(
         default="aten", validator=_known("backend", tuple(BACKENDS))
+    )
+    # the backend of the first calls, while the other compiles in the background
+    warmup: str | None = attrs.field(
+        default=None, validator=_known("warmup", WARMUPS)
     )
     # the dims of arguments that may change between calls: `arguments.dynamic`
     dynamic: Any = None

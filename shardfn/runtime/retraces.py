@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _compat
+from .. import _compat, _tree
 from ..capture import name_of, tensor_type
 from ..mesh import axes_of
 from ..partition import layout
@@ -115,7 +115,8 @@ def _trees(entry: Any, placed: Placed) -> str:
     gone = [p for p in entry.paths if p not in placed.paths]
     said = [("also", new), ("without", gone)]
     lists = [f"{word} {', '.join(paths[:4])}" for word, paths in said if paths]
-    containers = f"{placed.treedef}, was {entry.treedef}"
+    now, before = (_tree.containers(t.treedef) for t in (placed, entry))
+    containers = f"{now}, was {before}"
     return f"the arguments: {'; '.join(lists) or containers}"
 
 

@@ -21,6 +21,8 @@ class CallStore:
     programs: list[Any] = attrs.field(factory=list)
     # the requests for this function with its gradients, by the tensors that autograd follows
     followed: dict[Any, Any] = attrs.field(factory=dict)
+    # compiled programs with what they were lowered from, the last one first
+    compiled: list[Any] = attrs.field(factory=list)
     # the last time that a new signature was staged, explained
     retrace: str = ""
     # how often a constant has changed, by path; each is warned of once
@@ -49,6 +51,7 @@ class CallStore:
         self.entries = ()
         self.programs.clear()
         self.followed.clear()
+        self.compiled.clear()
 
 
 @attrs.define(eq=False)

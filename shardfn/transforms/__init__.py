@@ -6,6 +6,7 @@ from ._functionalize import functionalize
 from ._init import init
 from ._jit import jit
 from ._mixed_precision import mixed_precision
+from ._stored import clear_cache, load_compiled
 from ._vmap import vmap
 from .control_flow import _torchs  # noqa: F401  (enters them in a table)
 from .control_flow._cond_while import cond, while_loop
@@ -23,6 +24,7 @@ from .derivatives._vjp_jvp import jvp, linearize, vjp
 from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
 from .optimizers._clip import clip_by_global_norm
 from .optimizers._ema import ema
+from .optimizers._loss_scale import loss_scale
 from .optimizers._optim import optim
 from .proofs._budget import assert_comms, explain
 from .proofs._check import check
@@ -59,6 +61,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "clear_cache",
     "clip_by_global_norm",
     "compose",
     "cond",
@@ -80,6 +83,8 @@ __all__ = [
     "jit",
     "jvp",
     "linearize",
+    "load_compiled",
+    "loss_scale",
     "map",
     "mark_dynamic",
     "mixed_precision",

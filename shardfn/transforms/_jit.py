@@ -40,6 +40,7 @@ def jit(
     fn: Callable[..., Any] | None = None,
     *,
     backend: str = "inductor",
+    warmup: str | None = None,
     static_argnums: int | tuple[int, ...] = (),
     donate_argnums: int | tuple[int, ...] = (),
     seed: str = "state",
@@ -61,6 +62,9 @@ def jit(
             triggers a retrace.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
+        warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
+            All ranks run compiled code from the same call on. Results before and after it differ
+            in rounding. A call that autograd follows is compiled at once.
         static_argnums: positional arguments that are constants of the trace: any hashable
             object. An argument that is unequal to all earlier ones, or whose attributes have
             changed, triggers a retrace. A tensor is an error.
@@ -79,7 +83,7 @@ def jit(
     Raises:
         PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
             the argument.
-        ShardError: an unknown backend.
+        ShardError: an unknown backend or warmup.
 
     Source: jax.jit; torch.compile(fullgraph=True).
 
@@ -91,6 +95,7 @@ def jit(
     """
     options = {
         "backend": backend,
+        "warmup": warmup,
         "static_argnums": static_argnums,
         "donate_argnums": donate_argnums,
         "seed": seed,

@@ -23,6 +23,7 @@ from ..runtime import (
     Traced,
     cache,
     call,
+    compiled_for,
     explain_retrace,
     trace,
 )
@@ -184,7 +185,7 @@ class Transformed:
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Stages 1 to 4: ready to run."""
-        return self.lower(*args, **kwargs).compile()
+        return compiled_for(self.trace(*args, **kwargs))
 
     def explain_retrace(self, *args: Any, **kwargs: Any) -> str:
         """Why a call is staged again: the closest earlier signature, and where it differs.

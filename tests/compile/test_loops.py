@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from tests.support.stages.plans import graph_with_loop
 C, ROWS = torch.tensor([1.0, 2.0]), torch.arange(6.0).view(3, 2)
 
 
-def outlined() -> tuple[torch.fx.GraphModule, list[int], list[torch.fx.Graph]]:
+def outlined() -> tuple[torch.fx.GraphModule, list[Any], list[torch.fx.Graph]]:
     """A program with a scan whose body is compiled by a function that notes it."""
     seen: list[torch.fx.Graph] = []
 
@@ -30,27 +31,35 @@ def outlined() -> tuple[torch.fx.GraphModule, list[int], list[torch.fx.Graph]]:
 
 
 def test_a_body_is_compiled_once_however_many_steps_it_runs() -> None:
-    module, numbers, seen = outlined()
-    assert len(seen) == len(numbers) == 1
+    module, found, seen = outlined()
+    assert len(seen) == len(found) == 1
     carry, rows = module(C, ROWS)
     assert carry.tolist() == [7.0, 11.0]
     assert rows.tolist() == [[1.0, 2.0], [1.0, 3.0], [3.0, 6.0]]
-    loops.forget(numbers)
+
+
+def test_equal_loops_have_one_number_and_are_compiled_once() -> None:
+    _, (first,), _ = outlined()
+    _, (second,), seen = outlined()
+    assert second is first and not seen and not first.is_own
 
 
 def test_a_call_has_the_shapes_of_the_loop_and_memory_of_its_own() -> None:
-    module, numbers, _ = outlined()
+    module, (loop,), _ = outlined()
     (node,) = [n for n in module.graph.nodes if "run_loop" in str(n.target)]
-    assert node.args[1] == numbers[0]
-    results = torch.ops.shardfn.run_loop([C, ROWS], numbers[0])
+    assert node.args[1] == loop.number
+    results = torch.ops.shardfn.run_loop([C, ROWS], loop.number)
     assert [x.shape for x in results] == [(2,), (3, 2)]
     assert results[0].data_ptr() != C.data_ptr()
-    loops.forget(numbers)
 
 
-def test_a_loop_is_forgotten_once_and_forgetting_again_does_nothing() -> None:
-    _, numbers, _ = outlined()
-    assert numbers[0] in loops._compiled
-    loops.forget(numbers)
-    loops.forget(numbers)
-    assert numbers[0] not in loops._compiled
+def test_a_loop_is_forgotten_when_the_last_program_that_calls_it_is_gone() -> None:
+    _, found, _ = outlined()
+    _, again, _ = outlined()
+    number = found[0].number
+    del found
+    gc.collect()
+    assert number in loops._compiled
+    del again
+    gc.collect()
+    assert number not in loops._compiled

@@ -52,7 +52,7 @@ LAYERS: dict[str, int] = {
     "collectives": 3, "ranks": 3,
     "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
     "ops": 4,
-    "plans": 5, "random": 5,
+    "plans": 5, "random": 5, "stored": 5,
     "capture": 6,
     "partition": 7,
     "schedule": 8,
@@ -61,6 +61,7 @@ LAYERS: dict[str, int] = {
     "runtime": 11,
     "transforms": 12,
     "checkpoints": 12,
+    "data": 12,
     "": 13,
     "__main__": 14,
 }  # fmt: skip

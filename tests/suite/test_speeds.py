@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from tests.conftest import SLOW, TESTS, is_kept, needs
+from tests.conftest import SLOW, SWEEPS, TESTS, is_kept, markers, needs
 
 
 def plain() -> None: ...
@@ -53,11 +53,19 @@ def test_a_fixed_fifth_is_kept() -> None:
     assert kept[:3] == [0, 2, 4]
 
 
-def test_every_slow_test_exists() -> None:
+@pytest.mark.parametrize("entries", [SLOW, SWEEPS], ids=["slow", "sweeps"])
+def test_every_listed_test_exists(entries: set[str]) -> None:
     gone = []
-    for entry in SLOW:
+    for entry in sorted(entries):
         path, _, name = entry.partition("::")
         text = (TESTS.parent / path).read_text()
         if f"def {name.rpartition('.')[2]}(" not in text:
             gone.append(entry)
     assert not gone
+
+
+def test_a_sweep_is_split_between_two_commands(request: pytest.FixtureRequest) -> None:
+    """Each case of a sweep runs in `make test` or in `make sweeps`, never in neither."""
+    for item in request.session.items:
+        swept = item.nodeid.partition("[")[0] in SWEEPS
+        assert ("sweep" in markers(item)) == (swept and not is_kept(item.nodeid))

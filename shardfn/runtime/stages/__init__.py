@@ -2,6 +2,7 @@
 in compiled.py.
 """
 
+from .reuse import compiled_for
 from .traced import Lowered, Traced, trace
 
-__all__ = ["Lowered", "Traced", "trace"]
+__all__ = ["Lowered", "Traced", "compiled_for", "trace"]

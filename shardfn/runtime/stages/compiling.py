@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,8 @@ from ...types import LocalProgram
 from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed
+from ..warmup import Warming, progress, switch_of
+from .watched import watched
 
 
 def runner(
@@ -33,6 +36,7 @@ def runner(
     *,
     has_own_sizes: bool = False,
     may_have_own_sizes: bool = False,
+    warmup: str | None = None,
 ) -> Runner:
     """The compiled local program of this rank.
 
@@ -47,11 +51,40 @@ def runner(
             them too.
         has_own_sizes: whether other ranks have programs of their own.
         may_have_own_sizes: whether they may, if it turns out that arguments differ in size.
+        warmup: the backend that runs the first calls, while the other compiles.
     """
     if has_others(placed) and has_own_sizes:
         agree_on_collectives(name, placed, program)
     elif has_others(placed):
         agree(name, plan, agenda, may_have_own_sizes=may_have_own_sizes)
+    compile_now = functools.partial(
+        compiled_program, name, placed, program, backend, families
+    )
+    is_warming = warmup is not None and warmup != backend and not has_own_sizes
+    switch = switch_of(name, placed) if is_warming else None
+    if warmup is None or switch is None:
+        return watched(compile_now(), name, placed, program)
+    plain = compiled_program(name, placed, program, warmup)
+    # around both: the calls of a program are numbered alike on all ranks
+    return watched(Warming(plain, compile_now, switch), name, placed, program)
+
+
+def compiled_program(
+    name: str,
+    placed: Placed,
+    program: LocalProgram,
+    backend: str,
+    families: Families | None = None,
+) -> Runner:
+    """The compiled local program of this rank, without a comparison of ranks.
+
+    Args:
+        name: of the function, for errors.
+        placed: its arguments.
+        program: the program of this rank.
+        backend: the backend that compiles it.
+        families: the compiled programs of the function for other sizes.
+    """
     if placed.mesh is not None:
         _bind_groups(placed)
     graph = torch.fx.GraphModule(torch.nn.Module(), passes.copied(program.graph))
@@ -59,7 +92,14 @@ def runner(
     if backend == "aten":
         return BACKENDS[backend](graph, donated)
     taking = donate(graph, _donations(program, donated))
-    compiled = _compiled(taking, donated, backend, families)
+    ops = sum(node.op == "call_function" for node in taking.graph.nodes)
+    is_told = placed.world.rank == 0
+    with (
+        _compat.staging(),
+        _compat.autocast_off(),
+        progress(name, ops, is_told=is_told),
+    ):
+        compiled = _compiled(taking, donated, backend, families)
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
     return compiled
@@ -77,8 +117,7 @@ def _compiled(
         cache.counts["compilations"] += 1
 
     def own() -> Runner:
-        note()
-        return BACKENDS[backend](graph, donated)
+        return BACKENDS[backend](graph, donated, note)
 
     if families is None:
         return own()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -13,9 +13,9 @@ from ... import _tree, tree_pairs
 from ... import schedule as passes
 from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
-from ...mesh import all_coordinates, refuse_other
+from ...mesh import all_coordinates, group_names, refuse_other
 from ...ops.text_formats import parse_placed
-from ...partition import Plan, emit
+from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
 from ...placements import check_pending, is_spec, marks_of
@@ -63,6 +63,34 @@ def local_program(
         elided=tuple(sorted(elided)),
         show=local_text,
     )
+
+
+def programs_of_all(
+    lowered: Any,
+) -> Callable[[], dict[tuple[int, ...], LocalProgram]] | None:
+    """A function that makes the programs of all ranks, also of those that run elsewhere. None
+    for code of one rank, of which each kind of rank has a capture of its own.
+    """
+    traced = lowered.traced
+    if traced.ranks:
+        return None
+    name, placed = traced.request.name, traced.placed
+    chosen, agreed = lowered.partition, lowered.agenda
+    names = group_names(placed.mesh)
+
+    def programs() -> dict[tuple[int, ...], LocalProgram]:
+        by_size = {local_sizes(chosen, c): x for c, x in lowered.programs.items()}
+        found = {}
+        for c in all_coordinates(placed.axes):
+            size = local_sizes(chosen, c)
+            if size not in by_size:
+                by_size[size] = local_program(
+                    name, traced.program, placed, chosen, agreed, c, names
+                )
+            found[c] = by_size[size]
+        return found
+
+    return programs
 
 
 def forward_of(program: Program, both: Halves) -> Program:

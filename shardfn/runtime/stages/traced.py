@@ -47,6 +47,7 @@ from .lowering import (
     local_program,
     marks_of_closed,
     out_marks,
+    programs_of_all,
 )
 
 log = logging.getLogger("shardfn")
@@ -292,9 +293,7 @@ class Lowered:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective, in the order in which it starts. Those of a scan are repeated for
-        each step.
-        """
+        """Every collective, as they start. Those of a scan are repeated for each step."""
         return tuple(
             n.meta["collective"]
             for n in inner_nodes(self.program.graph)
@@ -342,42 +341,44 @@ class Lowered:
         programs = [half.program for half in self._halves()]
         return "\n".join(program.show(program, full=True) for program in programs)
 
-    def compile(self, backend: str | None = None) -> Compiled:
-        """Stage 4: compile the program."""
-        request = self.traced.request
-        placed = self.traced.placed
-        every = self.traced, *self.traced.others
-        backend = backend or request.backend
-        captured = self.traced.captured
+    def compile(
+        self, backend: str | None = None, *, warm: bool = False
+    ) -> Compiled:
+        """Stage 4: compile the program, with `warm` in the background where the request says so."""
+        traced = self.traced
+        every = traced, *traced.others
+        backend = backend or traced.request.backend
         return Compiled(
-            request,
-            placed,
-            captured,
+            traced.request,
+            traced.placed,
+            traced.captured,
             self.partition,
             self.programs,
             backend,
-            self._runner(backend),
+            self._runner(backend, warm=warm and self.backward is None),
             self._backward(backend),
             captures={c: x.captured for x in every for c in x.ranks},
+            of_all=programs_of_all(self),
         )
 
-    def _runner(self, backend: str) -> Runner | None:
+    def _runner(self, backend: str, *, warm: bool = False) -> Runner | None:
         """The compiled program. None in a simulated world, where nothing is compiled."""
-        placed = self.traced.placed
-        if placed.is_simulated:
+        traced = self.traced
+        if traced.placed.is_simulated:
             return None
-        template = self.traced.captured.template
+        template = traced.captured.template
         with _compat.staging():
             return runner(
-                self.traced.request.name,
-                placed,
+                traced.request.name,
+                traced.placed,
                 self.partition,
                 self.agenda,
                 self.program,
                 backend,
                 None if template is None else cache.families(template),
-                has_own_sizes=bool(self.traced.ranks),
-                may_have_own_sizes=self.traced.request.rank is not None,
+                has_own_sizes=bool(traced.ranks),
+                may_have_own_sizes=traced.request.rank is not None,
+                warmup=traced.request.warmup if warm else None,
             )
 
     def _backward(self, backend: str) -> Backward | None:

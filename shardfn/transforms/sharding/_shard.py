@@ -113,6 +113,7 @@ def shard(
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
+    warmup: str | None = None,
     seed: str = "state",
     dynamic: Any = None,
 ) -> Any:
@@ -144,6 +145,9 @@ def shard(
             than tensors are static without it. A tensor is an error.
         backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
             world it changes nothing: the simulator runs op by op, and nothing is compiled.
+        warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
+            All ranks run compiled code from the same call on. Results before and after it differ
+            in rounding. A call that autograd follows is compiled at once.
         seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
             an error, and every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
@@ -178,6 +182,7 @@ def shard(
         "planner": planner,
         "memory": memory,
         "backend": backend,
+        "warmup": warmup,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "seed": seed,

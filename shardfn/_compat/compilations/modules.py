@@ -1,0 +1,105 @@
+"""A compilation of Inductor as text: the Python module that it generated, which is run again in
+place of compiling.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..patches import patched
+
+
+class Generated(NamedTuple):
+    """The code that Inductor made of a program.
+
+    Args:
+        code: the text of a Python module with a function `call`.
+        to_align: the inputs that may have to be copied to an aligned address.
+        written: the inputs that it writes to.
+        constants: the tensors that the module reads by name.
+    """
+
+    code: str
+    to_align: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    constants: Mapping[str, torch.Tensor] = types.MappingProxyType({})
+
+
+# A compilation may hold this beside its text (torch 2.12 to 2.15).
+BESIDE = (
+    "torchbind_constants",
+    "opaque_value_type_classes",
+    "frozen_param_names",
+    "guards_expr",
+    "cudagraph_info",
+    "_original_gm",
+)
+
+
+def generated(runner: Any) -> Generated | None:
+    """The compilation of a function that Inductor returned. None if text cannot hold it."""
+    code = getattr(runner, "source_code", None)
+    if not code or any(getattr(runner, name, None) for name in BESIDE):
+        return None
+    constants = dict(runner.constants or {})
+    if not all(type(x) is torch.Tensor for x in constants.values()):
+        return None
+    to_align = tuple(getattr(runner, "inputs_to_check", ()))
+    written = tuple(sorted(runner.mutated_input_idxs))
+    return Generated(code, to_align, written, constants)
+
+
+# Half a second of imports, for a namespace that holds mostly functions of torch itself.
+KERNELS = "from torch._inductor.select_algorithm import extern_kernels\n"
+OF_TORCH = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+
+
+class Kernels:
+    """The library functions that generated code calls."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name) if name in OF_TORCH else _of_inductor(name)
+        self.__dict__[name] = found
+        return found
+
+
+def _of_inductor(name: str) -> Any:
+    from torch._inductor import compile_fx  # noqa: F401  which registers them
+    from torch._inductor.select_algorithm import extern_kernels
+
+    return getattr(extern_kernels, name)
+
+
+class Rerun:
+    """A compilation that is run again: it takes a list of inputs, empties it, and returns a
+    list.
+    """
+
+    def __init__(self, made: Generated, name: str) -> None:
+        self.source_code = made.code
+        self.call = _call_of(made, name)
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        return self.call(inputs)
+
+
+def _call_of(made: Generated, name: str) -> Any:
+    module = types.ModuleType(name)
+    file = module.__file__ = f"<{name}>"
+    module.__dict__.update(made.constants, extern_kernels=Kernels())
+    code = made.code.replace(KERNELS, "")
+    with patched("loading"), torch.no_grad():
+        exec(compile(code, file, "exec"), module.__dict__)
+    call = module.__dict__["call"]
+    if not made.to_align:
+        return call
+    from torch._inductor.utils import align_inputs_from_check_idxs
+    from torch.utils._ordered_set import OrderedSet
+
+    return align_inputs_from_check_idxs(
+        call, made.to_align, OrderedSet(made.written)
+    )

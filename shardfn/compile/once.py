@@ -1,0 +1,114 @@
+"""A program is compiled once: in a process, in a folder that processes share, and by one of the
+ranks that run it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _compat
+from ..stored import Folder, contents, own_folder
+from .text import Unwritable, text_of
+
+log = logging.getLogger("shardfn")
+_alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def compiled_once(
+    key: str | None, compile_now: Callable[[], Any], note: Callable[[], None]
+) -> Any:
+    """The compiled program of a graph: of an equal graph in this process, or from the folder of
+    compilations, or compiled now.
+
+    Args:
+        key: of the graph; None if it has none.
+        compile_now: compiles it.
+        note: counts a compilation.
+    """
+    if key is None:
+        note()
+        return compile_now()
+    runner = _alive.get(key)
+    if runner is None:
+        runner = _stored_or_compiled(key, compile_now, note)
+        _alive[key] = runner
+    return runner
+
+
+def key_of(graph: torch.fx.Graph, donated: Sequence[int]) -> str | None:
+    """A name for a graph and all that its compilation depends on. None if no text describes it."""
+    try:
+        said = json.dumps([text_of(graph), list(donated)])
+    except Unwritable as reason:
+        log.info("the compilation is not shared: the program has %s", reason)
+        return None
+    if _compat.has_own_passes():
+        return None
+    _know_compiler()
+    return hashlib.sha256(f"{said}\n{_compat.environment()}".encode()).hexdigest()
+
+
+@functools.cache
+def _know_compiler() -> None:
+    """Find out the compiler's options, which takes a second, once on a machine."""
+    where = own_folder()
+    if where is None:
+        return
+    place = _compat.compiler_place()
+    name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
+    found = where.read(name)
+    if found is None:
+        with contextlib.suppress(OSError, RuntimeError):  # no compiler
+            where.write(name, _compat.compiler_line().encode())
+    else:
+        _compat.remember_line(place, found.decode())
+
+
+def _stored_or_compiled(
+    key: str, compile_now: Callable[[], Any], note: Callable[[], None]
+) -> Any:
+    where = own_folder()
+    if where is None:
+        note()
+        return compile_now()
+    runner = _load(where, key)
+    if runner is not None:
+        return runner
+    with where.alone(key):  # another process may be compiling it
+        runner = _load(where, key)
+        if runner is None:
+            note()
+            runner = compile_now()
+            _store(where, key, runner)
+    return runner
+
+
+def _load(where: Folder, key: str) -> Any | None:
+    """A stored compilation, ready to run. None if there is none that can be."""
+    found = where.read(key)
+    if found is None:
+        return None
+    try:
+        return _compat.Rerun(contents.from_bytes(found), f"shardfn_{key}")
+    except Exception as error:  # generated code may raise anything
+        where.refuse(key, f"it does not load: {error}")
+        return None
+
+
+def _store(where: Folder, key: str, runner: Any) -> None:
+    made = _compat.generated(runner)
+    if made is None:
+        return
+    try:
+        where.write(key, contents.to_bytes(made))
+    except ValueError as reason:
+        log.info("the compilation is not stored: %s", reason)

@@ -1,0 +1,196 @@
+"""Graphs as JSON and back: the nodes in order, each with its op, its arguments and the metadata
+of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ... import _compat
+from ...ops.loops import Branch, Loop, Scan, While
+from ...types import Collective, Marks
+from .ops import name_of, op_of
+from .values import (
+    Unwritable,
+    index,
+    record_text,
+    tensor_of,
+    tensor_text,
+    value_of,
+    value_text,
+)
+
+LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
+NOTES = ("source", "phase")  # metadata that printed programs read
+
+
+def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:
+    """The JSON of a graph: equal for graphs that compute the same in the same order.
+
+    Args:
+        graph: functional ATen and our ops, the inputs as placeholders.
+        notes: whether to write down also what only people and checks read: the lines of the
+            user, the collectives.
+
+    Raises:
+        Unwritable: it calls an op that a file may not call, or holds another object.
+    """
+    numbers: dict[torch.fx.Node, int] = {}
+    rows: list[Any] = []
+    for node in graph.nodes:
+        rows.append(_row(node, numbers, notes))
+        numbers[node] = len(numbers)
+    return rows
+
+
+def _row(
+    node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool
+) -> dict[str, Any]:
+    """One node."""
+    if node.op == "placeholder":
+        return {"in": tensor_text(node.meta["val"])}
+    args = [value_text(x, numbers.__getitem__) for x in node.args]
+    if node.op == "output":
+        return {"out": args[0]}
+    row: dict[str, Any] = {**_target_text(node, notes), "args": args}
+    if node.kwargs:
+        kwargs = node.kwargs.items()
+        row["kwargs"] = {k: value_text(x, numbers.__getitem__) for k, x in kwargs}
+    row["val"] = _meta_text(node.meta.get("val"))
+    if notes:
+        row |= _notes(node)
+    return row
+
+
+def _target_text(node: torch.fx.Node, notes: bool) -> dict[str, Any]:
+    """The op of a node, or the loop that it runs."""
+    target: Any = node.target
+    if isinstance(target, Loop):
+        return loop_text(target, notes=notes)
+    name = name_of(target)
+    if node.op != "call_function" or name is None:
+        raise Unwritable(f"the op {target}")
+    return {"op": name}
+
+
+def loop_text(loop: Any, *, notes: bool = False) -> dict[str, Any]:
+    """The JSON of a loop with its graphs.
+
+    Raises:
+        Unwritable: one of them has none.
+    """
+    fields = attrs.asdict(loop, recurse=False)
+    graphs = fields.pop("graphs")
+    said = {name: _plain(x) for name, x in fields.items()}
+    inner = [text_of(graph, notes=notes) for graph in graphs]
+    return {"loop": type(loop).__name__, "fields": said, "graphs": inner}
+
+
+def _plain(x: Any) -> Any:
+    """A field of a loop: a number, a flag, or a row of numbers."""
+    return list(x) if isinstance(x, tuple) else x
+
+
+def _meta_text(value: Any) -> Any:
+    """The metadata of a node's value: of a tensor, or of each tensor of several."""
+    if isinstance(value, torch.Tensor):
+        return tensor_text(value)
+    if isinstance(value, (tuple, list)):
+        return {"row": [_meta_text(x) for x in value]}
+    return None
+
+
+def _notes(node: torch.fx.Node) -> dict[str, Any]:
+    found = {
+        key: node.meta[key] for key in NOTES if node.meta.get(key) is not None
+    }
+    notes: dict[str, Any] = {"name": node.name}
+    if found:
+        notes["notes"] = record_text(found)
+    if "type" in node.meta:
+        shape, marks = node.meta["type"]
+        notes["type"] = [list(shape), [_plain(mark) for mark in marks]]
+    record = node.meta.get("collective")
+    if record is not None:
+        notes["collective"] = record_text(attrs.asdict(record))
+    return notes
+
+
+def graph_of(rows: Any) -> torch.fx.Graph:
+    """The graph of a JSON text, with fake values.
+
+    Raises:
+        ValueError, TypeError, KeyError, RuntimeError: no graph has that text.
+        Unwritable: it calls an op that a file may not call.
+    """
+    with _compat.fake_mode():
+        return _graph(rows)
+
+
+def _graph(rows: Any) -> torch.fx.Graph:
+    graph = torch.fx.Graph()
+    nodes: list[torch.fx.Node] = []
+    for row in rows:
+        nodes.append(_node(graph, row, nodes))
+    if not nodes or nodes[-1].op != "output":
+        raise ValueError("a graph without results")
+    return graph
+
+
+def _node(
+    graph: torch.fx.Graph, row: dict[str, Any], nodes: Sequence[torch.fx.Node]
+) -> torch.fx.Node:
+    if "in" in row:
+        holder = graph.placeholder(f"in_{len(nodes)}")
+        holder.meta["val"] = tensor_of(row["in"])
+        return holder
+    if "out" in row:
+        return graph.output(value_of(row["out"], nodes))
+    args = tuple(value_of(x, nodes) for x in row["args"])
+    kwargs = {str(k): value_of(x, nodes) for k, x in row.get("kwargs", {}).items()}
+    node = graph.call_function(_target_of(row), args, kwargs)
+    node.meta["val"] = _meta_of(row["val"])
+    node.meta.update(
+        {k: row["notes"][k] for k in NOTES if k in row.get("notes", {})}
+    )
+    if "type" in row:
+        shape, marks = row["type"]
+        node.meta["type"] = tuple(shape), marks_of(marks)
+    if "collective" in row:
+        node.meta["collective"] = Collective(**row["collective"])
+    return node
+
+
+def marks_of(rows: Any) -> Marks:
+    """Placements of JSON, where a tuple is a list."""
+    return tuple(tuple(x) if isinstance(x, list) else x for x in rows)
+
+
+def _target_of(row: dict[str, Any]) -> Any:
+    if "loop" in row:
+        fields = {k: _field(x) for k, x in row["fields"].items()}
+        graphs = tuple(_graph(rows) for rows in row["graphs"])
+        return LOOPS[row["loop"]](graphs=graphs, **fields)
+    op = op_of(row["op"])
+    if op is None:
+        raise Unwritable(f"the op {row['op']}")
+    return op
+
+
+def _field(x: Any) -> Any:
+    """A field of a loop, checked."""
+    if isinstance(x, list):
+        return tuple(index(n, 2**31) for n in x)
+    if x is None or type(x) is bool:
+        return x
+    return index(x, 2**63)
+
+
+def _meta_of(said: Any) -> Any:
+    if isinstance(said, dict):
+        return tuple(_meta_of(x) for x in said["row"])
+    return None if said is None else tensor_of(said)

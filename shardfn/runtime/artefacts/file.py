@@ -1,0 +1,123 @@
+"""The file of an artefact: safetensors, with a record as JSON among its metadata, and a digest of
+both. It holds no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from ...errors import ArtefactError, call_site
+
+FORMAT = "shardfn artefact"
+VERSION = 1
+LENGTH = 8  # bytes that say how long the header is
+DAMAGED = "another copy, or save it again: it is damaged, or something else"
+
+
+def write(
+    path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> None:
+    """Write a file that appears whole.
+
+    Raises:
+        ArtefactError: it cannot be written there.
+    """
+    stored = {name: as_bytes(x) for name, x in tensors.items()}
+    text = json.dumps(record)
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "record": text,
+        "digest": _digest(text, stored),
+    }
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        handle, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(save(stored, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        fix = "a path that can be written"
+        got = f"{path} cannot be written"
+        raise ArtefactError.of("save", got, str(error), fix=fix) from None
+
+
+def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
+    """The record and the tensors of a file, as bytes, and its digest.
+
+    Raises:
+        ArtefactError: it is damaged, incomplete, or something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            found = file.read()
+        metadata = _metadata(found)
+        tensors = load(found)
+        text = str(metadata["record"])
+        if _digest(text, tensors) != metadata["digest"]:
+            raise ValueError("its digest is another one")
+        record = json.loads(text)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, error) from None
+    return record, tensors, str(metadata["digest"])
+
+
+def damaged(path: str, why: Exception) -> ArtefactError:
+    """The error for a file that cannot be read."""
+    where, got = "load_compiled, path", f"{path} cannot be read as an artefact"
+    text = f"{type(why).__name__}: {why}"
+    return ArtefactError.of(where, got, text, fix=DAMAGED, source=call_site())
+
+
+def _metadata(found: bytes) -> dict[str, Any]:
+    """The metadata of a file of safetensors.
+
+    Raises:
+        ValueError: it is none of ours.
+    """
+    length = int.from_bytes(found[:LENGTH], "little")
+    if len(found) < LENGTH + length:
+        raise ValueError("it ends too early, or is something else")
+    header = json.loads(found[LENGTH : LENGTH + length])
+    metadata = header.get("__metadata__") if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise ValueError("it must be an artefact")
+    if metadata.get("version") != str(VERSION):
+        said = metadata.get("version")
+        raise ValueError(f"its version is {said!r}, this shardfn reads {VERSION}")
+    return metadata
+
+
+def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        digest.update(f"\0{name}\0".encode())
+        digest.update(tensors[name].numpy().data)
+    return digest.hexdigest()
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor, in order, as bytes."""
+    plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).clone()
+
+
+def filled(like: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """A tensor of this layout with these bytes.
+
+    Raises:
+        RuntimeError: they are too many, or too few.
+    """
+    values = found.view(like.dtype).view(like.shape).to(like.device)
+    return like.copy_(values)

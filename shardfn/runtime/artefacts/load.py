@@ -1,0 +1,153 @@
+"""A saved program, ready to run in this process: no tracing, no Dynamo, no source."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ... import _compat
+from ...compile.text import Unwritable, value_of
+from ...errors import ArtefactError, call_site
+from ...mesh import axes_of, current_mesh, make_mesh
+from ...ranks.versions import VERSION
+from ...types import MeshAxes
+from ..agreement import agree_on_digest
+from ..compiled import Compiled
+from ..options import Request
+from ..stages.compiling import compiled_program
+from ..stages.watched import watched
+from . import file, records
+
+WHERE = "load_compiled"
+BROKEN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    Unwritable,
+)
+
+
+def load(path: str, mesh: Any = None, backend: str | None = None) -> Compiled:
+    """The compiled program of a file.
+
+    Args:
+        path: of the file.
+        mesh: the mesh to run on; by default the current one, or one of all ranks.
+        backend: in place of the one that it was compiled with.
+
+    Raises:
+        ArtefactError: the file is damaged, or made for another torch, machine or mesh.
+        DivergenceError: ranks load other files.
+    """
+    record, tensors, digest = file.read(path)
+    try:
+        _refuse_other_versions(path, record)
+        axes, device = _mesh_of(record)
+    except BROKEN as error:
+        raise _refused(path, error) from None
+    mesh = _found_mesh(path, axes, device, mesh)
+    try:
+        with _compat.staging():
+            compiled = _built(record, tensors, mesh, backend or record["backend"])
+    except BROKEN as error:
+        raise _refused(path, error) from None
+    agree_on_digest(f"{WHERE}, {os.path.basename(path)}", compiled.placed, digest)
+    return compiled
+
+
+def _refused(path: str, error: Exception) -> ArtefactError:
+    if isinstance(error, Unwritable):
+        error = ValueError(f"{error}, which no artefact may have")
+    return file.damaged(path, error)
+
+
+def _refuse_other_versions(path: str, record: dict[str, Any]) -> None:
+    """Refuse a program of another torch or shardfn, whose ops may mean something else."""
+    rows = (("torch", _compat.TORCH_VERSION), ("shardfn", VERSION))
+    wrong = [
+        f"it was made with {name} {record[name]}, this is {name} {mine}"
+        for name, mine in rows
+        if _release(record[name]) != _release(mine)
+    ]
+    if wrong:
+        fix = "save it again with these versions, or install those"
+        where = f"{WHERE}, {path}"
+        raise ArtefactError.of(where, *wrong, fix=fix, source=call_site())
+
+
+def _release(version: Any) -> str:
+    """A version without the build: `2.13.0+cpu` and `2.13.0+cu126` have the same ops."""
+    return str(version).partition("+")[0]
+
+
+def _mesh_of(record: dict[str, Any]) -> tuple[MeshAxes, str | None]:
+    names, sizes, device = record["mesh"]
+    if len(names) != len(sizes) or any(type(n) is not int or n < 1 for n in sizes):
+        raise ValueError("the sizes of a mesh")
+    return MeshAxes(tuple(map(str, names)), tuple(sizes)), device
+
+
+def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any:
+    """The mesh that a program runs on.
+
+    Raises:
+        ArtefactError: it has other axes or devices than the program was made for.
+    """
+    if not axes.names and mesh is None:
+        return None
+    if axes.names:
+        mesh = mesh if mesh is not None else current_mesh()
+        mesh = (
+            mesh if mesh is not None else make_mesh(axes.sizes, axes.names, device)
+        )
+    mine = axes_of(mesh)
+    wrong = []
+    if (mine.names, mine.sizes) != (axes.names, axes.sizes):
+        wrong.append(f"it was made for the mesh {axes}, this is {mine}")
+    if axes.names and mesh.device_type != device:
+        wrong.append(
+            f"it was made for {device}, the mesh is of {mesh.device_type}"
+        )
+    if wrong:
+        fix = f"sf.make_mesh({axes.sizes}, {axes.names}, {device!r})"
+        where = f"{WHERE}, {path}"
+        raise ArtefactError.of(
+            where, *wrong, fix=fix, source=call_site(), mesh=mesh
+        )
+    return mesh
+
+
+def _built(
+    record: dict[str, Any], tensors: Any, mesh: Any, backend: str
+) -> Compiled:
+    captured = records.captured_of(record, tensors)
+    plan = records.plan_of(record, axes_of(mesh), captured)
+    programs = records.programs_of(record, plan, captured, mesh)
+    placed = records.placed_of(
+        record["arguments"], mesh, _state(record["settings"])
+    )
+    name = str(record["name"])
+    request = Request(
+        name, records.unread, records.unread, mesh=mesh, backend=str(backend)
+    )
+    runner = None
+    if not placed.is_simulated:
+        program = programs[placed.coordinate]
+        compiled = compiled_program(name, placed, program, request.backend)
+        runner = watched(compiled, name, placed, program)
+    return Compiled(
+        request, placed, captured, plan, programs, request.backend, runner
+    )
+
+
+def _state(rows: Any) -> tuple[Any, ...]:
+    """The settings of torch that a program was made under, in this torch's order."""
+    known: dict[str, list[Any]] = {}
+    for name, x in rows:
+        known.setdefault(name, []).append(value_of(x, ()))
+    now = zip(_compat.SETTINGS, _compat.settings(), strict=True)
+    return tuple(known[name].pop(0) if known.get(name) else x for name, x in now)

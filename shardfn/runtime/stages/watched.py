@@ -1,0 +1,108 @@
+"""A program that communicates, beside which the watchdog of the job stands."""
+
+from __future__ import annotations
+
+import torch
+
+from ... import _compat
+from ...compile.backends import Runner
+from ...mesh import group_names, ranks_of
+from ...ops.loops import inner_nodes
+from ...ranks.beside import watch_of
+from ...ranks.calls import RAISED, Event
+from ...ranks.watch import Watch
+from ...types import LocalProgram
+from ..arguments import Placed
+
+SHOWN = 4  # arguments in an error
+
+
+def watched(
+    compiled: Runner, name: str, placed: Placed, program: LocalProgram
+) -> Runner:
+    """A compiled program that says when it begins and ends, where it waits for other processes.
+    Any other program is returned as it is.
+
+    Args:
+        compiled: the program.
+        name: of the function, which errors name.
+        placed: its arguments.
+        program: the local program that was compiled.
+    """
+    world, mesh = placed.world, placed.mesh
+    if world.kind != "real" or world.size == 1 or mesh is None:
+        return compiled
+    sends = _sends(program.graph)
+    if not sends:
+        return compiled
+    watch = watch_of(world)
+    lane = watch.lane(" ".join(group_names(mesh)), ranks_of(mesh))
+    text = f"{name} of ({_signature(placed)})"
+
+    code = Watched.__call__.__code__
+    event = Event(lane, next(lane.numbers), text, sends, code)
+    return Watched(compiled, watch, event, name)
+
+
+class Watched:
+    """A compiled program that says when it begins and ends.
+
+    Args:
+        compiled: the program.
+        watch: the watchdog of this process.
+        event: the begin of a call.
+        name: of the function, which errors name.
+    """
+
+    def __init__(
+        self, compiled: Runner, watch: Watch, event: Event, name: str
+    ) -> None:
+        self.compiled, self.watch = compiled, watch
+        self.event, self.name = event, name
+
+    @property
+    def source_code(self) -> str:
+        """The generated code of the program."""
+        return _compat.generated_code(self.compiled)
+
+    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        watch = self.watch
+        watch.enter(self.event)
+        try:
+            out = self.compiled(inputs)
+        except Exception as error:
+            _explain(watch, self.event, self.name, error)
+            raise
+        watch.enter(None)
+        return out
+
+
+def _signature(placed: Placed) -> str:
+    """The dtypes and shapes of the first tensors."""
+    shown = [f"{x.dtype} {list(x.shape)}" for x in placed.avals[:SHOWN]]
+    more = [", ..."] if len(placed.avals) > SHOWN else []
+    return "".join([", ".join(shown).replace("torch.", ""), *more])
+
+
+def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
+    """Raise the reason why a program fails, if it is another rank. Else tell the others that it
+    has failed here.
+    """
+    reason = watch.why(name, error)
+    if reason is not None:
+        raise reason from error
+    watch.enter(Event(event.lane, RAISED, f"{event.text}, which raised", {}))
+    watch.enter(None)
+
+
+def _sends(graph: torch.fx.Graph) -> dict[str, str]:
+    """What each node sends or waits for: the kind of the collective, its axis and its line."""
+    rows = dict[str, str]()
+    for node in inner_nodes(graph, once=True):
+        record = node.meta.get("collective")
+        if record is None:
+            continue
+        at = f" for {record.source}" if record.source else ""
+        text = f"{record.kind} over {record.axis}{at}"
+        rows.update({x.name: text for x in (node, *node.users)})
+    return rows

@@ -1,0 +1,111 @@
+"""The call from which on all ranks run compiled code, agreed over the store of the job.
+
+When a rank has compiled, it promises not to start a call beyond a bound, a few calls ahead of its
+last one, before it knows the decision. The decision is the call after the largest bound. Each rank
+computes it from the same numbers, so no collective is needed, and no call runs on some ranks op by
+op and on others compiled. Only threads in the background wait for the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+from ... import _compat
+from ...errors import DivergenceError
+from ..agreement import has_others
+from ..arguments import Placed
+
+AHEAD = 8  # calls that a rank may still start before it must know
+PAUSE = 0.02  # seconds between two looks into the store
+PATIENCE = 600.0  # seconds for which a call waits for the other ranks
+_numbers = itertools.count()  # of the switches of all ranks together
+
+
+class Switch:
+    """The number of the calls that were started, and of the first that is to run compiled code.
+
+    Args:
+        name: of the function, for errors.
+        store: of the job; None without other ranks.
+        rank: of this process.
+        size: the number of processes.
+        number: of this switch, equal on all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: Any = None,
+        rank: int = 0,
+        size: int = 1,
+        number: int = 0,
+    ) -> None:
+        self.name, self.store, self.rank, self.size = name, store, rank, size
+        self.key = f"shardfn/switch/{number}"
+        self.calls = 0
+        self.bound: int | None = None
+        self.first: int | None = None  # the call from which on compiled code runs
+        self._lock = threading.Lock()
+        self._decided = threading.Event()
+
+    def is_compiled(self) -> bool:
+        """Whether the call that starts now runs compiled code.
+
+        Raises:
+            DivergenceError: another rank does not say when it will.
+        """
+        with self._lock:
+            call = self.calls
+            self.calls += 1
+            waits = (
+                self.first is None and self.bound is not None and call > self.bound
+            )
+        if waits and not self._decided.wait(PATIENCE):
+            got = "a rank has not said from which call on it runs compiled code"
+            fix = "see whether all ranks still run, or leave warmup out"
+            raise DivergenceError.of(self.name, got, fix=fix)
+        return self.first is not None and call >= self.first
+
+    def compiled(self) -> None:
+        """Agree with the other ranks, once this one has compiled. Runs in the background."""
+        if self.store is None:
+            self._decide(0)
+            return
+        self.store.add(f"{self.key}/ready", 1)
+        while self.store.add(f"{self.key}/ready", 0) < self.size:
+            _pause()
+        with self._lock:
+            self.bound = self.calls - 1 + AHEAD
+        self.store.set(f"{self.key}/{self.rank}", str(self.bound))
+        keys = [f"{self.key}/{rank}" for rank in range(self.size)]
+        while not self.store.check(keys):
+            _pause()
+        self._decide(max(int(self.store.get(key)) for key in keys) + 1)
+
+    def _decide(self, first: int) -> None:
+        with self._lock:
+            self.first = first
+        self._decided.set()
+
+
+def _pause() -> None:
+    """Wait a little.
+
+    Raises:
+        SystemExit: the process ends, and no call will ask.
+    """
+    if not threading.main_thread().is_alive():
+        raise SystemExit
+    time.sleep(PAUSE)
+
+
+def switch_of(name: str, placed: Placed) -> Switch | None:
+    """The switch of a program. None where ranks cannot agree, since not all of them run it."""
+    if has_others(placed):
+        world, store = placed.world, _compat.world_store()
+        return Switch(name, store, world.rank, world.size, next(_numbers))
+    is_alone = placed.mesh is None or placed.mesh.size() == 1
+    return Switch(name) if is_alone else None

@@ -1,0 +1,240 @@
+"""The folder of stored compilations: where it is, whose it is, and how large it may be.
+
+SHARDFN_CACHE_DIR names its parent; empty, nothing is stored. Without it, it is in the user's
+cache folder. A file that is not ours, damaged or incomplete is not read: each carries a code
+(HMAC) that only the holder of the folder's key can make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from ..byte_sizes import bytes_of
+
+PLACE = "SHARDFN_CACHE_DIR"
+LIMIT = "SHARDFN_CACHE_SIZE"
+DEFAULT_LIMIT = "1GB"
+NAME = "compilations"
+KEY = "key"
+SUFFIX = ".step"
+PARTIAL = ".partial-"
+HOUR = 3600.0  # seconds after which a partial file is a rest
+BITS = 32  # bytes of the key, and of a code
+WAIT = 600.0  # seconds for which a process waits for another's compilation
+PAUSE = 0.05
+_warned: set[str] = set()  # the problems that this process has been told
+
+
+@attrs.frozen
+class Folder:
+    """The folder of stored compilations of one user.
+
+    Args:
+        path: the folder, of mode 0700.
+    """
+
+    path: Path
+
+    def read(self, name: str) -> bytes | None:
+        """The text under a name. None if there is none, or if it is damaged."""
+        path = self.path / f"{name}{SUFFIX}"
+        try:
+            found = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            complain(f"{path} cannot be read: {error}")
+            return None
+        code, text = found[:BITS], found[BITS:]
+        key = self._key()
+        if key is not None and hmac.compare_digest(code, _code(key, name, text)):
+            with contextlib.suppress(OSError):  # a folder that is only read
+                os.utime(path)  # the files that are used last stay
+            return text
+        self.refuse(name, "it is damaged, or was not stored by you")
+        return None
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Drop what was stored under a name, and warn."""
+        path = self.path / f"{name}{SUFFIX}"
+        complain(f"{path} is compiled again: {reason}")
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def write(self, name: str, text: bytes) -> None:
+        """Store a text under a name. A failure is a warning."""
+        try:
+            key = self._key() or self._new_key()
+            code = _code(key, name, text)
+            _replace(self.path / f"{name}{SUFFIX}", code + text)
+            self._shrink()
+        except OSError as error:
+            complain(f"compilations are not stored in {self.path}: {error}")
+
+    @contextlib.contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """A context that one process at a time is in, for this name. Another waits, but not for
+        ever.
+        """
+        handle = self._lock(name)
+        try:
+            yield
+        finally:
+            if handle is not None:
+                os.close(handle)  # which unlocks it
+
+    def _lock(self, name: str) -> int | None:
+        """The handle of a locked file. None in a folder that is only read."""
+        path = self.path / f"{name[:2]}.lock"  # few files, which stay
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            return None
+        _wait_for(handle)
+        return handle
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """The stored files: when each was last used, its bytes, its path."""
+        rows = []
+        for path in self.path.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                rows.append((about.st_mtime, about.st_size, path))
+        return sorted(rows)
+
+    def clear(self) -> None:
+        """Remove what is stored."""
+        for _, _, path in self.entries():
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _shrink(self) -> None:
+        """Remove the files that were used least recently, until the rest is small enough."""
+        old = time.time() - HOUR
+        for path in self.path.glob(f"{PARTIAL}*"):
+            if path.stat().st_mtime < old:
+                path.unlink(missing_ok=True)
+        rows = self.entries()
+        excess = sum(size for _, size, _ in rows) - limit()
+        for _, size, path in rows:
+            if excess <= 0:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    def _key(self) -> bytes | None:
+        with contextlib.suppress(OSError):
+            found = (self.path / KEY).read_bytes()
+            return found if len(found) == BITS else None
+        return None
+
+    def _new_key(self) -> bytes:
+        """The key of the folder, made by whichever process is first."""
+        _replace(self.path / KEY, secrets.token_bytes(BITS), keep=True)
+        found = self._key()
+        if found is None:
+            _replace(self.path / KEY, secrets.token_bytes(BITS))
+            found = self._key()
+        if found is None:
+            raise OSError(errno.EIO, "its key cannot be read back")
+        return found
+
+
+def own_folder() -> Folder | None:
+    """The folder of this user. None if nothing is to be stored, or nothing can."""
+    path = place()
+    if path is None:
+        return None
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = os.lstat(path)
+    except OSError as error:
+        complain(f"compilations are not stored in {path}: {error}")
+        return None
+    is_own = (
+        about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
+    )
+    if stat.S_ISDIR(about.st_mode) and is_own:
+        return Folder(path)
+    complain(
+        f"compilations are not stored in {path}: it must be yours alone, mode 0700"
+    )
+    return None
+
+
+def place() -> Path | None:
+    """Where the folder is, or would be. None if SHARDFN_CACHE_DIR is empty."""
+    said = os.environ.get(PLACE)
+    if said is not None:
+        return Path(said).expanduser() / NAME if said else None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "shardfn", NAME)
+
+
+def limit() -> int:
+    """How many bytes may be stored."""
+    said = os.environ.get(LIMIT, DEFAULT_LIMIT)
+    try:
+        return bytes_of(said)
+    except ValueError:
+        complain(f"{LIMIT} is {said!r}, taken for {DEFAULT_LIMIT}")
+        return bytes_of(DEFAULT_LIMIT)
+
+
+def complain(problem: str) -> None:
+    """Warn of a problem, once in a process."""
+    if problem not in _warned:
+        _warned.add(problem)
+        warnings.warn(f"shardfn: {problem}", stacklevel=2)
+
+
+def _code(key: bytes, name: str, text: bytes) -> bytes:
+    return hmac.digest(key, name.encode() + b"\0" + text, hashlib.sha256)
+
+
+def _replace(path: Path, text: bytes, *, keep: bool = False) -> None:
+    """Write a file that appears whole.
+
+    Args:
+        path: of the file.
+        text: its bytes.
+        keep: whether one that is there stays.
+    """
+    handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep:
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
+        else:
+            os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+
+
+def _wait_for(handle: int) -> None:
+    """Lock a file, or go on without after a while."""
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(PAUSE)

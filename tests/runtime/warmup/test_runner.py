@@ -1,0 +1,102 @@
+"""The first calls run op by op, later ones compiled: on all ranks from the same call on, with the
+bits of a run that compiled first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+from shardfn.errors import ShardError
+from shardfn.runtime.warmup import Switch, Warming, runner, switch
+from tests.support.ranks import run_ranks
+
+X = torch.arange(6.0)
+
+
+def test_calls_run_op_by_op_until_the_program_is_compiled() -> None:
+    go_on = threading.Event()
+
+    def compile_now() -> Any:
+        assert go_on.wait(30)
+        return lambda inputs: ["compiled"]
+
+    warming = Warming(lambda inputs: ["op by op"], compile_now, Switch("f"))
+    assert warming([]) == warming([]) == ["op by op"]
+    go_on.set()
+    warming.thread.join()
+    assert warming([]) == warming([]) == ["compiled"] and warming.is_warm
+
+
+def test_an_error_of_the_compiler_is_raised_by_the_next_call() -> None:
+    def compile_now() -> Any:
+        raise ShardError("no compiler")
+
+    warming = Warming(lambda inputs: [], compile_now, Switch("f"))
+    warming.thread.join()
+    with pytest.raises(ShardError, match="no compiler"):
+        warming([])
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum() + x.cos()
+
+
+def on_ranks(_: None) -> tuple[Any, ...]:
+    mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
+    made: list[Warming] = []
+
+    class Noted(Warming):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardfn.runtime.stages.compiling.Warming", Noted)
+        warm = sf.shard(step, mesh, P("dp"), P(), warmup="aten")
+        results = [sf.full(warm(X))]
+        calls = 1
+        while not made[0].is_warm and calls < 3000:
+            results.append(sf.full(warm(X)))
+            calls += 1
+            time.sleep(0.02 * torch.distributed.get_rank())
+    first = made[0].switch.first
+    now = sf.full(warm(X))
+    compiled = sf.full(sf.shard(step, mesh, P("dp"), P())(X))
+    return first, calls, results[0], now, compiled
+
+
+def test_all_ranks_switch_at_the_same_call_and_have_the_compilers_bits() -> None:
+    (first, calls, *a), (other, others, *b) = run_ranks(2, on_ranks, None)
+    assert first == other and first > 0, "the first call runs op by op"
+    assert calls == others == first + 1
+    for early, now, compiled in (a, b):
+        torch.testing.assert_close(early, step(X))
+        assert torch.equal(now, compiled)
+
+
+def test_a_call_that_autograd_follows_and_compile_are_compiled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it warms up")
+
+    monkeypatch.setattr(runner.Warming, "__init__", refuse)
+    warm = sf.jit(step, warmup="aten")
+    assert torch.equal(warm.compile(X)(X), warm(X))
+    plain = sf.jit(step, backend="aten", warmup="aten")
+    torch.testing.assert_close(plain(X), step(X))
+
+
+def test_an_unknown_warmup_is_named() -> None:
+    with pytest.raises(ShardError, match="warmup is 'eager'"):
+        sf.jit(step, warmup="eager")
+    with pytest.raises(ShardError, match="needed: one of None, aten"):
+        sf.shard(step, warmup=True)
+    assert switch.AHEAD > 0
