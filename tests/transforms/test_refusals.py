@@ -182,10 +182,14 @@ ELSEWHERE = {
     "_retrace.explain_retrace": "called outside of a trace",
     "_budget.explain": "called outside of a trace",
     "_budget.assert_comms": "called outside of a trace",
+    "_auto._refuse_no_tensor": "called where a call is staged",
+    "_auto.checked_memory": "called where shard is applied outside of a trace",
     "_budget._bytes": "called by assert_comms",
     "_clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._holds_dtensors": "called where a call is staged",
+    "_plan._axes": "plan is refused in a trace",
+    "_plan.plan": "plan is refused in a trace",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
