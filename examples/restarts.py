@@ -75,7 +75,7 @@ def die(starts: int, seed: int) -> None:
     start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     chance = random.Random(f"{seed} {start}")
     rank = chance.randrange(int(os.environ["WORLD_SIZE"]))
-    seconds = chance.uniform(0.1, 4.0)
+    seconds = chance.uniform(0.1, 10.0)
     if start < starts and rank == int(os.environ["RANK"]):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -85,7 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--kill", type=int, default=0, help="starts that are ended")
+    parser.add_argument(
+        "--kill", type=int, default=0, help="starts that are ended"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     die(options.kill, options.seed)

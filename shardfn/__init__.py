@@ -30,6 +30,7 @@ from .hardware import Hardware, Link
 from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
+from .placements import AUTO as auto
 from .placements import P, Partial, Replicate, Shard
 from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
@@ -73,6 +74,7 @@ from .transforms import (
     mixed_precision,
     optim,
     pin,
+    plan,
     pmax,
     pmean,
     pmin,
@@ -125,6 +127,7 @@ __all__ = [
     "all_gather",
     "all_to_all",
     "assert_comms",
+    "auto",
     "axis_index",
     "axis_size",
     "bucketed_grad",
@@ -170,6 +173,7 @@ __all__ = [
     "optim",
     "placements",
     "pin",
+    "plan",
     "pmax",
     "pmean",
     "pmin",

@@ -23,6 +23,7 @@ FAMILY = (
     sf.BudgetError,
     sf.FakeValueError,
     sf.CheckpointError,
+    sf.ArtefactError,
 )
 FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
 

@@ -48,6 +48,20 @@ def _is_shape(x: Any) -> bool:
     return is_sequence and all(map(_is_count, x))
 
 
+def _are_shapes(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return is_sequence and bool(x) and all(map(_is_mesh_shape, x))
+
+
+def _is_mesh_shape(x: Any) -> bool:
+    return _is_shape(x) and len(x) > 0 and all(n > 0 for n in x)
+
+
+def _are_names(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return x is None or (is_sequence and all(isinstance(n, str) for n in x))
+
+
 def _is_flag(x: Any) -> bool:
     return isinstance(x, bool)
 
@@ -75,6 +89,14 @@ WORLDS = Kind(
     _are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)"
 )
 SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
+SHAPES = Kind(
+    _are_shapes,
+    "a list of shapes of meshes, each a tuple of numbers of ranks",
+    "meshes=[(8,), (4, 2)]",
+)
+NAMES = Kind(
+    _are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')"
+)
 DEVICE_TYPE = Kind(
     lambda x: x is None or isinstance(x, str),
     "the type of a device, or None",
@@ -158,6 +180,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
+    "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
     "save_safetensors": {"path": PATH, "max_bytes": BYTES},
     "saved_residuals": {"fn": FUNCTION},

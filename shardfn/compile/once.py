@@ -63,14 +63,14 @@ def _know_compiler() -> None:
     where = own_folder()
     if where is None:
         return
-    place = _compat.compiler_place()
-    name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
-    found = where.read(name)
-    if found is None:
-        with contextlib.suppress(OSError, RuntimeError):  # no compiler
+    with contextlib.suppress(OSError, RuntimeError):  # no compiler
+        place = _compat.compiler_place()
+        name = f"compiler-{hashlib.sha256(place.encode()).hexdigest()}"
+        found = where.read(name)
+        if found is None:
             where.write(name, _compat.compiler_line().encode())
-    else:
-        _compat.remember_line(place, found.decode())
+        else:
+            _compat.remember_line(place, found.decode())
 
 
 def _stored_or_compiled(

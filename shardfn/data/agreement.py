@@ -16,6 +16,7 @@ from ..ranks.rendezvous import listed
 from ..world import current_world
 
 END, BATCH, FAILED = range(3)
+LONGEST = 2048  # bytes of a text that another rank quotes
 
 
 @attrs.frozen
@@ -47,9 +48,18 @@ class Ranks:
         dist.all_gather(every, mine, group=self.group)
         if all(torch.equal(row, every[0]) for row in every) and status != FAILED:
             return
-        texts: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(texts, text, group=self.group)
-        raise different(self.ranks, [row.tolist() for row in every], texts)
+        rows = [row.tolist() for row in every]
+        raise different(self.ranks, rows, self._texts(text))
+
+    def _texts(self, text: str) -> list[str]:
+        """The texts of all ranks. They travel as bytes: nothing of a peer is unpickled."""
+        mine = torch.zeros(LONGEST, dtype=torch.uint8)
+        raw = text.encode()[:LONGEST]
+        mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in self.ranks]
+        dist.all_gather(every, mine, group=self.group)
+        parts = [bytes(row.tolist()).rstrip(b"\0") for row in every]
+        return [part.decode(errors="ignore") for part in parts]
 
 
 def ranks_that_compare(mesh: Any) -> Ranks | None:

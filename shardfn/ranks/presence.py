@@ -54,3 +54,18 @@ def state_of(place: dict[str, Any]) -> str | None:
     if state is None or state in ENDED or start != place["start"]:
         return "ended"
     return "stopped" if state in STOPPED else "runs"
+
+
+def is_done(status: Any, *, serves: bool) -> bool:
+    """Whether a process has ended.
+
+    Args:
+        status: what it has published last; None for nothing.
+        serves: whether this process serves the store, which the other may not read any more.
+    """
+    if status is None:
+        return False
+    left = status["left"]
+    if left and (left["read"] or not serves):
+        return True
+    return state_of(status["place"]) == "ended"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -240,9 +240,11 @@ def doing(status: Mapping[str, Any]) -> str:
     return f"in {stage}{at}, {before}" if stage else f"in no call, {before}"
 
 
-RULES = {WAITING: (_left, _ended, _differs, _crossed, _finished, _parted)}
-RULES[PATIENT] = (*RULES[WAITING], _stopped)
-RULES[DECIDED] = (*RULES[PATIENT], _unheard, _elsewhere, _late)
+Rule = Callable[[Heard, Heard], Verdict | None]
+AT_ONCE: tuple[Rule, ...] = (_left, _ended, _differs, _crossed, _finished, _parted)
+AFTER_AN_ERROR: tuple[Rule, ...] = (*AT_ONCE, _stopped)
+AT_LAST: tuple[Rule, ...] = (*AFTER_AN_ERROR, _unheard, _elsewhere, _late)
+RULES = {WAITING: AT_ONCE, PATIENT: AFTER_AN_ERROR, DECIDED: AT_LAST}
 
 
 def unheard_of(rank: int) -> Verdict:

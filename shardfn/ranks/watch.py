@@ -357,17 +357,9 @@ class Watch:
         if self.is_unserved:
             return True
         others = [r for r in range(self.size) if r != self.rank]
-        return all(_is_done(self.settled.get(r), serves=serves) for r in others)
-
-
-def _is_done(status: Any, *, serves: bool) -> bool:
-    """Whether a process has ended, and reads no more if the store is served."""
-    if status is None:
-        return False
-    left = status["left"]
-    if left and (left["read"] or not serves):
-        return True
-    return presence.state_of(status["place"]) == "ended"
+        return all(
+            presence.is_done(self.settled.get(r), serves=serves) for r in others
+        )
 
 
 KEY = "shardfn/watch/"

@@ -103,7 +103,7 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
     """
     if not has_others(placed):
         return
-    digests = gathered(name, "a digest of files", digest)
+    digests = gathered(name, "digests of files", digest)
     other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
     if other is not None:
         got = f"ranks 0 and {other} load other files"

@@ -146,25 +146,13 @@ class Compiled:
         return self.programs[self.placed.coordinate]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the program of every rank to a file, which `load_compiled` runs without tracing,
-        and without the function.
-
-        A program that was compiled in a fake world is saved for all of its ranks. Closed-over
-        tensors are saved with their values of now.
+        """Write the programs of all ranks, with closed-over tensors, to a file: `load_compiled`.
 
         Args:
             path: of the file.
 
         Raises:
             ArtefactError: a file cannot hold the program, or cannot be written.
-
-        Example:
-            >>> import tempfile, torch, shardfn as sf
-            >>> step = sf.jit(lambda x: x * 2, backend="aten")
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     step.compile(sf.ShapeDtype((2,))).save(f"{folder}/step.sf")
-            ...     sf.load_compiled(f"{folder}/step.sf")(torch.ones(2))
-            tensor([2., 2.])
         """
         programs = self.programs if self.of_all is None else self.of_all()
         save_compiled(path, self, programs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import hmac
 import os
@@ -24,6 +23,11 @@ from pathlib import Path
 import attrs
 
 from ..byte_sizes import bytes_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is stored there
+    fcntl = None
 
 PLACE = "SHARDFN_CACHE_DIR"
 LIMIT = "SHARDFN_CACHE_SIZE"
@@ -157,7 +161,7 @@ class Folder:
 def own_folder() -> Folder | None:
     """The folder of this user. None if nothing is to be stored, or nothing can."""
     path = place()
-    if path is None:
+    if path is None or fcntl is None:
         return None
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,7 +185,10 @@ def place() -> Path | None:
     said = os.environ.get(PLACE)
     if said is not None:
         return Path(said).expanduser() / NAME if said else None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return None
     return Path(base, "shardfn", NAME)
 
 
@@ -233,7 +240,7 @@ def _replace(path: Path, text: bytes, *, keep: bool = False) -> None:
 def _wait_for(handle: int) -> None:
     """Lock a file, or go on without after a while."""
     end = time.monotonic() + WAIT
-    while time.monotonic() < end:
+    while fcntl is not None and time.monotonic() < end:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return

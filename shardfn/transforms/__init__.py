@@ -49,6 +49,7 @@ from .sharding._collectives import (
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._pin import pin
+from .sharding._plan import plan
 from .sharding._scatter import all_to_all, ppermute, psum_scatter
 from .sharding._shard import shard
 from .sharding._shard_map import shard_map
@@ -96,6 +97,7 @@ __all__ = [
     "mixed_precision",
     "optim",
     "pin",
+    "plan",
     "pmax",
     "pmean",
     "pmin",

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _compat
 from ..accepted import accept
+from ..mesh import check_mesh
 from ..runtime import Compiled, cache
 from ..runtime.artefacts.load import load
 from ..stored import own_folder
@@ -75,4 +76,5 @@ def load_compiled(
         tensor([2., 2.])
     """
     accept("load_compiled", path=path)
+    check_mesh("load_compiled", mesh, or_none=True)
     return load(os.fspath(path), mesh, backend)

@@ -13,6 +13,7 @@ from tests.support.reading.sizes import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [
+    "auto-sharding.md",
     "checkpoints.md",
     "data.md",
     "mixed-precision.md",

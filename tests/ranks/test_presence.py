@@ -35,3 +35,15 @@ def test_a_number_that_another_process_has_now_counts_as_ended() -> None:
 def test_only_its_own_host_can_tell() -> None:
     assert presence.state_of({**presence.here(), "host": "elsewhere"}) is None
     assert presence.state_of({**presence.here(), "space": "pid:[1]"}) is None
+
+
+def test_a_process_is_done_when_it_has_left_and_reads_no_more() -> None:
+    status = {"place": presence.here(), "left": None}
+    assert not presence.is_done(None, serves=False)
+    assert not presence.is_done(status, serves=False)
+    left = {**status, "left": {"read": False}}
+    assert presence.is_done(left, serves=False)
+    assert not presence.is_done(left, serves=True)
+    assert presence.is_done({**status, "left": {"read": True}}, serves=True)
+    ended = {**status, "place": {**presence.here(), "start": "0"}}
+    assert presence.is_done(ended, serves=True)

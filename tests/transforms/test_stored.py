@@ -46,6 +46,8 @@ def test_a_flag_that_is_none_is_named() -> None:
 def test_a_path_that_is_none_is_named() -> None:
     with pytest.raises(ShardError, match="load_compiled, path: path is 3"):
         sf.load_compiled(3)  # type: ignore[arg-type]
+    with pytest.raises(ShardError, match="load_compiled, mesh"):
+        sf.load_compiled("step", mesh=(2, 2))
 
 
 def test_a_function_that_loads_while_it_is_captured_is_refused(

@@ -11,7 +11,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from ... import _compat, _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
-from ...placements import check_pending, check_whole, describe, is_spec, marks_of
+from ...placements import (
+    AUTO,
+    check_pending,
+    check_whole,
+    describe,
+    is_spec,
+    marks_of,
+)
 from ...types import Marks, MeshAxes
 from ..options import Request
 
@@ -139,7 +146,9 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
             f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; "
             "move it with x.to(...)"
         )
-    declared = None if spec is None else marks_of(spec, x.shape, axes)
+    declared = (
+        None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
+    )
     if not isinstance(x, DTensor):
         check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)

@@ -137,8 +137,8 @@ def _built(
     runner = None
     if not placed.is_simulated:
         program = programs[placed.coordinate]
-        compiled = compiled_program(name, placed, program, request.backend)
-        runner = watched(compiled, name, placed, program)
+        runner = compiled_program(name, placed, program, request.backend)
+        runner = watched(runner, name, placed, program)
     return Compiled(
         request, placed, captured, plan, programs, request.backend, runner
     )

@@ -60,13 +60,13 @@ def runner(
     compile_now = functools.partial(
         compiled_program, name, placed, program, backend, families
     )
-    is_warming = warmup is not None and warmup != backend and not has_own_sizes
+    is_warming = not (warmup is None or warmup == backend or has_own_sizes)
     switch = switch_of(name, placed) if is_warming else None
     if warmup is None or switch is None:
         return watched(compile_now(), name, placed, program)
     plain = compiled_program(name, placed, program, warmup)
-    # around both: the calls of a program are numbered alike on all ranks
-    return watched(Warming(plain, compile_now, switch), name, placed, program)
+    warming = Warming(plain, compile_now, switch)
+    return watched(warming, name, placed, program)
 
 
 def compiled_program(

@@ -13,7 +13,7 @@ from ..compiled import Compiled
 from .traced import Lowered, Traced
 
 KEPT = 8  # compiled programs of one function; the oldest are dropped first
-SAME = (  # of two calls that run one program, equal or identical
+SAME = (  # of two calls of one capture that run one program
     "axes",
     "treedef",
     "tensors",
@@ -23,7 +23,6 @@ SAME = (  # of two calls that run one program, equal or identical
     "donated",
     "followed",
     "static",
-    "constants",
     "state",
 )
 

@@ -24,6 +24,7 @@ from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
+from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.agenda import rewished
 from ...types import TENSOR, Collective, LocalProgram, Program
@@ -34,6 +35,7 @@ from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
+from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks
 from .lowering import (
@@ -176,14 +178,19 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
+        warn_of_expensive(self, chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        results = self.program.out_leaves.count(TENSOR)
-        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
-        both = halves(chosen, results, drawn)
+        both = self.halves(chosen)
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
+
+    def halves(self, chosen: Plan) -> Halves:
+        """The forward and the backward of a call that autograd follows."""
+        results = self.program.out_leaves.count(TENSOR)
+        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
+        return halves(chosen, results, drawn)
 
     def _inputs(self) -> list[Any]:
         """The tensors that the program takes: None for an argument."""
@@ -247,12 +254,8 @@ class Lowered:
 
     def certify(self, hardware: Hardware) -> Certificate:
         """The certificate of the schedule under a model of the hardware."""
-        return certify(
-            list(dict.fromkeys(self.programs.values())),
-            self.program,
-            self.agenda,
-            hardware,
-        )
+        programs = list(dict.fromkeys(self.programs.values()))
+        return certify(programs, self.program, self.agenda, hardware)
 
     def time(
         self,
@@ -281,6 +284,11 @@ class Lowered:
         each access.
         """
         return memory(self.program)
+
+    @property
+    def placements(self) -> ArgumentPlacements:
+        """The placements of the arguments, as text that can be pasted, and as a table."""
+        return argument_placements(self.traced.placed)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ... import _compat
 from ...compile.backends import Runner
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
@@ -39,42 +38,19 @@ def watched(
     lane = watch.lane(" ".join(group_names(mesh)), ranks_of(mesh))
     text = f"{name} of ({_signature(placed)})"
 
-    code = Watched.__call__.__code__
-    event = Event(lane, next(lane.numbers), text, sends, code)
-    return Watched(compiled, watch, event, name)
-
-
-class Watched:
-    """A compiled program that says when it begins and ends.
-
-    Args:
-        compiled: the program.
-        watch: the watchdog of this process.
-        event: the begin of a call.
-        name: of the function, which errors name.
-    """
-
-    def __init__(
-        self, compiled: Runner, watch: Watch, event: Event, name: str
-    ) -> None:
-        self.compiled, self.watch = compiled, watch
-        self.event, self.name = event, name
-
-    @property
-    def source_code(self) -> str:
-        """The generated code of the program."""
-        return _compat.generated_code(self.compiled)
-
-    def __call__(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        watch = self.watch
-        watch.enter(self.event)
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        watch.enter(event)
         try:
-            out = self.compiled(inputs)
+            out = compiled(inputs)
         except Exception as error:
-            _explain(watch, self.event, self.name, error)
+            _explain(watch, event, name, error)
             raise
         watch.enter(None)
         return out
+
+    run.__wrapped__ = compiled  # its generated code may come later
+    event = Event(lane, next(lane.numbers), text, sends, run.__code__)
+    return run
 
 
 def _signature(placed: Placed) -> str:

@@ -28,8 +28,11 @@ class LossScale:
     interval: int
 
     @_compat.read_by_dynamo
-    def init(self) -> State:
+    def init(self, device: Any = None) -> State:
         """The state before the first step.
+
+        Args:
+            device: of the state; by default torch's own default.
 
         Returns:
             `{"scale": 0-d float32, "good_steps": 0-d int32}`.
@@ -41,8 +44,9 @@ class LossScale:
             >>> sf.loss_scale().init()["scale"]
             tensor(65536.)
         """
-        scale = torch.full((), self.initial, dtype=torch.float32)
-        return {"scale": scale, "good_steps": torch.zeros((), dtype=torch.int32)}
+        scale = torch.full((), self.initial, dtype=torch.float32, device=device)
+        steps = torch.zeros((), dtype=torch.int32, device=device)
+        return {"scale": scale, "good_steps": steps}
 
     @_compat.read_by_dynamo
     def scale(self, loss: torch.Tensor, state: State) -> torch.Tensor:

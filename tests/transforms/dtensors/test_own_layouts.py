@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import shardfn as sf
@@ -54,26 +53,21 @@ def test_nothing_is_said_of_equal_layouts() -> None:
         assert own_layouts(mesh, (X,), {}) == ()
 
 
-def test_ranks_exchange_along_the_last_axis_first(
+def test_ranks_exchange_over_the_store_in_the_order_of_the_mesh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank (0, 0) of a 2 by 3 mesh, whose groups answer for the others."""
-    asked: list[Any] = []
+    """Rank 3 is the first of the mesh."""
 
-    def gather(rows: list[Any], mine: Any, group: Any) -> None:
-        asked.append(group)
-        step = 1 if group == "tp" else 3
-        rows[:] = [[r + step * k for r in mine] for k in range(len(rows))]
+    class Watch:
+        def lane(self, name: str, ranks: Any) -> Any:
+            return name, tuple(ranks)
 
-    class Mesh:
-        ndim = 2
+        def gathered(self, where: str, mine: str, lane: Any) -> list[str]:
+            assert lane == ("shardfn:dp", (3, 1))
+            return [mine, "[null, [[4], [1]]]"]
 
-        def size(self, k: int) -> int:
-            return (2, 3)[k]
-
-        def get_group(self, k: int) -> str:
-            return ("dp", "tp")[k]
-
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    assert _own_layouts._exchanged(Mesh(), 0) == [0, 1, 2, 3, 4, 5]
-    assert asked == ["tp", "dp"]
+    monkeypatch.setattr(_own_layouts, "watch_of", lambda world: Watch())
+    monkeypatch.setattr(_own_layouts, "group_names", lambda mesh: ("shardfn:dp",))
+    monkeypatch.setattr(_own_layouts, "ranks_of", lambda mesh: [3, 1])
+    rows = _own_layouts._exchanged(None, [None, ((5,), (1,))])
+    assert rows == [[None, ((5,), (1,))], [None, ((4,), (1,))]]
