@@ -29,6 +29,8 @@ ACCEPTED: dict[str, list[Any]] = {
     "BYTES": ["5GB", 1],
     "COUNTS": [None, {}, {"all_reduce": 0}],
     "NUMBER_OR_NONE": [None, 0],
+    "SHAPES": [[(8,), (4, 2)], ((1,),)],
+    "NAMES": [None, ("dp", "tp"), ["a"], ()],
 }
 REFUSED: dict[str, list[Any]] = {
     "FLAG": [0, 1, None],
@@ -48,6 +50,8 @@ REFUSED: dict[str, list[Any]] = {
     "BYTES": [0, -1, True, 1.5, None],
     "COUNTS": [{3: 1}, {"a": -1}, {"a": True}, [("a", 1)]],
     "NUMBER_OR_NONE": [-1, True],
+    "SHAPES": [[], [8], [()], [(0,)], "8", [("8",)]],
+    "NAMES": ["dp", (1,), 3],
 }
 ALL = {k: x for k, x in vars(kinds).items() if isinstance(x, kinds.Kind)}
 
