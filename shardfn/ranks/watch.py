@@ -148,7 +148,8 @@ class Watch:
             self._judge(client, mine)
         elif self.left:
             self._read(client, range(self.size))
-        self.settled = {r: status for r, (_, status) in self.heard.items()}
+        if mine["left"]:  # all calls of this process have been judged
+            self.settled = {r: status for r, (_, status) in self.heard.items()}
         self.beaten = time.monotonic()
 
     def _judge(self, client: Any, mine: Any) -> None:
