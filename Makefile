@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ conformance: venv  ## every operator of torch's database, sharded in every way: 
 fuzz: venv  ## random bad arguments for every public function: SEED=7 COUNT=40 repeats a run
 	$(BIN)/python -m tests.faults.bad_arguments $(SEED) $(COUNT)
 
+faults: venv  ## inject faults into jobs of real processes, and write docs/reliability.md: ARGS="kill save" tries some
+	PYTHONPATH=.:tests $(BIN)/python -m tests.faults $(ARGS)
+
 bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls
 
@@ -92,6 +95,13 @@ bench-backward: venv  ## loss.backward() through a call, next to bucketed_grad a
 models: venv  ## the models that people use, one step each, and docs/models.md: ARGS="Llama T5" tries some
 	$(PIP) -e '.[models]'
 	$(BIN)/python -m bench.models $(ARGS)
+
+examples: venv  ## the training examples on one device, on simulated ranks and under torchrun: ARGS="resnet resumed"
+	$(PIP) -e '.[models]'
+	$(BIN)/python -m bench.training.examples $(ARGS)
+
+bench-sent: venv  ## what a step of ddp and of zero1 to zero3 sends, next to DDP and FSDP2
+	$(BIN)/python -m bench.training.sent
 
 bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers
 	$(BIN)/python -m bench.planner $(ARGS)

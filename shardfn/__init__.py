@@ -1,7 +1,6 @@
 """shardfn: composable function transforms for distributed PyTorch."""
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-
+from . import errors as errors  # checks that torch has torch.distributed
 from . import random
 from ._tree import tree_map
 from .buckets import Bucket, BucketPlan
@@ -12,6 +11,7 @@ from .checkpoints import (
     save,
     save_safetensors,
 )
+from .data import Loader, loader
 from .errors import (
     ArtefactError,
     BudgetError,
@@ -20,6 +20,7 @@ from .errors import (
     DivergenceError,
     FakeValueError,
     PlacementError,
+    RankLostError,
     RendezvousError,
     RuleError,
     ShardError,
@@ -29,8 +30,9 @@ from .hardware import Hardware, Link
 from .inspect.budget import Explanation
 from .inspect.measured import measure_hardware
 from .mesh import current_mesh, make_mesh, use_mesh
-from .placements import P
-from .plans import fsdp, placements
+from .placements import AUTO as auto
+from .placements import P, Partial, Replicate, Shard
+from .plans import Strategy, fsdp, placements, strategy
 from .ranks.versions import VERSION
 from .transforms import (
     accumulate,
@@ -66,11 +68,13 @@ from .transforms import (
     jvp,
     linearize,
     load_compiled,
+    loss_scale,
     map,
     mark_dynamic,
     mixed_precision,
     optim,
     pin,
+    plan,
     pmax,
     pmean,
     pmin,
@@ -105,9 +109,11 @@ __all__ = [
     "FakeValueError",
     "Hardware",
     "Link",
+    "Loader",
     "P",
     "Partial",
     "PlacementError",
+    "RankLostError",
     "RendezvousError",
     "Replicate",
     "RuleError",
@@ -115,11 +121,13 @@ __all__ = [
     "ShapeDtype",
     "Shard",
     "ShardError",
+    "Strategy",
     "TreeError",
     "accumulate",
     "all_gather",
     "all_to_all",
     "assert_comms",
+    "auto",
     "axis_index",
     "axis_size",
     "bucketed_grad",
@@ -155,6 +163,8 @@ __all__ = [
     "load",
     "load_compiled",
     "load_safetensors",
+    "loader",
+    "loss_scale",
     "make_mesh",
     "map",
     "mark_dynamic",
@@ -163,6 +173,7 @@ __all__ = [
     "optim",
     "placements",
     "pin",
+    "plan",
     "pmax",
     "pmean",
     "pmin",
@@ -177,6 +188,7 @@ __all__ = [
     "scan",
     "shard",
     "shard_map",
+    "strategy",
     "tree_map",
     "use_mesh",
     "value_and_grad",

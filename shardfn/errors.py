@@ -21,6 +21,23 @@ _LIBRARIES = (
 )
 
 
+def require_distributed() -> None:
+    """Check that torch has torch.distributed, which every part needs.
+
+    Raises:
+        ImportError: a build of torch without it.
+    """
+    if not torch.distributed.is_available():
+        raise ImportError(
+            "shardfn: this build of torch has no torch.distributed\n"
+            "  needed: a build of torch with it, such as those of PyPI for Linux\n"
+            "  try: pip install torch; or USE_DISTRIBUTED=1, where torch is built from source"
+        )
+
+
+require_distributed()  # before the imports that fail without it
+
+
 class ShardError(Exception):
     """The base class of shardfn's errors, for unsupported programs and bad input.
 
@@ -126,6 +143,35 @@ class DivergenceError(ShardError):
 
 class RendezvousError(ShardError):
     """Processes of a job that do not find each other."""
+
+
+class RankLostError(ShardError):
+    """A rank that has ended, has stopped, has left after an error, or does not answer.
+
+    Args:
+        message: the full text.
+        rank: the rank.
+        host: its host.
+        heard: seconds since it was last heard.
+        doing: its call, its stage and its line then.
+        fields: those of ShardError.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        heard: float | None = None,
+        doing: str | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.rank = rank
+        self.host = host
+        self.heard = heard
+        self.doing = doing
 
 
 class BudgetError(ShardError):

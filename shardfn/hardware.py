@@ -108,7 +108,7 @@ class Hardware:
         return found
 
 
-def hardware_of(given: Hardware | str) -> Hardware:
+def hardware_of(given: Hardware | str, where: str = "Lowered.time") -> Hardware:
     """Hardware, given as such or by its name in HARDWARE.
 
     Raises:
@@ -119,7 +119,7 @@ def hardware_of(given: Hardware | str) -> Hardware:
     if isinstance(given, str) and given in HARDWARE:
         return HARDWARE[given]
     raise ShardError.of(
-        "Lowered.time",
+        where,
         f"hardware is {given!r}",
         needed=f"one of {', '.join(HARDWARE)}, or an sf.Hardware",
         fix="sf.Hardware(name, flops, ...) with the figures of the machine, or "

@@ -327,7 +327,9 @@ def _ranks(mesh: DeviceMesh) -> str:
     return f"ranks {', '.join(map(str, ranks))}{more}"
 
 
-def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
+def refuse_other(
+    where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = ""
+) -> None:
     """Refuse a mesh that differs from the mesh of the enclosing call.
 
     Equal names and sizes are not enough, since two meshes may order the same ranks differently.
@@ -342,7 +344,7 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh) -> None:
     if (axes.names, axes.sizes) == (outer.names, outer.sizes):
         own, other = _ranks(mesh), _ranks(around)
         got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
-    fix = "one mesh for both, or no mesh for the inner one"
+    fix = fix or "one mesh for both, or no mesh for the inner one"
     raise PlacementError.of(where, got, needed="one mesh", fix=fix, mesh=around)
 
 

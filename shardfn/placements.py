@@ -41,12 +41,25 @@ class P:
         return hash(self.parts)
 
 
+class Auto:
+    """The type of `sf.auto`: a placement that `shard` chooses."""
+
+    def __repr__(self) -> str:
+        return "sf.auto"
+
+    def __reduce__(self) -> str:
+        return "AUTO"
+
+
+AUTO = Auto()
+
+
 @_compat.read_by_dynamo
 def is_spec(x: Any) -> bool:
     """Whether x is one leaf of a tree of placements."""
     if isinstance(x, list):
         return bool(x) and all(isinstance(p, Placement) for p in x)
-    return x is None or isinstance(x, (P, Placement))
+    return x is None or isinstance(x, (P, Placement, Auto))
 
 
 def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
@@ -57,6 +70,10 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> Marks:
     """
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
+    if spec is AUTO:
+        raise ValueError(
+            "sf.auto is for in_placements of shard; here nothing chooses"
+        )
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(
             f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement"
@@ -165,6 +182,14 @@ def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
         and (mark[0] if isinstance(mark, tuple) else mark) == dim
     ]
     return tuple(axes.names[k] for _, k in sorted(found))
+
+
+def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
+    """The axes that shard each dim of a tensor as a `P`."""
+    rows = [names_in(dim, marks, axes) for dim in range(dims)]
+    while rows and not rows[-1]:
+        rows.pop()
+    return P(*(row[0] if len(row) == 1 else row or None for row in rows))
 
 
 def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:

@@ -55,6 +55,7 @@ CONTEXTS = (
     State(
         "_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"
     ),
+    State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
     State("_compat.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State(
         "_compat.distributed.every_rank",
@@ -69,6 +70,8 @@ REGISTRIES = (
     State("world", "_entered", "the fake world that the process is in"),
     State("world", "_real", "the world of the process group"),
     State("world", "_groups", "how often a world has made groups"),
+    State("ranks.beside", "_watches", "the watchdog of each world"),
+    State("ranks.beside", "_connections", "sockets of its process groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "loops of live programs, by number"),
@@ -147,6 +150,7 @@ NUMBERS = (
 
 AT_WORK = (
     State("world", "_door", "lock: who enters or leaves a world"),
+    State("ranks.beside", "_door", "lock: who starts a watchdog"),
     State("runtime.cache", "_writing", "lock: who writes to a store"),
     State("runtime.cache", "_taken", "donated arguments of the calls at work"),
     State("_compat.threads", "_table", "lock: who replaces an attribute of torch"),

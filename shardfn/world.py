@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from . import _compat
 from .errors import ShardError
+from .ranks.beside import connections_noted, watch_of
 from .ranks.compared import compare
 from .ranks.environment import launch
 from .ranks.rendezvous import met, unconnected
@@ -240,9 +241,10 @@ def join_world(device_type: str, seconds: float | None = None) -> None:
         )
     timeout = None if seconds is None else timedelta(seconds=seconds)
     try:
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=size, timeout=timeout
-        )
+        with connections_noted():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timeout
+            )
     except RuntimeError as error:
         raise unconnected(backend, rank, size, error) from error
     atexit.register(leave_gloo)
@@ -271,8 +273,10 @@ def groups_of(where: str, asked: str, seconds: float | None) -> Iterator[None]:
     limit = seconds or _compat.timeout_of(group) or DEFAULT_WAIT
     number = next(_groups.setdefault(world, itertools.count()))
     ranks, prefix = (world.rank, world.size), f"shardfn/{where}/{number}"
+    watch = watch_of(world)
+    watch.timeout = limit
     compare(where, _compat.world_store(), prefix, ranks, asked, limit)
-    with _compat.patched("new groups", seconds=limit):
+    with _compat.patched("new groups", seconds=limit), connections_noted():
         yield
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
+import torch
 
 import shardfn as sf
+from shardfn import errors
 from shardfn.errors import ShardError, call_site, problem
 
 FAMILY = (
@@ -13,10 +18,12 @@ FAMILY = (
     sf.CaptureError,
     sf.RuleError,
     sf.DivergenceError,
+    sf.RankLostError,
     sf.RendezvousError,
     sf.BudgetError,
     sf.FakeValueError,
     sf.CheckpointError,
+    sf.ArtefactError,
 )
 FIELDS = ("arg_path", "mesh", "placements", "dim", "source", "fix")
 
@@ -78,3 +85,16 @@ def test_an_error_is_caught_by_its_family_and_keeps_its_cause() -> None:
             raise sf.RuleError("outer") from inner
     except sf.ShardError as error:
         assert isinstance(error.__cause__, ValueError)
+
+
+def test_s7_7_a_torch_without_distributed_is_one_clear_error(monkeypatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(ImportError) as caught:
+        errors.require_distributed()
+    first, *rest = str(caught.value).splitlines()
+    assert first == "shardfn: this build of torch has no torch.distributed"
+    assert [line.split(":")[0] for line in rest] == ["  needed", "  try"]
+    # and it is the first thing that the package asks for
+    source = (Path(errors.__file__).parent / "__init__.py").read_text()
+    imports = [x for x in ast.parse(source).body if isinstance(x, ast.ImportFrom)]
+    assert imports[0].names[0].name == "errors"

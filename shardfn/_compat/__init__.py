@@ -35,6 +35,7 @@ from .distributed.groups import (
     is_unreduced,
     leave_groups,
     local_tensor,
+    named,
     named_group,
     own_store,
     register_group,
@@ -45,12 +46,16 @@ from .distributed.groups import (
     unreduced_spec,
     wait_later,
 )
+from .distributed.sockets import shut_down, sockets_noted, tells_of_ranks
 from .distributed.stores import (
     TORCH_VERSION,
+    another_client,
     has_come,
     prefixed,
+    put_first,
     set_timeout,
     tcp_store,
+    texts_of,
     timeout_of,
     world_store,
 )
@@ -107,7 +112,13 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import Level, jvp, stops_pulls
-from .loops import substitutes, torch_map, torch_scan, torch_while_loop
+from .loops import (
+    in_body,
+    substitutes,
+    torch_map,
+    torch_scan,
+    torch_while_loop,
+)
 from .memory import (
     ORDINARY,
     are_alone,
@@ -218,6 +229,7 @@ __all__ = [
     "TORCH_VERSION",
     "Writing",
     "all_ranks",
+    "another_client",
     "are_alone",
     "are_plain",
     "aten_ops",
@@ -254,6 +266,7 @@ __all__ = [
     "has_come",
     "has_tangent",
     "holds_tensors",
+    "in_body",
     "in_dual_level",
     "compiler_line",
     "compiler_place",
@@ -295,6 +308,7 @@ __all__ = [
     "mapped_index",
     "modules_of",
     "name_of_op",
+    "named",
     "named_group",
     "namespace_of",
     "neutral",
@@ -312,6 +326,7 @@ __all__ = [
     "paused_tracing",
     "per_rank",
     "prefixed",
+    "put_first",
     "python_results",
     "read_as_symbols",
     "read_by_dynamo",
@@ -319,8 +334,8 @@ __all__ = [
     "reads_calls",
     "recurrent",
     "register_group",
-    "repr_context",
     "registered",
+    "repr_context",
     "root_mesh",
     "runs_on_all_ranks",
     "same_tensors",
@@ -331,9 +346,11 @@ __all__ = [
     "settings",
     "settle",
     "setup_context_of",
+    "shut_down",
     "signs",
     "size_name",
     "sizes_named",
+    "sockets_noted",
     "spec_of",
     "split_factor",
     "staging",
@@ -343,6 +360,8 @@ __all__ = [
     "substitutes",
     "takes_context",
     "tcp_store",
+    "tells_of_ranks",
+    "texts_of",
     "timeout_of",
     "torch_map",
     "torch_marks",

@@ -26,7 +26,8 @@ def generated_code(runner: Any) -> str:
     """The generated code of a function that Inductor returned, or "" if Inductor did not keep
     it.
     """
-    return getattr(runner, "source_code", None) or ""
+    inner = getattr(runner, "__wrapped__", runner)
+    return getattr(inner, "source_code", None) or ""
 
 
 def _lower_pack(xs: Any) -> Any:

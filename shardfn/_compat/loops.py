@@ -1,7 +1,9 @@
 """torch's own higher-order functions, which have no public name."""
 
+import contextlib
+import contextvars
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "differentiable_flex",
     "differentiable_index",
     "fake_inputs",
+    "in_body",
     "substitutes",
     "torch_map",
     "torch_scan",
@@ -24,13 +27,28 @@ __all__ = [
 ]
 
 
+_IN_BODY: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "shardfn_in_body", default=False
+)
+
+
+@contextlib.contextmanager
+def in_body() -> Iterator[None]:
+    """A context in which the body of a loop is traced, which may have no graphs inside of it."""
+    token = _IN_BODY.set(True)
+    try:
+        yield
+    finally:
+        _IN_BODY.reset(token)
+
+
 def differentiable_flex(
     call: Callable[..., Any], op: Any, *args: Any, **kw: Any
 ) -> Any:
-    """The op of flex attention, which no transform of torch.func takes: there it is computed by
-    the formula, score by score.
+    """The op of flex attention, which no transform of torch.func takes, and no loop: there it is
+    computed by the formula, score by score.
     """
-    if not is_transformed():
+    if not (is_transformed() or _IN_BODY.get()):
         return call(op, *args, **kw)
     from torch._higher_order_ops.flex_attention import math_attention
 
@@ -39,9 +57,8 @@ def differentiable_flex(
 
 def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:
     """An element of a tensor that a score function reads, by an op that has all derivatives."""
-    return (
-        torch.ops.aten.index(x, indices) if is_transformed() else call(x, indices)
-    )
+    by_formula = is_transformed() or _IN_BODY.get()
+    return torch.ops.aten.index(x, indices) if by_formula else call(x, indices)
 
 
 def fake_inputs(

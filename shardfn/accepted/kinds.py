@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,11 +48,34 @@ def _is_shape(x: Any) -> bool:
     return is_sequence and all(map(_is_count, x))
 
 
+def _are_shapes(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return is_sequence and bool(x) and all(map(_is_mesh_shape, x))
+
+
+def _is_mesh_shape(x: Any) -> bool:
+    return _is_shape(x) and len(x) > 0 and all(n > 0 for n in x)
+
+
+def _are_names(x: Any) -> bool:
+    is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
+    return x is None or (is_sequence and all(isinstance(n, str) for n in x))
+
+
 def _is_flag(x: Any) -> bool:
     return isinstance(x, bool)
 
 
 FLAG = Kind(_is_flag, "True or False", "the default")
+FLAG_OR_NONE = Kind(
+    lambda x: x is None or _is_flag(x), "True, False or None", "None"
+)
+ITERABLE = Kind(
+    lambda x: isinstance(x, Iterable) and not isinstance(x, str | Mapping),
+    "an iterable of batches",
+    "torch.utils.data.DataLoader(dataset, batch_size=32)",
+)
+SEED = Kind(_is_count, "an int from 0 up", "seed=0")
 FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
 FUNCTION_OR_NONE = Kind(
     lambda x: x is None or callable(x), "a function, or None", "None"
@@ -66,6 +89,14 @@ WORLDS = Kind(
     _are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)"
 )
 SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
+SHAPES = Kind(
+    _are_shapes,
+    "a list of shapes of meshes, each a tuple of numbers of ranks",
+    "meshes=[(8,), (4, 2)]",
+)
+NAMES = Kind(
+    _are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')"
+)
 DEVICE_TYPE = Kind(
     lambda x: x is None or isinstance(x, str),
     "the type of a device, or None",
@@ -75,6 +106,14 @@ DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
 LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
+SCALE = Kind(
+    lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16"
+)
+GROWTH = Kind(lambda x: _is_number(x) and x >= 1, "a number, 1 or more", "2.0")
+BACKOFF = Kind(
+    lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5"
+)
+INTERVAL = Kind(lambda x: _is_count(x) and x > 0, "an int from 1 up", "2000")
 STEP = Kind(
     lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0"
 )
@@ -131,9 +170,17 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "load": {"path": PATH, "step": STEP, "strict": FLAG},
     "load_compiled": {"path": PATH},
     "load_safetensors": {"path": PATH, "strict": FLAG},
+    "loader": {"data": ITERABLE, "seed": SEED, "rows": FLAG_OR_NONE},
+    "loss_scale": {
+        "initial": SCALE,
+        "growth": GROWTH,
+        "backoff": BACKOFF,
+        "interval": INTERVAL,
+    },
     "make_mesh": {"device_type": DEVICE_TYPE},
     "mixed_precision": {"argnums": POSITIONS},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
+    "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
     "save_safetensors": {"path": PATH, "max_bytes": BYTES},
     "saved_residuals": {"fn": FUNCTION},

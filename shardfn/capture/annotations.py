@@ -21,6 +21,11 @@ from .checkpoint import policies
 ASKS = "implicit_comm="  # followed by a setting: the implicit_comm of a shard inside another
 # followed by a dtype: gradients are reduced in it, after the cast that makes them
 REDUCES = "reduce="
+# marks casts to float16, whose gradients are too small without a scaled loss
+IN_FLOAT16 = "in float16"
+# marks the op that scales a loss
+SCALES = "scales the loss"
+INHERITED = (ASKS, REDUCES, IN_FLOAT16)  # by the backward of an op
 # followed by a number: one call of a checkpointed function; the value is its policy
 REGION = "checkpoint="
 # marks a backward that is not itself differentiated, if annotated
@@ -117,11 +122,18 @@ def asking(setting: str) -> Any:
 
 
 @_compat.read_by_dynamo
-def reducing(dtype: str) -> Any:
-    """A context that annotates the casts captured in it with the dtype in which their gradients
-    are reduced. Their backward inherits it.
-    """
-    return torch.fx.traceback.annotate({f"{REDUCES}{dtype}": True})
+def casting(dtype: str, reduced: str) -> Any:
+    """A context for casts to a dtype, whose gradients are reduced in another one."""
+    notes = {f"{REDUCES}{reduced}": True}
+    if dtype == "torch.float16":
+        notes[IN_FLOAT16] = True
+    return torch.fx.traceback.annotate(notes)
+
+
+@_compat.read_by_dynamo
+def scaling() -> Any:
+    """A context for the op that scales a loss."""
+    return torch.fx.traceback.annotate({SCALES: True})
 
 
 def reduced_in(node: torch.fx.Node) -> str | None:
@@ -184,7 +196,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
 def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:
     """The annotations of an op that those of its backward have too."""
     noted = owner.meta["custom"] if owner else ()
-    return {key: True for key in noted if key.startswith((ASKS, REDUCES))}
+    return {key: True for key in noted if key.startswith(INHERITED)}
 
 
 def _owner(

@@ -30,6 +30,7 @@ from .reading.settings import Settings, tracing
 from .reading.template import Template, refuse_strict
 from .refusals import leaks, tensor_classes
 from .refusals.explain import explained
+from .refusals.unscaled import refuse_unscaled
 from .results import Result, program_of
 from .rewrites import strides
 from .shard_map import axis_names as named
@@ -272,6 +273,7 @@ def _captured(
     arguments = zip(inputs.paths, inputs.leaves, strict=True)
     outside = outside.named({"": fn, **dict(arguments)})
     sources.attach(graph)
+    refuse_unscaled(graph, inputs.name)
     in_paths = (
         *inputs.tensor_paths,
         *outside.paths(),

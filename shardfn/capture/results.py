@@ -19,6 +19,9 @@ PLACES = (
 )  # of torch.distributed: results that are constants
 
 
+OF_FAKES = "FakeTensor("
+
+
 class Result(NamedTuple):
     """The tree of results."""
 
@@ -66,6 +69,7 @@ def _tensor_paths(out: Result) -> list[str]:
 
 
 def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
+    _refuse_texts(leaves, paths, name)
     wrong = [
         (p, x)
         for p, x in zip(paths, leaves, strict=True)
@@ -82,6 +86,28 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
             fix=fix,
             arg_path="result" + wrong[0][0],
         )
+
+
+def _refuse_texts(leaves: list[Any], paths: list[str], name: str) -> None:
+    """Refuse a text of a tensor, which Dynamo writes of the fake one: f"{x}"."""
+    rows = zip(paths, leaves, strict=True)
+    told = [(p, x if isinstance(x, str) else "") for p, x in rows]
+    wrong = [p for p, text in told if OF_FAKES in p or OF_FAKES in text]
+    if wrong:
+        places = [f"result{_before_text(path)}" for path in wrong]
+        raise CaptureError.of(
+            name,
+            *[f"{place} is a text of a tensor's value" for place in places],
+            needed="tensors, whose values are known outside alone",
+            fix="return the tensor, and write the text outside: f'{x}'",
+            arg_path=places[0],
+        )
+
+
+def _before_text(path: str) -> str:
+    """A path up to a key that is a text of a tensor."""
+    before, text, _ = path.partition(OF_FAKES)
+    return before.rpartition("[")[0] if text else path
 
 
 def _untold(x: Any) -> bool:

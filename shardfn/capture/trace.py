@@ -134,6 +134,7 @@ def traced(
     """
     with (
         _compat.paused_tracing(),
+        _compat.in_body(),
         torch.enable_grad(),
         _recording.get().mode,
         drawing_from(Missing()),

@@ -11,6 +11,7 @@ import torch
 from .. import _compat
 from ..accepted import accept
 from ..errors import CheckpointError
+from ..ranks.beside import checkpointing
 from ..world import current_world
 from . import folders, manifest
 from .contents import (
@@ -199,7 +200,8 @@ def _read(
 
     chunks = {name: stored.tensors[name].chunks for name in targets}
     is_alone = current_world().kind == "simulated"
-    _compat.load_planned(targets, chunks, block, is_alone=is_alone)
+    with checkpointing(current_world(), "load"):
+        _compat.load_planned(targets, chunks, block, is_alone=is_alone)
 
 
 def _filled(

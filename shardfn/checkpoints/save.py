@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from .. import _compat
 from ..accepted import accept
 from ..errors import CheckpointError
+from ..ranks.beside import checkpointing, connections_noted
 from ..world import current_world
 from . import files, folders, manifest
 from .contents import Contents, contents
@@ -115,7 +117,7 @@ def save(
     )
     is_shared = dist.is_initialized() and not is_alone
     # Collectives of the job go on meanwhile, in their own group.
-    group: Any = dist.new_group(backend="gloo") if is_shared else None
+    group = _group_of_its_own() if is_shared else None
 
     def work() -> str:
         try:
@@ -125,6 +127,13 @@ def save(
                 dist.destroy_process_group(group)
 
     return Saving(work)
+
+
+def _group_of_its_own() -> Any:
+    seconds = _compat.timeout_of(dist.group.WORLD)
+    timeout = None if seconds is None else timedelta(seconds=seconds)
+    with connections_noted():
+        return dist.new_group(backend="gloo", timeout=timeout)
 
 
 def _saved(
@@ -155,9 +164,13 @@ def _saved(
 
     writing = _compat.Writing(prepare, _write, finish)
     try:
-        folder = _compat.save_planned(
-            found.tensors, writing, is_alone=is_alone, group=group
+        around = checkpointing(
+            current_world(), "save", is_background=group is not None
         )
+        with around:
+            folder = _compat.save_planned(
+                found.tensors, writing, is_alone=is_alone, group=group
+            )
     except OSError as error:
         if number is not None:
             folders.discard(root, number)

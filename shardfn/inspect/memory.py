@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 
 import attrs
@@ -10,6 +9,7 @@ import torch
 
 from ..buckets import human_bytes
 from ..ops.loops import Loop, loop_of
+from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import work
 from ..types import LocalProgram
 
@@ -123,16 +123,6 @@ def peak_bytes(graph: torch.fx.Graph) -> int:
     return max((nbytes for _, nbytes, _ in _moments(graph)), default=0)
 
 
-def owners(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """For each node the one whose memory it has: a view has that of its base."""
-    found: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.nodes:
-        is_view = node.op == "call_function" and work.is_alias(node)
-        base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
-        found[node] = found.get(base, base)
-    return found
-
-
 def _moments(
     graph: torch.fx.Graph,
 ) -> Iterator[tuple[torch.fx.Node, int, list[torch.fx.Node]]]:
@@ -140,7 +130,7 @@ def _moments(
     runs, and the nodes that own them.
     """
     owner = owners(graph)
-    ends = _ends(graph, owner)
+    ends = ends_of(graph, owner)
     alive: dict[torch.fx.Node, int] = {}
     held = 0
     most = 0
@@ -157,22 +147,6 @@ def _moments(
         for dead in ends[node]:
             if dead.op != "placeholder":
                 held -= alive.pop(dead, 0)
-
-
-def _ends(
-    graph: torch.fx.Graph, owner: dict[torch.fx.Node, torch.fx.Node]
-) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """For each node those whose memory it is the last to use."""
-    last: dict[torch.fx.Node, torch.fx.Node] = {}
-    nodes: list[torch.fx.Node] = list(graph.nodes)
-    for node in nodes:
-        last[owner[node]] = node
-        for read in node.all_input_nodes:
-            last[owner.get(read, read)] = node
-    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
-    for node, end in last.items():
-        ends[end].append(node)
-    return ends
 
 
 def _inside(node: torch.fx.Node) -> int:

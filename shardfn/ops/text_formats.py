@@ -7,6 +7,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 | shards | `dp:2=0,tp:4=` | `[("dp", 2, 0), ("tp", 4, None)]`: axis, size, sharded dim |
 | sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
+| held | `dp=S0;dp=R` | `("dp=S0", "dp=R")`: `placed` of each DTensor that a tensor holds |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
 | record | `["w", 1024, null]` | the fields of a record, as JSON |
@@ -130,6 +131,26 @@ def parse_placed(text: str) -> tuple[tuple[str, str], ...]:
     """
     rows = [entry.split("=") for entry in text.split(",") if entry]
     return tuple((axis, placement) for axis, placement in rows)
+
+
+def print_held(texts: Iterable[str]) -> str:
+    """The DTensor placements of each DTensor that a tensor holds, as text.
+
+    Example:
+        >>> print_held(["dp=S0", "dp=R"])
+        'dp=S0;dp=R'
+    """
+    return ";".join(texts)
+
+
+def parse_held(text: str) -> tuple[str, ...]:
+    """The DTensor placements of each DTensor that a tensor holds, each as text.
+
+    Example:
+        >>> parse_held("dp=S0;dp=R")
+        ('dp=S0', 'dp=R')
+    """
+    return tuple(text.split(";")) if text else ()
 
 
 @_compat.read_by_dynamo

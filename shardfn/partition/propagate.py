@@ -15,7 +15,7 @@ from . import plan
 from .planner.advice import advise
 from .planner.carried import Carries, searched
 from .planner.observed import Observed
-from .planner.price import PlanPrice, plan_price, unasked_bytes
+from .planner.price import PlanPrice, part_read_bytes, plan_price, unasked_bytes
 from .propagation.values import Advice
 from .propagation.walk import Walk
 
@@ -35,8 +35,8 @@ def propagate(
     """Choose placements for every value of a Program.
 
     A first walk takes the cheapest strategy of one op at a time. Where it sends
-    activations that no placement asks for, all ops are planned at once; that plan is taken if it
-    sends clearly less and computes no more.
+    activations that no placement asks for, or parameters of which a part is read, all ops are
+    planned at once; that plan is taken if it sends clearly less and computes no more.
 
     Args:
         program: the Program.
@@ -60,7 +60,10 @@ def propagate(
     first = walked(walk, program, in_marks, out_marks, unreduced)
     graph = program.graph.graph
     is_fixed = planner == GREEDY or unreduced
-    if is_fixed or unasked_bytes(first, graph) < WORTH:
+    if is_fixed:
+        return first
+    nbytes = max(unasked_bytes(first, graph), part_read_bytes(first, graph))
+    if nbytes < WORTH:
         return first
     second = _Second(program, in_marks, first).best(walk.carried)
     is_better = plan_price(second, graph).is_below(plan_price(first, graph))

@@ -2,5 +2,6 @@
 
 from .by_pattern import placements
 from .fully_sharded import fsdp
+from .strategies import Strategy, strategy
 
-__all__ = ["fsdp", "placements"]
+__all__ = ["Strategy", "fsdp", "placements", "strategy"]

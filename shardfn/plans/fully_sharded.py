@@ -65,16 +65,35 @@ def fsdp(
     check_mesh("fsdp", mesh)
     mesh_axes = axes_of(mesh)
     tree = params_of("fsdp", params)
-    smallest = _bytes(min_bytes)
-    before = _base(base, params, tree, mesh_axes)
+    smallest = smallest_of("fsdp", min_bytes)
+    before = base_of("fsdp", base, params, tree, mesh_axes)
     names = _axes(axis, mesh_axes, before)
+    return placed(tree, before, names, smallest, mesh_axes)
+
+
+def placed(
+    tree: Params,
+    before: dict[str, Dims],
+    names: tuple[str, ...],
+    smallest: int,
+    axes: MeshAxes,
+) -> Placements:
+    """Placements with these mesh axes on a free dim of each parameter that is large enough.
+
+    Args:
+        tree: the parameters.
+        before: the mesh axes of each dim, by path.
+        names: the mesh axes to add.
+        smallest: bytes; smaller parameters stay as they are.
+        axes: of the mesh.
+    """
     specs = {}
     for leaf in tree.tensors:
         dims = before[leaf.path]
         if leaf.nbytes >= smallest:
-            dims = sharded(dims, leaf.shape, names, mesh_axes)
+            dims = sharded(dims, leaf.shape, names, axes)
         specs[leaf.path] = spec_of(dims)
-    return Placements(tree.filled(specs), tree.tensors, mesh_axes)
+    return Placements(tree.filled(specs), tree.tensors, axes)
 
 
 def sharded(
@@ -98,7 +117,7 @@ def spec_of(dims: Dims) -> P:
     return P(*parts)
 
 
-def _bytes(size: int | str) -> int:
+def smallest_of(where: str, size: int | str) -> int:
     """A number of bytes, which may be 0.
 
     Raises:
@@ -110,7 +129,7 @@ def _bytes(size: int | str) -> int:
         return bytes_of(size)
     except ValueError as error:
         fix = "a number of bytes, or text such as '100KB'"
-        raise ShardError.of("fsdp, min_bytes", str(error), fix=fix) from None
+        raise ShardError.of(f"{where}, min_bytes", str(error), fix=fix) from None
 
 
 def _axes(axis: Any, axes: MeshAxes, before: dict[str, Dims]) -> tuple[str, ...]:
@@ -133,7 +152,9 @@ def _axes(axis: Any, axes: MeshAxes, before: dict[str, Dims]) -> tuple[str, ...]
     return free
 
 
-def _base(base: Any, params: Any, tree: Params, axes: MeshAxes) -> dict[str, Dims]:
+def base_of(
+    where: str, base: Any, params: Any, tree: Params, axes: MeshAxes
+) -> dict[str, Dims]:
     """The mesh axes over which `base` shards each dim of each parameter, by path.
 
     Raises:
@@ -144,7 +165,7 @@ def _base(base: Any, params: Any, tree: Params, axes: MeshAxes) -> dict[str, Dim
         specs = tree_pairs.broadcast_prefix(base, dict(params), is_spec)
     except ValueError as error:
         raise TreeError.of(
-            "fsdp, base",
+            f"{where}, base",
             "it does not match the parameters",
             *error.args,
             fix="a prefix tree of placements, such as sf.placements returns",
@@ -160,7 +181,7 @@ def _base(base: Any, params: Any, tree: Params, axes: MeshAxes) -> dict[str, Dim
             wrong.append(f"{leaf.path if leaf else ''}: {error}")
     if wrong:
         raise PlacementError.of(
-            "fsdp, base",
+            f"{where}, base",
             *wrong,
             fix="placements that fit each parameter",
         )

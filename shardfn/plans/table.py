@@ -52,6 +52,12 @@ class Placements(dict[str, Any]):
         both = {**self, **other}
         return Placements(both, [*self._leaves.values()], self._axes, self._notes)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a rank; of the global tensors where the mesh is not known."""
+        rows = _rows(dict(self), self._leaves, self._axes)
+        return sum(row.nbytes for row in rows)
+
     def __str__(self) -> str:
         rows = _rows(dict(self), self._leaves, self._axes)
         grid = [_heads(self._axes), *(_cells(row) for row in rows)]

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from .. import _compat
@@ -21,9 +21,11 @@ from ..errors import DivergenceError, call_site
 from ..ops.loops import inner_nodes
 from ..partition import Plan
 from ..partition.plan import Nested, Redistribute
+from ..ranks.beside import watch_of
 from ..ranks.versions import VERSIONS
 from ..schedule import Agenda
 from ..types import LocalProgram
+from ..world import current_world
 from .arguments import Placed
 from .options import Request
 
@@ -42,6 +44,29 @@ class Line(NamedTuple):
         )
 
 
+def gathered(name: str, kind: str, mine: Any) -> list[Any]:
+    """The values of all ranks, which are JSON: nothing of another process is executed.
+
+    Args:
+        name: of the function, which errors name.
+        kind: of the values, which must be equal on all ranks.
+        mine: the value of this rank.
+
+    Raises:
+        DivergenceError: another rank compares something else, or is in another call.
+        RankLostError: a rank does not come.
+    """
+    watch = watch_of(current_world())
+    texts = watch.gathered(name, json.dumps([kind, mine]))
+    rows = [json.loads(text) for text in texts]
+    other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
+    if other is None:
+        return [value for _, value in rows]
+    lines = [f"rank {r} compares {rows[r][0]}" for r in (0, other)]
+    fix = "the same calls in the same order on every rank"
+    raise DivergenceError.of(name, "ranks are in different calls", *lines, fix=fix)
+
+
 def agree(
     name: str, plan: Plan, agenda: Agenda, *, may_have_own_sizes: bool = False
 ) -> None:
@@ -58,12 +83,10 @@ def agree(
     ]
     lines = [*map(Line, VERSIONS), *_lines(plan), *map(Line, others)]
     mine = hashlib.sha256("\n".join(x.text for x in lines).encode()).hexdigest()
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, mine)
+    digests = gathered(name, "a digest of programs", mine)
     if len(set(digests)) == 1:
         return
-    texts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, [tuple(line) for line in lines])
+    texts = gathered(name, "programs", lines)
     own = [[x for x, _ in lines if x.startswith("in ")] for lines in texts]
     if may_have_own_sizes and any(x != own[0] for x in own):
         got = "arguments differ in size between ranks"
@@ -80,8 +103,7 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
     """
     if not has_others(placed):
         return
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, digest)
+    digests = gathered(name, "digests of files", digest)
     other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
     if other is not None:
         got = f"ranks 0 and {other} load other files"
@@ -115,9 +137,8 @@ def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> No
         DivergenceError: quotes the first collective that differs.
     """
     mine = placed.coordinate, [*_collectives(program)]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    by_place: dict[Any, list[Any]] = dict(everyone)
+    everyone = gathered(name, "collectives", mine)
+    by_place: dict[Any, list[Any]] = {tuple(at): rows for at, rows in everyone}
     wrong = None
     for k, axis in enumerate(placed.axes.names):
         groups: dict[Any, Any] = {}
@@ -248,12 +269,12 @@ def compare_ranks(
         (f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)
     ]
     mine = [
-        ((what, tuple(x.shape), str(x.dtype)), _digest(x))
+        [[what, list(x.shape), str(x.dtype)], _digest(x)]
         for what, x in rows
         if _is_plain(x)
     ]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (staging, mine))
+    kind = "tensors" if staging else f"tensors of {request.name}"
+    everyone = gathered(request.name, kind, (staging, mine))
     kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
     if all(is_staging for is_staging, _ in everyone) and any(
         other != kinds[0] for other in kinds

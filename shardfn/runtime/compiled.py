@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,12 +13,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
-from ..capture import Captured, constant_key, name_of
+from ..capture import Captured, name_of
 from ..compile import Runner
 from ..errors import ShardError, TreeError, call_site
 from ..mesh import all_coordinates
 from ..partition import Plan
-from ..placements import marks_of
 from ..simulated import SimulatedTensor, UnreadTensor, shown
 from ..types import LocalProgram
 from .agreement import compare_ranks
@@ -30,6 +29,12 @@ from .arguments import (
     refuse_lost_tangent,
     refuse_without_values,
 )
+from .arguments.mismatch import (
+    other_constants,
+    other_leaves,
+    other_tensors,
+    said,
+)
 from .arguments.results import in_tree, maker
 from .artefacts.save import save_compiled
 from .backward.op import Differentiable
@@ -39,11 +44,6 @@ from .layouts import closed_over, closed_over_of_kinds, gathering, readers
 from .options import Request
 from .simulator import simulate
 from .store import Compared
-
-OF_RANKS = (
-    SimulatedTensor,
-    UnreadTensor,
-)  # each rank's own, which no program takes
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -188,11 +188,11 @@ def _refuse_other_signature(
     """
     placed = compiled.placed
     if treedef != placed.treedef:
-        wrong = _other_leaves(compiled, leaves, treedef)
+        wrong = other_leaves(compiled.request, placed, leaves, treedef)
     else:
         wrong = [
-            *_other_tensors(placed, leaves),
-            *_other_constants(placed, leaves),
+            *other_tensors(placed, leaves),
+            *other_constants(placed, leaves),
         ]
     wrong += _other_settings(compiled)
     if not wrong:
@@ -200,61 +200,6 @@ def _refuse_other_signature(
     fix = "call the transformed function itself, which stages each signature"
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
-
-
-def _other_leaves(
-    compiled: Compiled, leaves: list[Any], treedef: Any
-) -> list[str]:
-    """Lines for the leaves of two trees of arguments that have no counterpart."""
-    placed = compiled.placed
-    now, before = _tree.unflatten(treedef, leaves), _indices(placed.treedef)
-    names = _tree.argument_paths(compiled.request.signature_of, *now)
-    gone = _lacking(before, placed.paths, now)
-    new = _lacking(now, names, before)
-    if new or gone:
-        return [
-            *(f"{path}: missing" for path in gone),
-            *(f"{path}: the program has no such leaf" for path in new),
-        ]
-    kinds, wanted = (_tree.containers(t) for t in (treedef, placed.treedef))
-    return [f"the containers are {kinds}, the program is for {wanted}"]
-
-
-def _indices(treedef: Any) -> Any:
-    """A tree with the position of each leaf."""
-    return _tree.unflatten(treedef, range(treedef.num_leaves))
-
-
-def _lacking(tree: Any, names: Sequence[str], other: Any) -> list[str]:
-    """The names of the leaves of a tree that another tree has no leaf for."""
-    known = set(_tree.paths(other))
-    places = _tree.paths(tree)
-    return [
-        n for place, n in zip(places, names, strict=True) if place not in known
-    ]
-
-
-def _other_tensors(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the tensors whose shape, dtype or placement differs from the program's."""
-    rows = zip(placed.tensors, placed.marks, placed.avals, strict=True)
-    for i, marks, aval in rows:
-        x, path = leaves[i], placed.paths[i]
-        is_tensor = isinstance(x, torch.Tensor) and type(x) not in OF_RANKS
-        if not is_tensor or (tuple(x.shape), x.dtype) != (aval.shape, aval.dtype):
-            yield f"{path}: {_said(x)}, the program is for {aval.shape} {aval.dtype}"
-            continue
-        if not isinstance(x, DTensor):
-            continue
-        if marks_of(list(x.placements), x.shape, placed.axes) != marks:
-            wanted = f"the program is for {marks} on {placed.axes.names}"
-            yield f"{path}: placed {x.placements}, {wanted}"
-
-
-def _other_constants(placed: Placed, leaves: list[Any]) -> Iterator[str]:
-    """Lines for the constants that differ from the program's."""
-    for i, key, old in placed.constants:
-        if constant_key(leaves[i]) != key:
-            yield f"{placed.paths[i]}: {_said(leaves[i])}, the program is for {old!r}"
 
 
 def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:
@@ -298,14 +243,9 @@ def _other_settings(compiled: Compiled) -> list[str]:
     )
     for path, old, new in changed:
         where = f"{name_of(path)}, which it closes over"
-        wrong.append(f"{where}: {_said(new)}, the program is for {_said(old)}")
+        wrong.append(f"{where}: {said(new)}, the program is for {said(old)}")
     return wrong
 
-
-def _said(x: Any) -> str:
-    return (
-        f"{tuple(x.shape)} {x.dtype}" if isinstance(x, torch.Tensor) else repr(x)
-    )
 
 
 def _executor(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:

@@ -28,6 +28,9 @@ class CallStore:
     # how often a constant has changed, by path; each is warned of once
     changes: dict[str, int] = attrs.field(factory=dict)
 
+    # what was called expensive in a program
+    expensive: set[str] = attrs.field(factory=set)
+
     # the stores of the same function for other placements, where each has a request of its own
     kin: weakref.WeakSet[CallStore] = attrs.field(factory=weakref.WeakSet)
 

@@ -21,9 +21,17 @@ from .derivatives._grad import grad, value_and_grad
 from .derivatives._jacobian import hessian, jacfwd, jacrev
 from .derivatives._residuals import Residual, Residuals, saved_residuals
 from .derivatives._vjp_jvp import jvp, linearize, vjp
-from .dtensors import _calls, _collectives  # noqa: F401  (enter them in a table)
+from .dtensors import (  # noqa: F401  (enter them in a table)
+    _autograd_forms,
+    _calls,
+    _collectives,
+    _functional,
+    _lists,
+    _queries,
+)
 from .optimizers._clip import clip_by_global_norm
 from .optimizers._ema import ema
+from .optimizers._loss_scale import loss_scale
 from .optimizers._optim import optim
 from .proofs._budget import assert_comms, explain
 from .proofs._check import check
@@ -41,6 +49,7 @@ from .sharding._collectives import (
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._pin import pin
+from .sharding._plan import plan
 from .sharding._scatter import all_to_all, ppermute, psum_scatter
 from .sharding._shard import shard
 from .sharding._shard_map import shard_map
@@ -82,11 +91,13 @@ __all__ = [
     "jvp",
     "linearize",
     "load_compiled",
+    "loss_scale",
     "map",
     "mark_dynamic",
     "mixed_precision",
     "optim",
     "pin",
+    "plan",
     "pmax",
     "pmean",
     "pmin",

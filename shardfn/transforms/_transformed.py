@@ -41,11 +41,13 @@ NAMES = {
     "_request",
     "_ranks",
     "_has_own_sizes",
+    "_chosen",
+    "is_auto",
     cache.CARRIED,
 }
 
 # of these, what calls have found out
-FOUND = {"_request", "_ranks", "_has_own_sizes"}
+FOUND = {"_request", "_ranks", "_has_own_sizes", "_chosen", "is_auto"}
 
 
 class Transformed:

@@ -40,3 +40,24 @@ def test_an_object_cannot_be_a_result() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         program({"a": X, "o": object()})
     assert "result['o']" in str(caught.value) or "['o']" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "place"),
+    [
+        (lambda x: (x, f"a sum of {x.sum()}"), "result[1]"),
+        (lambda x: {"a": {f"{x}": x}}, "result['a']"),
+        (
+            lambda x: (x, sf.grad(lambda x: (x.sum(), f"{x}"), has_aux=True)(x)),
+            "result[1][1]",
+        ),
+    ],
+)
+def test_a_text_of_a_tensor_is_refused(fn: Any, place: str) -> None:
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(fn, backend="aten")(X)
+    said = f"jit(<lambda>): {place} is a text of a tensor's value"
+    assert str(caught.value).splitlines()[0] == said
+    assert (
+        caught.value.fix == "return the tensor, and write the text outside: f'{x}'"
+    )

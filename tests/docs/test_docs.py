@@ -12,7 +12,14 @@ import pytest
 from tests.support.reading.sizes import ROOT
 
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = ["checkpoints.md", "mixed-precision.md", "starting.md"]
+PAGES = [
+    "auto-sharding.md",
+    "checkpoints.md",
+    "data.md",
+    "mixed-precision.md",
+    "starting.md",
+    "strategies.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

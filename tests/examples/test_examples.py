@@ -1,5 +1,6 @@
 """Every example runs as a user runs it, and its figures agree."""
 
+import importlib
 import os
 import pathlib
 import re
@@ -7,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from ranks import run_ranks
+
+import shardfn as sf
 
 ROOT = pathlib.Path(__file__).parents[2]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -86,3 +90,26 @@ def test_gpt_trains_alike_on_one_device_in_a_fake_world_and_under_torchrun():
     assert len(figures(one)) == 3
     assert figures(fake) == pytest.approx(figures(one), rel=1e-5)
     assert figures(real) == pytest.approx(figures(one), rel=1e-5)
+
+
+def uninterrupted():
+    """The digest after 30 steps of examples/restarts.py."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    restarts = importlib.import_module("restarts")
+    mesh = sf.make_mesh((2,), ("dp",))
+    train, state = restarts.trainer(mesh), restarts.first(mesh)
+    for k in range(30):
+        state = train(state, restarts.batch(k))
+    return restarts.digest(state)
+
+
+def test_a_training_that_is_killed_ends_with_the_bits_of_an_uninterrupted_one(
+    tmp_path,
+):
+    torchrun = (*TORCHRUN, "--max-restarts=1", "--monitor-interval=0.1")
+    said = run(
+        *torchrun, "examples/restarts.py", str(tmp_path), "--steps=30", "--kill=1"
+    )
+    assert said.count("begins at step") >= 2
+    assert f"parameters {run_ranks(2, uninterrupted)[0]}" in said
+    assert len(os.listdir(tmp_path)) == 2  # nothing of a save that was killed

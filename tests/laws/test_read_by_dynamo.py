@@ -85,6 +85,13 @@ def averaged(params: Any) -> Any:
     return ema.average(ema.update(params, ema.init(params)))
 
 
+def scaled(w: torch.Tensor) -> Any:
+    scaler = sf.loss_scale()
+    state = scaler.init()
+    grads, finite = scaler.unscale(w + scaler.scale(w.sum(), state), state)
+    return scaler.select(finite, grads, w), scaler.update(state, finite)
+
+
 OPT = sf.optim(torch.optim.AdamW)
 MODULE, *_ = sf.functionalize(torch.nn.Linear(3, 3, bias=False))
 kept = sf.checkpoint(lambda w, x: sf.checkpoint_name((x @ w).tanh(), "h").sum())
@@ -105,6 +112,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "_functionalize": lambda: sf.jit(sf.grad(modules)).trace(W, X),
     "_optim": lambda: sf.jit(stepped).trace({"w": W}),
     "_ema": lambda: sf.jit(averaged).trace({"w": W}),
+    "_loss_scale": lambda: sf.jit(scaled).trace(W),
     "_clip": lambda: sf.jit(sf.clip_by_global_norm).trace({"w": W}, 1.0),
     "python_calls": lambda: sf.jit(sf.grad(substituted)).trace(W, X),
     "_transformed": lambda: sf.jit(sf.compose(sf.grad, sf.jit)(loss)).trace(W, X),

@@ -134,3 +134,35 @@ def test_in_shard(spec: Any) -> None:
         mesh = sf.make_mesh((3,), ("dp",))
         out = sf.shard(gradient, mesh, spec, backend="aten")(Q, K, V)
         torch.testing.assert_close(sf.full(out), wanted)
+
+
+def test_s9_6_in_a_loop_and_in_a_branch() -> None:
+    def step(x: Any, _: Any) -> Any:
+        y = flex_attention(
+            x,
+            x,
+            x,
+            score_mod=lambda s, b, h, i, j: s + SLOPE[h] * (i - j),
+            block_mask=BLOCKS,
+        )
+        return x + y, y.sum()
+
+    def looped(x: Any) -> Any:
+        x, sums = sf.scan(step, x, None, length=2)
+        x = sf.cond(x.sum() > 1e9, lambda x: x, lambda x: step(x, None)[0], x)
+        return x.square().sum() + sums.sum()
+
+    def unrolled(x: Any) -> Any:
+        total = torch.zeros((), dtype=torch.float64)
+        for _ in range(2):
+            y = written(x, x, x, sloped(SLOPE), CAUSAL)
+            x, total = x + y, total + y.sum()
+        x = x + written(x, x, x, sloped(SLOPE), CAUSAL)
+        return x.square().sum() + total
+
+    wanted = torch.func.grad(unrolled)(Q)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        for spec in (P("dp"), P(None, "dp")):
+            out = sf.shard(sf.grad(looped), mesh, spec, backend="aten")(Q)
+            torch.testing.assert_close(sf.full(out), wanted)

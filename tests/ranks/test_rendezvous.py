@@ -4,7 +4,6 @@ who is missing. Meshes are the same on all ranks, and all groups have one timeou
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 import shardfn as sf
 from shardfn import P, _compat
-from shardfn.ranks import compared, environment, rendezvous
+from shardfn.ranks import environment, rendezvous
 from tests.faults.launched import free_port, outcomes, variables
 
 HERE = socket.gethostname()
@@ -125,62 +124,6 @@ def test_world_sizes_that_differ() -> None:
     port = free_port()
     texts = together(place(0, 2, port), place(1, 3, port), place(2, 3, port))
     assert "WORLD_SIZE is 2 on rank 0, 3 on rank 1" in texts[0]
-
-
-RIGHT = {"MASTER_ADDR": "h", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}
-WRONG = {
-    "WORLD_SIZE is '0'": {"WORLD_SIZE": "0"},
-    "RANK is '2'": {"RANK": "2"},
-    "RANK is 'one'": {"RANK": "one"},
-    "MASTER_PORT is '70000'": {"MASTER_PORT": "70000"},
-    "MASTER_ADDR, RANK missing": {
-        "MASTER_ADDR": "",
-        "RANK": "",
-        "TORCHELASTIC_RUN_ID": "7",
-    },
-}
-
-
-@pytest.mark.parametrize("got", WRONG)
-def test_variables_that_say_no_place(got: str) -> None:
-    with pytest.raises(sf.RendezvousError, match=re.escape(got)):
-        environment.launch({**RIGHT, **WRONG[got]})
-
-
-def test_variables_that_say_a_place() -> None:
-    assert environment.launch({}) is None
-    assert environment.launch({"RANK": "0"}) is None
-    got = environment.launch(RIGHT)
-    assert got == environment.Launch("h", 1, 1, 2, is_server=False, attempt="0")
-    first = {**RIGHT, "RANK": "0"}
-    for agent, serves in (("", True), ("True", False)):
-        got = environment.launch({**first, "TORCHELASTIC_USE_AGENT_STORE": agent})
-        assert got is not None and got.is_server is serves
-
-
-def test_a_comparison_names_who_does_not_come_and_what_differs() -> None:
-    store = _compat.own_store()
-    with pytest.raises(sf.RendezvousError) as late:
-        compared.compare("f", store, "a", (0, 3), "x", 0.05)
-    assert "f: rank 0 waited 0.05 s for the others\n  missing: ranks 1, 2" in str(
-        late.value
-    )
-    for rank, text in enumerate("xxy"):
-        store.set(f"a/{rank}", text)
-    with pytest.raises(sf.DivergenceError) as other:
-        compared.compare("f", store, "a", (1, 3), "x", 0.05)
-    assert "f: ranks differ\n  rank 0: x\n  rank 2: y" in str(other.value)
-
-
-@pytest.mark.parametrize(
-    "timeout", [0, -1, "8", True, float("nan"), torch.ones(1)]
-)
-def test_a_timeout_is_a_positive_number(timeout: Any) -> None:
-    with (
-        sf.fake_world(2),
-        pytest.raises(sf.PlacementError, match="make_mesh, timeout"),
-    ):
-        sf.make_mesh((2,), ("a",), timeout=timeout)
 
 
 def _meshes(rank: int) -> str:

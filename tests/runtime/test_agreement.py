@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import shardfn as sf
 from shardfn.ranks.versions import VERSIONS
@@ -22,15 +22,35 @@ PLACED: Any = SimpleNamespace(paths=("x", "n"))
 
 
 def gathers(monkeypatch: pytest.MonkeyPatch, *others: Any) -> None:
-    """Each gather of objects gives this rank's, then those of the others in turn."""
+    """Each comparison gives this rank's text, then that of the other rank in turn."""
     answers = iter(others)
 
-    def gather(out: list[Any], mine: Any) -> None:
-        out[:] = [mine, next(answers, mine)]
+    class Watch:
+        def gathered(self, where: str, mine: str) -> list[str]:
+            kind, value = json.loads(mine)
+            other = next(answers, value)
+            return [mine, json.dumps([kind, other])]
 
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(agreement, "watch_of", lambda world: Watch())
     monkeypatch.setattr(agreement, "has_others", lambda placed: True)
+
+
+def test_ranks_that_compare_other_things_are_in_different_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watch:
+        def gathered(self, where: str, mine: str) -> list[str]:
+            return [mine, json.dumps(["collectives", 1])]
+
+    monkeypatch.setattr(agreement, "watch_of", lambda world: Watch())
+    with pytest.raises(sf.DivergenceError) as caught:
+        agreement.gathered("f", "programs", 1)
+    assert str(caught.value) == (
+        "f: ranks are in different calls\n"
+        "  rank 0 compares programs\n"
+        "  rank 1 compares collectives\n"
+        "  try: the same calls in the same order on every rank"
+    )
 
 
 def test_equal_plans_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +82,7 @@ def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
 
 
 def row(x: torch.Tensor, what: str = "argument x") -> Any:
-    return ((what, tuple(x.shape), str(x.dtype)), agreement._digest(x))
+    return [[what, list(x.shape), str(x.dtype)], agreement._digest(x)]
 
 
 def test_a_plain_tensor_that_differs_is_named(

@@ -173,11 +173,11 @@ REFUSED = {
         ),
         "differ by rank",
     ),
-    "a pair of DTensors in the code of one rank": (
+    "a pair of a DTensor and a tensor in the code of one rank": (
         lambda mesh: staged(
             lambda x, p: (DTensor.from_local(x, mesh, [Shard(0)]), p)
-        )(A, sf.distribute(Pair(A, B), mesh, P("dp"))),
-        "a Pair of DTensors, in the code of one rank",
+        )(A, Pair(sf.distribute(A, mesh, P("dp")), B)),
+        "argument p.a: a Pair of DTensors and other tensors, in the code of one rank",
     ),
     "a tensor that is told and not held": (
         lambda mesh: staged(lambda x: Shifted(x * 1, {"by": x * 2}))(ONES),

@@ -61,6 +61,7 @@ LAYERS: dict[str, int] = {
     "runtime": 11,
     "transforms": 12,
     "checkpoints": 12,
+    "data": 12,
     "": 13,
     "__main__": 14,
 }  # fmt: skip

@@ -18,50 +18,6 @@ from tests.support.reading.sizes import PACKAGE, ROOT, files
 EXEMPT: dict[str, str] = {
     "ops/nodes.py": "gives a type to what torch leaves untyped",
 }
-# Sources that only tests of whole calls run: none of their own yet. The list only shrinks.
-UNTESTED = {
-    "_compat/distributed/stores.py",
-    "_compat/distributed/subclasses.py",
-    "_compat/dynamo/dtensor_calls.py",
-    "_compat/dynamo/guards.py",
-    "_compat/dynamo/reading.py",
-    "_compat/dynamo/refused.py",
-    "_compat/inductor.py",
-    "_compat/levels.py",
-    "accepted/kinds.py",
-    "capture/control_flow/bodies.py",
-    "capture/control_flow/cond_while.py",
-    "capture/control_flow/custom_derivatives.py",
-    "capture/control_flow/scan.py",
-    "capture/control_flow/scan_residuals.py",
-    "capture/dtensors/groups.py",
-    "capture/dtensors/mixing.py",
-    "capture/dtensors/own_sizes.py",
-    "capture/dtensors/terms.py",
-    "capture/dtensors/values.py",
-    "capture/optimizers/graph.py",
-    "capture/optimizers/step.py",
-    "capture/reading/flatten.py",
-    "capture/reading/settings.py",
-    "capture/refusals/explain.py",
-    "capture/shard_map/axis_names.py",
-    "capture/shard_map/varying_bodies.py",
-    "capture/shard_map/varying_control_flow.py",
-    "ranks/compared.py",
-    "ranks/environment.py",
-    "ranks/mesh_arguments.py",
-    "runtime/arguments/checks.py",
-    "runtime/backward/second_half.py",
-    "runtime/stages/following.py",
-    "runtime/stages/kinds.py",
-    "runtime/stages/known.py",
-    "transforms/dtensors/_calls.py",
-    "transforms/dtensors/_collectives.py",
-    "transforms/dtensors/_outside.py",
-    "transforms/dtensors/_own_layouts.py",
-    "transforms/dtensors/_ranks.py",
-}
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -109,18 +65,15 @@ def test_every_source_with_logic_has_a_test_file_of_its_name():
     lacking = [
         f"shardfn/{source}: tests/{mirror(source)} is missing"
         for source in with_logic()
-        if not has_mirror(source)
-        and source not in EXEMPT
-        and source not in UNTESTED
+        if not has_mirror(source) and source not in EXEMPT
     ]
     assert not lacking, "\n  ".join(["", *lacking])
 
 
-def test_the_lists_hold_only_what_they_must():
+def test_the_list_holds_only_what_it_must():
     sources = set(with_logic())
-    stale = [s for s in (*EXEMPT, *UNTESTED) if s not in sources or has_mirror(s)]
+    stale = [s for s in EXEMPT if s not in sources or has_mirror(s)]
     assert not stale, "remove these: " + ", ".join(stale)
-    assert not EXEMPT.keys() & UNTESTED
 
 
 def test_no_exemption_is_large():

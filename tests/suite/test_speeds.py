@@ -64,7 +64,9 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
     assert not gone
 
 
-def test_a_sweep_is_split_between_two_commands(request: pytest.FixtureRequest) -> None:
+def test_a_sweep_is_split_between_two_commands(
+    request: pytest.FixtureRequest,
+) -> None:
     """Each case of a sweep runs in `make test` or in `make sweeps`, never in neither."""
     for item in request.session.items:
         swept = item.nodeid.partition("[")[0] in SWEEPS

@@ -202,3 +202,40 @@ def test_bad_parameters() -> None:
     )
     with pytest.raises(sf.TreeError, match="mixed_precision: a int"):
         sf.mixed_precision(3)
+
+
+def test_autocast_inside_of_a_function_casts_before_the_gather() -> None:
+    def loss_fn(p: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = torch.relu(x @ p["up"])
+            s = torch.softmax(torch.nn.functional.linear(h, p["down"]), -1)
+        with torch.autocast("cpu", enabled=False):
+            return (s.float() - y).square().mean()
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = (8, 16), (4, 16), (12, 8), (12, 4)
+    up, down, x, y = (torch.randn(s, generator=generator) for s in shapes)
+    leaves = [w.clone().requires_grad_() for w in (up, down)]
+    loss = loss_fn(dict(zip(("up", "down"), leaves, strict=True)), x, y)
+    loss.backward()
+    where = {"up": P("dp", "tp"), "down": P(None, "tp")}
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        step = sf.shard(
+            sf.bucketed_grad(loss_fn),
+            mesh,
+            (where, P("dp"), P("dp")),
+            backend="aten",
+        )
+        args = {"up": up, "down": down}, x, y
+        gathers = [
+            c for c in step.lower(*args).collectives if c.kind == "all_gather"
+        ]
+        assert (
+            sum(c.nbytes for c in gathers) == 8 * 8 * 2
+        )  # half of `up`, in bfloat16
+        value, grads = sf.full(step(*args))
+    torch.testing.assert_close(value, loss.detach(), rtol=1e-3, atol=0)
+    for found, leaf in zip(grads.values(), leaves, strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, leaf.grad, rtol=2e-2, atol=1e-3)

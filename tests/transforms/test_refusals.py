@@ -135,10 +135,14 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
         x, sf.ema(0.5).init({"w": x})
     ),
     "_optim_checks.check_decay": lambda x: sf.ema(2.0),
+    "_optim_checks.check_unscaled": lambda x: SCALER.unscale(
+        x.half(), {"scale": x.sum()}
+    ),
     "argnums.check_argnums": lambda x: sf.grad(torch.sum, argnums="x")(x),
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
 MESHES: list[Any] = []
+SCALER = sf.loss_scale()
 
 # Why Dynamo never comes to the others.
 ELSEWHERE = {
@@ -158,6 +162,7 @@ ELSEWHERE = {
     "_optim_checks.check_numbers": "optim is refused in a trace",
     "_optim_checks.check_options": "called by Optim.checked",
     "_optim_checks.check_trees": "called by Optim.checked",
+    "_schedule.load_state_dict": "called outside of functions",
     "_placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
     "_pin.pin": "refused in a trace",
@@ -177,10 +182,14 @@ ELSEWHERE = {
     "_retrace.explain_retrace": "called outside of a trace",
     "_budget.explain": "called outside of a trace",
     "_budget.assert_comms": "called outside of a trace",
+    "_auto._refuse_no_tensor": "called where a call is staged",
+    "_auto.checked_memory": "called where shard is applied outside of a trace",
     "_budget._bytes": "called by assert_comms",
     "_clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
-    "_outside._refuse_held_dtensors": "called where a call is staged",
+    "_outside._holds_dtensors": "called where a call is staged",
+    "_plan._axes": "plan is refused in a trace",
+    "_plan.plan": "plan is refused in a trace",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")

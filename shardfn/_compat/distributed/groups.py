@@ -7,7 +7,7 @@ import functools
 import gc
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,22 +25,17 @@ spec_of = operator.attrgetter(
 )  # of a DTensor: mesh, placements, global shape
 
 
-_functional = torch.distributed._functional_collectives
-# the collectives that return their results, by name
-FUNCTIONAL = {
-    name: getattr(_functional, name)
-    for name in (
-        "all_reduce",
-        "all_gather_tensor",
-        "all_gather_tensor_autograd",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_autograd",
-        "all_to_all_single",
-        "all_to_all_single_autograd",
-        "broadcast",
-        "wait_tensor",
-    )
-}
+# the collectives that return their results
+FUNCTIONAL = torch.distributed._functional_collectives
+
+
+def named(owner: Any, rows: Mapping[str, Any]) -> dict[Any, Any]:
+    """A table whose keys are the functions of a module by these names, as far as it has them."""
+    return {
+        getattr(owner, name): row
+        for name, row in rows.items()
+        if hasattr(owner, name)
+    }
 
 
 def fake_store() -> Any:

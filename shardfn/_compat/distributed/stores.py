@@ -71,3 +71,29 @@ def timeout_of(group: Any) -> float | None:
 def set_timeout(group: Any, seconds: float) -> None:
     """Change the timeout of a process group."""
     _c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def another_client(store: Any, seconds: float) -> Any:
+    """A connection of its own to a store, for another thread: a client serves one call at a time.
+
+    Args:
+        store: the store.
+        seconds: how long its calls may wait.
+    """
+    client = store.clone()
+    client.set_timeout(timedelta(seconds=seconds))
+    return client
+
+
+def put_first(store: Any, key: str, text: str) -> str:
+    """Set a key, if no process has set it yet. The value that it has then."""
+    return store.compare_set(key, "", text).decode()
+
+
+def texts_of(store: Any, keys: list[str]) -> list[str | None]:
+    """The values of these keys, None for those that nobody has set."""
+    if not keys:
+        return []
+    there = [key for key in keys if store.check([key])]
+    values = dict(zip(there, store.multi_get(there), strict=True)) if there else {}
+    return [values[key].decode() if key in values else None for key in keys]

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from ...errors import is_ours
 from .refused import collective_refused, refuse_call, refuse_class_of_followed
+
+OVERWRITTEN = "_overwritten_by"  # a method of ours: the tensor gets another value
 
 
 class DTensors(Protocol):
@@ -43,8 +46,22 @@ class DTensors(Protocol):
         """A fake tensor for a DTensor."""
         ...
 
+    def is_replaceable(
+        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
+    ) -> bool:
+        """Whether a value may be read in place of a tensor that it overwrites."""
+        ...
+
     def mesh(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> DeviceMesh:
         """The mesh of a DTensor."""
+        ...
+
+    def flattened(self, mesh: DeviceMesh, *args: Any) -> DeviceMesh:
+        """The mesh of one axis with the ranks of a mesh."""
+        ...
+
+    def has_class(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
+        """Whether the value of a node is a DTensor, for user code that asks for its class."""
         ...
 
     def asked_for(self, node: torch.fx.Node, outer: Mapping[Any, Any]) -> bool:
@@ -62,20 +79,37 @@ def method_called(
     kwargs: Any,
 ) -> Any:
     """A call of a tensor's method, which may be one of DTensors."""
+    if name == OVERWRITTEN:
+        return _overwritten(dtensors, call, tensor, tx, args)
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
     return _read(tx, dtensors.methods[name], [tensor, placed, *args], kwargs)
 
 
+def _overwritten(
+    dtensors: DTensors, call: Callable[..., Any], tensor: Any, tx: Any, args: Any
+) -> Any:
+    """A tensor with a new value. Every name of the tensor shows it."""
+    value = args[0].realize()
+    graph = tx.output.current_tracer.graph
+    if dtensors.is_replaceable(_node(tensor), _node(value), graph):
+        tensor.proxy = value.as_proxy()
+        return tensor
+    return call(tensor, tx, "copy_", args, {})
+
+
 def attribute_read(
     dtensors: DTensors, read: Callable[..., Any], tensor: Any, tx: Any, name: str
 ) -> Any:
     """An attribute of a tensor, which may be one of DTensors."""
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.misc import GetAttrVariable
 
-    if name in dtensors.methods:
+    if name in dtensors.methods or name == OVERWRITTEN:
         return GetAttrVariable(tensor, name)
+    if name == "__class__" and _is_asked_for_class(dtensors, tensor, tx):
+        return VariableTracker.build(tx, DTensor)
     if name == "device_mesh":
         return _mesh(tx, dtensors.mesh(_node(tensor), _outer(tx)))
     if name == "_local_tensor":
@@ -164,6 +198,9 @@ def mesh_method_called(
     ours = (
         dtensors.of_meshes if is_mesh else dtensors.of_groups if is_group else {}
     )
+    if is_mesh and name == "_flatten":
+        given = [x.as_python_constant() for x in (*args, *kwargs.values())]
+        return _mesh(tx, dtensors.flattened(held, *given))
     if name not in ours:
         return call(owner, tx, name, args, kwargs)
     return _read(tx, ours[name], [owner, *args], kwargs)
@@ -216,6 +253,27 @@ def is_instance(
     if is_asked and dtensors.asked_for(_node(x), _outer(tx)):
         return VariableTracker.build(tx, True)
     return call(builtin, tx, x, classes)
+
+
+def class_of(
+    dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any, x: Any
+) -> Any:
+    """A call of type, which may ask for the class of a DTensor."""
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    held = x.realize()
+    if isinstance(held, TensorVariable) and _is_asked_for_class(
+        dtensors, held, tx
+    ):
+        return VariableTracker.build(tx, DTensor)
+    return call(builtin, tx, x)
+
+
+def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
+    """Whether user code asks for the class of a tensor that is a DTensor."""
+    is_users = not is_ours(tx.f_code.co_filename)
+    return is_users and dtensors.has_class(_node(tensor), _outer(tx))
 
 
 def _read(tx: Any, fn: Callable[..., Any], args: list[Any], kwargs: Any) -> Any:

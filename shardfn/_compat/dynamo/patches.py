@@ -203,6 +203,14 @@ READING = (  # a captured function, by Dynamo
         optional=True,
     ),
     Patch(
+        methods(VARIABLES + "BuiltinVariable", "call_type"),
+        "the class of a global tensor that the code takes for a DTensor",
+        NEVER,
+        new=dtensor_calls.class_of,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "BuiltinVariable", "call_isinstance"),
         "a global tensor that the code takes for a DTensor",
         NEVER,

@@ -198,10 +198,12 @@ def registered(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | No
     unflatten = node.unflatten_fn
 
     def opened(x: Any) -> tuple[list[Any], Any, list[Any]]:
-        rows, context = by_name(x)
+        # of a dataclass the other function has not all of the context (torch 2.13)
+        children, context = node.flatten_fn(x)
         names = [
-            getattr(key, "key", getattr(key, "name", None)) for key, _ in rows
+            getattr(key, "key", getattr(key, "name", None))
+            for key, _ in by_name(x)[0]
         ]
-        return [child for _, child in rows], context, names
+        return list(children), context, names
 
     return opened, lambda context, children: unflatten(list(children), context)

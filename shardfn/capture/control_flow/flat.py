@@ -68,7 +68,9 @@ def add_inputs(
     )
     for x in examples:
         with graph.inserting_before(before):
-            graph.placeholder("unread").meta["val"] = x
+            holder = graph.placeholder("unread")
+        holder.target = holder.name  # generated code names an input by its target
+        holder.meta["val"] = x
 
 
 def drawing(body: Body) -> Body:

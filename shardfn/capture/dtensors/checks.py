@@ -103,7 +103,11 @@ def _axes(
     )
     if before is not None and names != tuple(a for a, _ in parse_placed(before)):
         got = f"the DTensor is on {before}, and the call names a mesh of axes {names}"
-        raise PlacementError.of(what, got, fix="the mesh of the DTensor")
+        fix = (
+            "the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) "
+            "for another"
+        )
+        raise PlacementError.of(what, got, fix=fix)
     return names, tuple(known[name] for name in names)
 
 

@@ -15,21 +15,30 @@ from ...errors import CaptureError, PlacementError
 from ...mesh import axes_of, ranks_of, real_mesh
 
 
-@_compat.constant_in_graph
-def flatten(mesh: Any, *args: Any) -> None:
-    """The step of mesh._flatten that makes the mesh, once for each name, on all ranks. Torch reads
-    the mesh by its name afterwards.
+def flattened(mesh: Any, *args: Any) -> Any:
+    """mesh._flatten: the mesh of one axis with the ranks of a mesh, made once for each name, on all
+    ranks.
 
     Raises:
         CaptureError: torch refuses it.
     """
     try:
         with _compat.values():
-            real_mesh(mesh)._create_flatten_mesh(*args)
+            return real_mesh(mesh)._flatten(*args)
     except (RuntimeError, ValueError, TypeError) as error:
         got = f"torch refuses it: {str(error.args[0]).strip()}"
         fix = "a name of its own: mesh._flatten('name')"
         raise CaptureError.of("mesh._flatten", got, fix=fix) from error
+
+
+@_compat.constant_in_graph
+def flatten(mesh: Any, *args: Any) -> None:
+    """The step of mesh._flatten that makes the mesh, where Dynamo reads the others.
+
+    Raises:
+        CaptureError: torch refuses it.
+    """
+    flattened(mesh, *args)
 
 
 def home_of(mesh: Any) -> Any:

@@ -6,9 +6,11 @@ Dynamo runs these functions on constants, so errors reach the user unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -32,7 +34,14 @@ KINDS = {
     "avg": dist.ReduceOp.AVG,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
 }
+BITS = "band", "bor", "bxor"
+ORDERED = "max", "min"
+SCALED = "op=dist.ReduceOp.SUM; of x * factor where torch premultiplies"
 
 
 @_compat.constant_in_graph
@@ -56,8 +65,11 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         return axes_of_mesh(what, group[0], group[1])
     if isinstance(group, DeviceMesh):
         return axes_of_mesh(what, group, None)
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        fix = "mesh.get_group(axis), of a mesh that this rank is in"
+        raise CaptureError.of(what, "this rank is not in the group", fix=fix)
     mesh = _mesh(what, group)
-    found = _axes_with(mesh, group)
+    found = axes_with(mesh, group)
     if found is None:
         got = f"its group is {_said(group)}, that of no axis of {axes_of(mesh)}"
         fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
@@ -95,8 +107,8 @@ def _mesh(what: str, group: Any) -> Any:
     if here.manual and not is_auto:
         return here.mesh
     wanted = here.mesh if is_auto else current_mesh()
-    if not _is_every(group):
-        fitting = [m for m in meshes_here() if _axes_with(m, group) is not None]
+    if not is_every(group):
+        fitting = [m for m in meshes_here() if axes_with(m, group) is not None]
         wanted = wanted if wanted in fitting else _only(what, group, fitting)
     if here.manual and wanted is here.mesh:
         return wanted
@@ -118,11 +130,15 @@ def _only(what: str, group: Any, fitting: list[Any]) -> Any:
     raise CaptureError.of(what, got, needed="one mesh", fix=fix)
 
 
-def _is_every(group: Any) -> bool:
-    return group is None or group is dist.group.WORLD
+def is_every(group: Any) -> bool:
+    """Whether a group, or the group of a name, is that of all ranks."""
+    world = dist.group.WORLD
+    if group is None or group is world:
+        return True
+    return world is not None and group == world.group_name
 
 
-def _axes_with(mesh: Any, group: Any) -> tuple[str, ...] | None:
+def axes_with(mesh: Any, group: Any) -> tuple[str, ...] | None:
     """The axes of a mesh over which a group communicates, if it has such."""
     fitting = (axes for axes in _groups(mesh) if _fits(mesh, axes, group))
     return next(fitting, None) or stands_for(group, mesh)
@@ -136,7 +152,7 @@ def _groups(mesh: Any) -> list[tuple[str, ...]]:
 
 def _fits(mesh: Any, axes: tuple[str, ...], group: Any) -> bool:
     is_all = len(axes) == mesh.ndim
-    if _is_every(group):
+    if is_every(group):
         return is_all and mesh.size() == dist.get_world_size()
     if isinstance(group, Sequence) and not isinstance(group, str):
         return is_all and list(group) == ranks_of(mesh)
@@ -149,32 +165,82 @@ def _said(group: Any) -> str:
 
 
 @_compat.constant_in_graph
-def reduction(what: str, op: Any) -> str:
+def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
     """A reduction as one of ours.
 
     Raises:
-        CaptureError: it has none here.
+        CaptureError: it has none here, or none for the dtype.
     """
-    for kind, known in KINDS.items():
-        if op in (kind, known):
-            return kind
-    raise CaptureError.of(
-        what, f"op is {op!r}", needed=f"one of {', '.join(KINDS)}"
-    )
+    op = op.lower() if isinstance(op, str) else op
+    kind = next((k for k, known in KINDS.items() if op in (k, known)), None)
+    if kind is None:
+        needed = f"one of {', '.join(KINDS)}"
+        raise CaptureError.of(what, f"op is {op!r}", needed=needed, fix=SCALED)
+    is_float = dtype.is_floating_point or dtype.is_complex
+    got = f"op is {kind}, of {dtype}"
+    if kind in BITS and is_float:
+        fix = "x.view of an integer dtype, or another op"
+        raise CaptureError.of(what, got, needed="integers or bool", fix=fix)
+    if kind in ORDERED and dtype.is_complex:
+        fix = f"op={kind} of torch.view_as_real(x), or of x.abs()"
+        raise CaptureError.of(what, got, needed="real numbers", fix=fix)
+    if kind == "avg" and not is_float:
+        fix = "op=dist.ReduceOp.SUM, and a division by dist.get_world_size(group)"
+        raise CaptureError.of(what, got, needed="floating numbers", fix=fix)
+    return kind
 
 
 @_compat.constant_in_graph
-def scattered_reduction(what: str, op: Any) -> str:
-    """A reduction that can be scattered.
+def check_parts(
+    what: str, argument: str, parts: Sequence[Any], like: Any, n: int
+) -> None:
+    """Check the tensors of a list: one for each rank of a group, all alike.
+
+    Args:
+        what: the call.
+        argument: the list.
+        parts: (shape, dtype) of each tensor.
+        like: (shape, dtype) that they must have; None for that of the first.
+        n: the number of ranks.
 
     Raises:
-        CaptureError: it is neither a sum nor a mean.
+        CaptureError: lists every mismatch.
     """
-    kind = reduction(what, op)
-    if kind not in ("sum", "avg"):
-        fix = "all_reduce, and each rank's part of it"
-        raise CaptureError.of(what, f"op is {kind}", needed="sum or avg", fix=fix)
-    return kind
+    check_length(what, argument, len(parts), n)
+    like = parts[0] if like is None else like
+    wrong = [
+        f"{argument}[{k}] has shape {shape}, {dtype}"
+        for k, (shape, dtype) in enumerate(parts)
+        if (shape, dtype) != tuple(like)
+    ]
+    if wrong:
+        needed = f"shape {like[0]}, {like[1]}, since all ranks share one program"
+        fix = "tensors of equal size, padded"
+        raise CaptureError.of(what, *wrong, needed=needed, fix=fix)
+
+
+@_compat.constant_in_graph
+def check_length(what: str, argument: str, got: int, needed: int) -> None:
+    """Check the length of a list.
+
+    Raises:
+        CaptureError: another length.
+    """
+    if got != needed:
+        text = f"{argument} has {got} elements"
+        fix = "one for each rank of the group, or for each tensor"
+        raise CaptureError.of(what, text, needed=f"{needed}", fix=fix)
+
+
+@_compat.constant_in_graph
+def refuse_of_one(what: str, argument: str, fix: str) -> None:
+    """Refuse a collective that takes a list on one rank alone.
+
+    Raises:
+        CaptureError: always.
+    """
+    got = f"torch takes {argument} on one rank alone, and ranks share one program"
+    raise CaptureError.of(what, got, needed="the same call on all ranks", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -192,19 +258,53 @@ def check_splits(what: str, *sizes: Any) -> None:
 
 
 @_compat.constant_in_graph
-def source_of(what: str, group: Any, src: Any, group_src: Any) -> int:
-    """The number in its group of the rank that sends.
+def source_of(
+    what: str, group: Any, src: Any, group_src: Any, name: str = "src"
+) -> int:
+    """The number in its group of the rank that sends or receives.
+
+    Args:
+        what: the call.
+        group: the group.
+        src: a rank of the world, or None.
+        group_src: a number in the group, or None.
+        name: of `src` in the call.
 
     Raises:
         CaptureError: it is not in the group of this rank.
     """
-    if group_src is not None:
-        return group_src
     axes = axes_of_group(what, group)
     mesh = current_scope().mesh
+    sizes = dict(zip(axes_of(mesh).names, axes_of(mesh).sizes, strict=True))
+    n = math.prod([sizes[axis] for axis in axes])
+    if src is None and group_src is None:
+        got = f"neither {name} nor group_{name} says which rank"
+        raise CaptureError.of(what, got, fix=f"group_{name}=0")
+    if group_src is not None:
+        if src is None and 0 <= group_src < n:
+            return group_src
+        got = f"group_{name} is {group_src}, and {name} is {src}"
+        needed = f"one of them; a group_{name} from 0 to {n - 1}"
+        raise CaptureError.of(what, got, needed=needed, fix=f"group_{name}=0")
     if len(axes) == mesh.ndim and src in ranks_of(mesh):
         return ranks_of(mesh).index(src)
-    got = f"src is {src}, a rank of the world, in a group over {', '.join(axes)}"
-    raise CaptureError.of(
-        what, got, needed="a rank of the group", fix="group_src=..."
-    )
+    over = ", ".join(axes)
+    got = f"{name} is {src}, a rank of the world, in a group over {over}"
+    fix = f"group_{name}={_within(mesh, axes, src)}"
+    raise CaptureError.of(what, got, needed="a rank of the group", fix=fix)
+
+
+def _within(mesh: Any, axes: Sequence[str], src: Any) -> int:
+    """The number that a rank has in its own group over some axes; 0 for one that is not here."""
+    here = ranks_of(mesh)
+    place = here.index(src) if src in here else 0
+    known = axes_of(mesh)
+    rows = list(zip(known.names, known.sizes, strict=True))
+    at = {}
+    for name, size in reversed(rows):
+        at[name] = place % size
+        place //= size
+    found = 0
+    for name, size in rows:
+        found = found * size + at[name] if name in axes else found
+    return found

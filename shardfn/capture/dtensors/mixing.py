@@ -53,6 +53,29 @@ def refuse_mixed(
     raise CaptureError.of(name_of(node), f"of {names}", fix=fix)
 
 
+def refuse_two_meshes(
+    node: torch.fx.Node,
+    is_dtensor: Callable[[torch.fx.Node], bool],
+    axes_of: Callable[[torch.fx.Node], tuple[str, ...]],
+) -> None:
+    """Refuse DTensors on a mesh and on a part of it, as torch does.
+
+    Raises:
+        CaptureError: names the op and the meshes.
+    """
+    if _is_apart(node):
+        return
+    every = nodes_in((node.args, node.kwargs))
+    meshes = [axes_of(x) for x in every if is_dtensor(x)]
+    if len(set(meshes)) > 1:
+        names = " and ".join(
+            f"({', '.join(axes)})" for axes in dict.fromkeys(meshes)
+        )
+        fix = "DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh"
+        got = f"of DTensors on the axes {names}"
+        raise CaptureError.of(name_of(node), got, needed="one mesh", fix=fix)
+
+
 def _refuse_global(
     node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]
 ) -> None:
@@ -95,11 +118,14 @@ def refuse_varying(
     Raises:
         CaptureError: names the op and the user's line.
     """
-    for node, axes in _mesh_axes(graph).items():
+    every = _mesh_axes(graph)
+    for node, axes in every.items():
         is_result = node.target is placement.returned
         wrong = sorted(varies(node) if is_result else axes & varies(node))
         if wrong:
-            raise _varying(node, wrong)
+            own = every.get(node.all_input_nodes[0]) if is_result else None
+            is_part = own is not None and not own & {*wrong}
+            raise _of_a_part(node, wrong) if is_part else _varying(node, wrong)
 
 
 def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
@@ -114,6 +140,17 @@ def _mesh_axes(graph: torch.fx.Graph) -> dict[torch.fx.Node, set[str]]:
             found = [axes[x] for x in node.all_input_nodes if x in axes]
             axes.update({node: set().union(*found)} if found else {})
     return axes
+
+
+def _of_a_part(node: torch.fx.Node, axes: list[str]) -> CaptureError:
+    over = ", ".join(axes)
+    return CaptureError.of(
+        "a DTensor on a part of the mesh",
+        f"a result that differs over {over}, which its mesh does not have",
+        needed="a placement for each axis of the mesh",
+        fix="DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh",
+        source=_line_of(node),
+    )
 
 
 def _varying(node: torch.fx.Node, axes: list[str]) -> CaptureError:

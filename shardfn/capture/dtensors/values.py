@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from ... import _compat
 from ...errors import CaptureError
-from ...mesh import axes_of
+from ...mesh import axes_of, entered
 from ...ops import placement
 from ...ops.nodes import args_of
 from ...ops.prims import CALLS
@@ -24,7 +24,9 @@ from ...ops.text_formats import parse_placed, print_placed
 from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
 from . import checks, table
-from .mixing import refuse_mixed
+from .flattened import flattened
+from .mixing import refuse_mixed, refuse_two_meshes
+from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACED, placement.unmarked)
@@ -45,7 +47,7 @@ class DTensors:
         self.mode = mode
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
         self.kinds: dict[torch.fx.Node, bool] = {}
-        self.are_any = False
+        self.meshes: set[tuple[str, ...]] = set()  # the axes of each
 
     @_compat.located
     def check(self, node: torch.fx.Node, outer: Callable[[], Outer]) -> None:
@@ -54,10 +56,14 @@ class DTensors:
         Raises:
             CaptureError: it does.
         """
-        self.are_any = self.are_any or node.target in placement.PLACED
-        if self.are_any:
+        if node.target in placement.PLACED:
+            self.meshes.add(_axes_of(node, {}))
+        if self.meshes:
             around = outer()
-            refuse_mixed(node, lambda x: self.is_dtensor(x, around))
+            is_placed = lambda x: self.is_dtensor(x, around)
+            refuse_mixed(node, is_placed)
+            if len(self.meshes) > 1:
+                refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
 
     def is_dtensor(self, node: torch.fx.Node, outer: Outer) -> bool:
         """Whether the value of a node is a DTensor."""
@@ -74,6 +80,29 @@ class DTensors:
         if here.may_be_of_ranks and here.mesh is not None and not here.manual:
             raise checks.needs_ranks("isinstance(x, DTensor)", here.mesh)
         return self.is_dtensor(node, outer)
+
+    @_compat.located
+    def flattened(self, mesh: Any, *args: Any) -> Any:
+        """The mesh of one axis with the ranks of a mesh, made once for each name.
+
+        Raises:
+            CaptureError: torch refuses it.
+        """
+        return flattened(mesh, *args)
+
+    @_compat.located
+    def has_class(self, node: torch.fx.Node, outer: Outer) -> bool:
+        """Whether a value is a DTensor, for code that asks for its class.
+
+        Raises:
+            NeedsRanks: it may be, and is read as a global tensor: no mesh is entered, so there is
+                one by a DTensor that is an argument.
+        """
+        return (
+            self.asked_for(node, outer)
+            if not entered()
+            else self.is_dtensor(node, outer)
+        )
 
     @_compat.located
     def placed(self, name: str, node: torch.fx.Node, outer: Outer) -> str | None:
@@ -116,6 +145,12 @@ class DTensors:
         checks.check_closed_over(x.device_mesh)
         is_constraint = checks.among_global_tensors()
         return _constrained if is_constraint else placement.placed, text_of(x)
+
+    def is_replaceable(
+        self, x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
+    ) -> bool:
+        """Whether a value may be read in place of a tensor that it overwrites."""
+        return is_replaceable(x, value, graph)
 
     def stand_in(self, x: DTensor) -> torch.Tensor:
         """A fake tensor for a DTensor."""

@@ -42,10 +42,10 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
     sharing = collections.defaultdict[torch.fx.Node, list[torch.fx.Node]](list)
     for node in graph.nodes:
         if node.op != "output":
-            sharing[_memory(node)[-1]].append(node)
+            sharing[memory_of(node)[-1]].append(node)
     for node in graph.nodes:
         for x in written_by(node):
-            root, *_ = memory = _memory(x)
+            root, *_ = memory = memory_of(x)
             is_shared = any(y.target in OF_DTENSORS for y in memory)
             if is_shared and memory[-1].op in ("placeholder", "get_attr"):
                 raise _refused(node, name, "an argument")
@@ -56,7 +56,7 @@ def _refuse_writes(graph: torch.fx.Graph, name: str) -> None:
                 raise _refused(node, name, "a DTensor")
 
 
-def _memory(x: torch.fx.Node) -> list[torch.fx.Node]:
+def memory_of(x: torch.fx.Node) -> list[torch.fx.Node]:
     """The values whose memory a value shares in eager torch, the first one last."""
     found = [root_of(x)]
     while found[-1].target in SHARING:

@@ -15,7 +15,7 @@ from ... import _compat
 from ...errors import CaptureError, call_site, is_ours
 from . import data_dependent, tensor_classes
 from .effects import ALONE
-from .unsupported import unsupported
+from .unsupported import row_of, unsupported
 
 HELD = (
     "it writes in place to an argument or a closed-over tensor",
@@ -132,6 +132,11 @@ CAUSES = (
         "a result that differs between the samples of a vmap has out_axes None",
         "out_axes=0 for that result",
     ),
+    (
+        "modified by an inplace operation",
+        "it writes in place to a tensor that a derivative reads",
+        "write to a copy: y = y.clone(), and then the write; or a new value",
+    ),
     ("mutate a captured Tensor", *HELD),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     (
@@ -242,7 +247,14 @@ def _foreign(said: str) -> tuple[str, str] | None:
             fix,
         )
     if found := re.search(_compat.COMMUNICATES + r" (\w+);", said):
-        return f"it communicates by itself: {found[1]}", ALONE
+        known = row_of(found[1])
+        return known or (f"it communicates by itself: {found[1]}", ALONE)
+    if found := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", said):
+        got = f"it reads .{found[1]} of a mesh or a process group"
+        return (
+            got,
+            "read it outside of the function; mesh.get_group(axis) for a group",
+        )
     asked = (
         r"'\w*Tensor\w*' object has no attribute '(\w+)'",
         r"Tensor method `(\w+)` is not defined",

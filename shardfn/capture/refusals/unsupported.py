@@ -25,8 +25,8 @@ WAITS = (
     "leave it out: ranks keep in step by their collectives; or call it outside",
 )
 POINT = (
-    "it sends to one rank",
-    "sf.ppermute(x, axis_name, pairs) inside shard_map",
+    "it sends to one rank, or receives from one",
+    "y = sf.ppermute(x, 'dp', [(0, 1)]), by axis name: rank 0 sends to rank 1, others get zeros",
 )
 OBJECTS = (
     "it sends Python objects",
@@ -56,6 +56,10 @@ MODULE = (
 PARAMETER = (
     "it makes a module or a parameter",
     "make it outside; sf.functionalize(module) makes a function of it",
+)
+NODE = (
+    "it asks for the number of this process on its machine",
+    "mesh.get_local_rank(axis), which is a tensor; or read it outside of the function",
 )
 OTHER = (
     "it calls a function of torch.distributed that cannot be captured",
@@ -94,6 +98,7 @@ TORCH: dict[str, tuple[str, str]] = {
         ("scatter_object_list", "send_object_list", "recv_object_list"), OBJECTS
     ),
     **dict.fromkeys(("broadcast", "reduce", "gather", "scatter"), ONE_RANK),
+    "get_node_local_rank": NODE,
 }
 OURS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("distribute", "from_local"), PLACES),
@@ -114,6 +119,11 @@ SIGNS = {
     "opaque constant type, got <class 'torch.distributed.distributed_c10d.P": RETURNED,
     "`torch.nn.Parameter()` constructor": PARAMETER,
 }
+
+
+def row_of(name: str) -> tuple[str, str] | None:
+    """The problem and the alternative of a function of torch.distributed, if the table has it."""
+    return TORCH.get(name)
 
 
 def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:

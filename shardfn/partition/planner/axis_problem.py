@@ -55,11 +55,17 @@ class AxisProblem:
         self.tied: dict[
             Hashable, list[int]
         ] = {}  # the variables of ops that are alike
-        for node in observed.nodes:
+        self.position = 0  # of the node that is added
+        for position, node in enumerate(observed.nodes):
+            self.position = position
             self.add(node)
-        for key, marks in observed.leaving:
-            self.read(key, marks, "backward")
+        self.read_results()
         self.supplies.connect()
+
+    def read_results(self) -> None:
+        """The results leave at the placements that the walk gave them."""
+        for key, marks in self.observed.leaving:
+            self.read(key, marks, "backward")
 
     def solve(self) -> Decided | None:
         """The placements of each op, on the axes up to this one; None if time was up."""
@@ -136,7 +142,7 @@ class AxisProblem:
     def add_costs(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy costs what the busiest rank computes."""
         call, _, usual = self.observed.chosen[node]
-        alone = work.in_bytes(node)
+        alone = self.work(node)
         for axis in range(len(self.axes.sizes)):
             if axis < self.axis:
                 alone *= share(self.walk, call, self.before[node], axis)
@@ -149,6 +155,10 @@ class AxisProblem:
             # among equals the choice of the walk
             if on_axis(placed, self.axis) != as_before:
                 costs[variable] += 1.0
+
+    def work(self, node: torch.fx.Node) -> float:
+        """The time of an op on one device, in bytes that a rank sends meanwhile."""
+        return work.in_bytes(node)
 
     def add_reads(self, node: torch.fx.Node, strategies: list[Strategy]) -> None:
         """Each strategy reads each input at one placement."""
@@ -194,8 +204,19 @@ class AxisProblem:
             supply.made.update(made)
         for key, fake, marks in self.observed.aligned(node):
             unaligned, _ = results[0]
-            self.read(unaligned, marks, _phase(node))
-            self.add_fixed(key, fake, marks)
+            self.align(node, unaligned, key, fake, marks)
+
+    def align(
+        self,
+        node: torch.fx.Node,
+        gradient: Key,
+        key: Key,
+        fake: torch.Tensor,
+        marks: Marks,
+    ) -> None:
+        """Add a gradient that is placed as its parameter."""
+        self.read(gradient, marks, _phase(node))
+        self.add_fixed(key, fake, marks)
 
     def add_fixed(self, key: Key, fake: torch.Tensor, marks: Marks) -> None:
         """Add a value that is made at one placement."""
@@ -228,6 +249,8 @@ class AxisProblem:
         place = (self.here(marks), when)
         readers = supply.reads.setdefault(place, [])
         readers.append(variables)
+        first, _ = supply.spans.setdefault(place, (self.position, self.position))
+        supply.spans[place] = first, self.position
 
     def here(self, marks: Marks) -> Marks:
         """The placements on the axes up to this one."""

@@ -1,8 +1,9 @@
-"""A minimization over choices of 0 or 1, solved exactly by HiGHS."""
+"""A minimization over choices of 0 or 1, and sizes, solved exactly by HiGHS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -13,7 +14,7 @@ SECONDS = (
 # Relative, within which a solution counts as the least: of few variables, and of many.
 GAPS = 1e-9, 2e-3
 MANY = 2000
-SOLVED = 0  # a status of scipy's
+SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
 LARGEST = 1e4  # cost, for the solver's tolerances
 
@@ -31,11 +32,19 @@ class IntegerProgram:
     rows: list[int] = attrs.field(factory=list)
     columns: list[int] = attrs.field(factory=list)
     factors: list[float] = attrs.field(factory=list)
+    sizes: set[int] = attrs.field(factory=set)  # the variables that are 0 or more
+    is_impossible: bool = False  # whether the last solution found a contradiction
 
     def variable(self, cost: float) -> int:
         """A new variable, by its number."""
         self.costs.append(cost)
         return len(self.costs) - 1
+
+    def size(self, cost: float) -> int:
+        """A new variable of 0 or more, by its number."""
+        number = self.variable(cost)
+        self.sizes.add(number)
+        return number
 
     def between(self, low: float, terms: Terms, high: float) -> None:
         """Require low <= the sum of the terms <= high."""
@@ -59,8 +68,8 @@ class IntegerProgram:
         self.between(float("-inf"), terms, constant)
 
     def solve(self) -> list[bool] | None:
-        """The values of the variables in the cheapest solution; None if time was up before it was
-        known to be the cheapest.
+        """Which variables are 1 in the cheapest solution; None if time was up before it was
+        known to be the cheapest, or if there is none.
         """
         from scipy.optimize import Bounds, milp
         from scipy.sparse import coo_matrix
@@ -69,15 +78,22 @@ class IntegerProgram:
             return []
         size = (len(self.low), len(self.costs))
         matrix = coo_matrix((self.factors, (self.rows, self.columns)), shape=size)
+        count = len(self.costs)
+        integral = [variable not in self.sizes for variable in range(count)]
+        most = [1.0 if x else np.inf for x in integral]
+        low: Any = np.zeros(count)
+        high: Any = np.array(most)
+        bounds = Bounds(low, high)
         scale = LARGEST / max(1.0, *self.costs)
         found = milp(
             np.array(self.costs) * scale,
             constraints=(matrix.tocsr(), np.array(self.low), np.array(self.high)),
-            integrality=np.ones(len(self.costs)),
-            bounds=Bounds(0, 1),
+            integrality=np.array(integral, dtype=int),
+            bounds=bounds,
             options={
                 "time_limit": SECONDS,
                 "mip_rel_gap": GAPS[len(self.costs) > MANY],
             },
         )
+        self.is_impossible = found.status == IMPOSSIBLE
         return [x > HALF for x in found.x] if found.status == SOLVED else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 import torch
@@ -17,6 +17,7 @@ from . import work
 from .share import share_of
 from .starts import parameter_slots, timed
 
+OpPrice = Callable[[torch.fx.Node], float]
 LESS = 0.9  # of what the first plan sends, below which another one is followed
 MORE = 1.01  # of what the first plan computes, above which another one is not
 
@@ -56,18 +57,26 @@ class PlanPrice:
         )
 
 
-def plan_price(chosen: plan.Plan, graph: torch.fx.Graph) -> PlanPrice:
-    """The price of a plan of a graph. The steps of a scan count as often as they run."""
+def plan_price(
+    chosen: plan.Plan, graph: torch.fx.Graph, of_op: OpPrice = work.in_bytes
+) -> PlanPrice:
+    """The price of a plan of a graph. The steps of a scan count as often as they run.
+
+    Args:
+        chosen: the plan.
+        graph: of its program.
+        of_op: the price of an op on one device.
+    """
     axes = chosen.axes
     ahead = parameter_slots(chosen, graph)
     moves = list(plan.moves(chosen))
     total = PlanPrice(
         sent=sum(_sent(axes, step, move, ahead) for step, move in moves),
         nbytes=sum(_nbytes(axes, step, move) for step, move in moves),
-        computed=sum(_computed(axes, step) for step in chosen.steps),
+        computed=sum(_computed(axes, step, of_op) for step in chosen.steps),
     )
     for inner, body, times in _loops(chosen):
-        total = total.plus(plan_price(inner, body), times)
+        total = total.plus(plan_price(inner, body, of_op), times)
     return total
 
 
@@ -81,6 +90,30 @@ def unasked_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
     for inner, body, times in _loops(chosen):
         total += times * unasked_bytes(inner, body)
     return total
+
+
+def part_read_bytes(chosen: plan.Plan, graph: torch.fx.Graph) -> float:
+    """The bytes of parameters that are gathered for ops that read a small part of them, as the
+    lookup of some rows of a table does.
+    """
+    ahead = parameter_slots(chosen, graph)
+    total = 0.0
+    for step, move in plan.moves(chosen):
+        is_gathered = step.implicit and move.sends and step.source.number in ahead
+        if is_gathered and _reads_part(step.node, step.source.value):
+            total += _nbytes(chosen.axes, step, move)
+    return total
+
+
+def _reads_part(node: torch.fx.Node, value: torch.Tensor) -> bool:
+    """Whether an op may read less than half of a value: it makes no more."""
+    made = work.nbytes(node.meta.get("val"))
+    is_product = work.flops(node) > 0
+    return (
+        not work.is_alias(node)
+        and not is_product
+        and 2 * made < work.nbytes(value)
+    )
 
 
 def _loops(
@@ -118,12 +151,12 @@ def _price(axes: MeshAxes, step: plan.Redistribute, move: Move) -> float:
     return price(move.kind, nbytes, axes.sizes[move.axis], axes.cost(move.axis))
 
 
-def _computed(axes: MeshAxes, step: plan.Step) -> float:
+def _computed(axes: MeshAxes, step: plan.Step, of_op: OpPrice) -> float:
     """The price of an op on the busiest rank."""
     if not isinstance(step, plan.Apply):
         return 0.0
     slots = [(slot.value, slot.marks) for slot in (*step.outs, *step.ins)]
-    found = work.in_bytes(step.node)
+    found = of_op(step.node)
     for axis in range(len(axes.sizes)):
         found *= share_of(slots, axes.sizes, axis)
     return found

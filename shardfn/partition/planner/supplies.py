@@ -5,8 +5,8 @@ between the two.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -41,6 +41,8 @@ class Supply:
     # the placements from which its only reader can go on, so that no move starts there
     passes: Collection[Marks] = ()
     times: int = 1  # how many values are made and read like this one
+    # by placements and phase, the first and the last node that reads it
+    spans: dict[tuple[Marks, str], tuple[int, int]] = attrs.field(factory=dict)
 
     def made_at(self, marks: Marks) -> OneOf:
         """The variables by which it is made at a placement."""
@@ -69,6 +71,15 @@ class Supply:
         return IMPOSSIBLE if found is None else found[0] * self.share * self.times
 
 
+class Moved(NamedTuple):
+    """A move of values that move alike: its variable, where to, and in which phase."""
+
+    variable: int
+    supplies: Sequence[Supply]
+    target: Marks
+    phase: str
+
+
 class Supplies:
     """All values of an integer program.
 
@@ -79,6 +90,7 @@ class Supplies:
     def __init__(self, program: IntegerProgram) -> None:
         self.program = program
         self.found: dict[Key, Supply] = {}
+        self.moved: list[Moved] = []
 
     def of(self, key: Key) -> Supply | None:
         """A value. None for one that is made where it is read."""
@@ -91,26 +103,39 @@ class Supplies:
             equal[supply.description()].append(supply)
         for first, *others in equal.values():
             first.times += len(others)
-            self.connect_one(first)
+            self.connect_one(first, [first, *others])
 
-    def connect_one(self, supply: Supply) -> None:
+    def connect_one(self, supply: Supply, alike: Sequence[Supply]) -> None:
         """Add the moves of a value, each for all of its readers in a phase."""
         readers: dict[Any, dict[Marks, list[OneOf]]] = defaultdict(dict)
         for (marks, phase), groups in supply.reads.items():
             if supply.made_at(marks) is not None:
                 readers[phase, marks[:-1]][marks] = groups
-        for (_, before), wanted in readers.items():
+        for (phase, before), wanted in readers.items():
             replicated = (*before, "R")
             gathered = self.moves(supply, replicated)
+            self.note(gathered, alike, replicated, phase)
             for marks, groups in wanted.items():
                 available = [*(supply.made_at(marks) or ())]
                 if marks == replicated:
                     available += gathered
                 else:
-                    available += self.moves(supply, marks, but=replicated)
-                    available += self.sliced(supply, marks, replicated, gathered)
+                    moves = self.moves(supply, marks, but=replicated)
+                    moves += self.sliced(supply, marks, replicated, gathered)
+                    self.note(moves, alike, marks, phase)
+                    available += moves
                 for group in dict.fromkeys(groups):
                     self.satisfy(group, available)
+
+    def note(
+        self,
+        moves: Sequence[int],
+        alike: Sequence[Supply],
+        target: Marks,
+        phase: str,
+    ) -> None:
+        """Note the moves of some values to a placement."""
+        self.moved += [Moved(move, alike, target, phase) for move in moves]
 
     def satisfy(self, group: OneOf, available: list[int]) -> None:
         """A reader finds the placement that it needs made, or moved to."""

@@ -19,6 +19,7 @@ from .values import Unaligned, Value, in_plain_chunks, is_partial, settled
 
 ADD = torch.ops.aten.add.Tensor
 ALIGN = "prim_align"  # the op that aligns a gradient
+CONSTRAIN = "prim_redistribute"  # the op of a constraint
 
 
 def constrain(walk: Walk, node: torch.fx.Node) -> None:
@@ -72,7 +73,7 @@ def align_to(
         wish: the bucketing options of the gradient, as text; empty for none.
     """
     like = walk.values[parameter]
-    wanted, marks = aligned_to(walk, value, parameter)
+    wanted, marks = aligned_to(walk, value, parameter, node)
     before = attrs.evolve(value, slots=dict(value.slots))
     walk.unaligned[node] = Unaligned(before, parameter, wish)
     slot = walk.redistribute(value, marks, node, implicit=False)
@@ -89,13 +90,26 @@ def align_to(
 
 
 def aligned_to(
-    walk: Walk, value: Value, parameter: torch.fx.Node
+    walk: Walk, value: Value, parameter: torch.fx.Node, node: torch.fx.Node
 ) -> tuple[Marks, Marks]:
-    """The placements of a parameter, and those of its gradient."""
+    """The placements of a parameter, and those of its gradient: those of the parameter, or of a
+    constraint that is the only reader of the aligned gradient. So a gradient that is constrained
+    to shards is reduce-scattered.
+    """
     like = walk.values[parameter]
+    shape = value.fake.shape
     replicated = ("R",) * len(walk.axes.sizes)
     wanted = next(iter(like.slots), replicated)
-    return wanted, aligned(value.fake.shape, like.fake.shape, wanted, walk.axes)
+    marks = aligned(shape, like.fake.shape, wanted, walk.axes)
+    readers = [*node.users]
+    names = [getattr(reader.target, "_opname", "") for reader in readers]
+    if names != [CONSTRAIN]:
+        return wanted, marks
+    _, text = args_of(readers[0])
+    try:
+        return wanted, constrained(text, walk.axes, shape, marks)
+    except ValueError:
+        return wanted, marks  # `constrain` refuses it
 
 
 def add_unaligned(walk: Walk, node: torch.fx.Node) -> bool:

@@ -113,11 +113,7 @@ def _constants(
 
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
-    mesh = (
-        request.mesh
-        or current_mesh()
-        or next((x.device_mesh for x in leaves if isinstance(x, DTensor)), None)
-    )
+    mesh = request.mesh or current_mesh() or _of_dtensors(leaves)
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
@@ -154,3 +150,14 @@ def donated_tensors(
             is_own = i in taken and not isinstance(row[1], DTensor)
             (own if is_own else others).append(row)
     return own, others
+
+
+def _of_dtensors(leaves: list[Any]) -> Any:
+    """The mesh of the DTensors: of the first, or the whole mesh of which they are on parts."""
+    meshes = [x.device_mesh for x in leaves if isinstance(x, DTensor)]
+    first = meshes[0] if meshes else None
+    if all(mesh == first for mesh in meshes):
+        return first
+    root = _compat.root_mesh(first)
+    are_parts = all(_compat.root_mesh(mesh) == root for mesh in meshes)
+    return root if are_parts else first

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
-from ... import _tree, tree_pairs
+from ... import _compat, _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
-from ...mesh import axes_of
-from ...placements import check_pending, check_whole, describe, is_spec, marks_of
+from ...mesh import axes_of, refuse_other
+from ...placements import (
+    AUTO,
+    check_pending,
+    check_whole,
+    describe,
+    is_spec,
+    marks_of,
+)
 from ...types import Marks, MeshAxes
 from ..options import Request
 
@@ -139,14 +146,16 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
             f"it lives on {x.device}, and the mesh is over {mesh.device_type} devices; "
             "move it with x.to(...)"
         )
-    declared = None if spec is None else marks_of(spec, x.shape, axes)
+    declared = (
+        None if spec is None or spec is AUTO else marks_of(spec, x.shape, axes)
+    )
     if not isinstance(x, DTensor):
         check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)
     if x.device_mesh != mesh:
-        raise ValueError(
-            f"it lives on another mesh, {axes_of(x.device_mesh)}, and the function's is {axes}"
-        )
+        advice = f"; {way}" if (way := moved_to(x, mesh)) else ""
+        got = f"it lives on another mesh, {axes_of(x.device_mesh)}"
+        raise ValueError(f"{got}, and the function's is {axes}{advice}")
     own = marks_of(list(x.placements), x.shape, axes)
     check_pending(own, x.dtype)
     if declared is not None and own != declared:
@@ -155,3 +164,34 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
             f"{describe(declared, axes)}; redistribute it outside"
         )
     return own
+
+
+def moved_to(x: DTensor, mesh: Any) -> str:
+    """The code that puts a DTensor of a part of a mesh on the whole mesh. Nothing for one of
+    another mesh.
+    """
+    part, axes = axes_of(x.device_mesh), axes_of(mesh)
+    is_root = _compat.root_mesh(x.device_mesh) == mesh
+    if not is_root or not {*part.names} <= {*axes.names}:
+        return ""
+    own = dict(zip(part.names, x.placements, strict=True))
+    placements = [own.get(name, Replicate()) for name in axes.names]
+    placements = [Replicate() if p.is_partial() else p for p in placements]
+    said = ", ".join(map(repr, placements))
+    return f"sf.distribute(sf.full(x), mesh, [{said}]), outside of the function"
+
+
+def marks_of_closed_over(
+    name: str, x: torch.Tensor, mesh: Any, axes: MeshAxes
+) -> Marks:
+    """The placements of a closed-over tensor: a plain one is replicated.
+
+    Raises:
+        PlacementError: a DTensor of another mesh.
+    """
+    if not isinstance(x, DTensor) or mesh is None:
+        return ("R",) * len(axes.names)
+    if x.device_mesh != mesh:
+        where = f"{name}, a DTensor that it closes over"
+        refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
+    return marks_of(list(x.placements), x.shape, axes)

@@ -15,6 +15,7 @@ from ..agreement import agree_on_digest
 from ..compiled import Compiled
 from ..options import Request
 from ..stages.compiling import compiled_program
+from ..stages.watched import watched
 from . import file, records
 
 WHERE = "load_compiled"
@@ -137,6 +138,7 @@ def _built(
     if not placed.is_simulated:
         program = programs[placed.coordinate]
         runner = compiled_program(name, placed, program, request.backend)
+        runner = watched(runner, name, placed, program)
     return Compiled(
         request, placed, captured, plan, programs, request.backend, runner
     )

@@ -22,6 +22,7 @@ from .. import cache
 from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed
 from ..warmup import Warming, progress, switch_of
+from .watched import watched
 
 
 def runner(
@@ -59,13 +60,13 @@ def runner(
     compile_now = functools.partial(
         compiled_program, name, placed, program, backend, families
     )
-    if warmup is None or warmup == backend or has_own_sizes:
-        return compile_now()
-    switch = switch_of(name, placed)
-    if switch is None:
-        return compile_now()
+    is_warming = not (warmup is None or warmup == backend or has_own_sizes)
+    switch = switch_of(name, placed) if is_warming else None
+    if warmup is None or switch is None:
+        return watched(compile_now(), name, placed, program)
     plain = compiled_program(name, placed, program, warmup)
-    return Warming(plain, compile_now, switch)
+    warming = Warming(plain, compile_now, switch)
+    return watched(warming, name, placed, program)
 
 
 def compiled_program(

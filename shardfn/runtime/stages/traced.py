@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import torch
-from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ... import schedule as passes
@@ -22,20 +20,22 @@ from ...inspect.memory import Memory, memory
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
-from ...mesh import all_coordinates, group_names, refuse_other
+from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
 from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
-from ...placements import marks_of
+from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.agenda import rewished
-from ...types import TENSOR, Collective, LocalProgram, Marks, Program
+from ...types import TENSOR, Collective, LocalProgram, Program
 from .. import cache
 from ..arguments import Placed, look, prepared
+from ..arguments.placements import marks_of_closed_over
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
 from .compiling import Runner, runner
+from .costly import warn_of_expensive
 from .following import check_numbers, followed_capture
 from .kinds import kinds_of_ranks
 from .lowering import (
@@ -128,21 +128,13 @@ class Traced:
         which inputs are unreduced gradients.
         """
         axes = self.placed.axes
-        closed = [self._marks_of(x) for x in self.captured.closed_over]
+        mesh, name = self.placed.mesh, self.request.name
+        held = self.captured.closed_over
+        closed = [marks_of_closed_over(name, x, mesh, axes) for x in held]
         ins = (*self.placed.marks, *closed)
         outs = out_marks(self.request, self.program, self.placed)
         gradients = gradient_marks(self.request, self.placed)
         return axes, ins, [*outs, *gradients], self.placed.unreduced
-
-    def _marks_of(self, x: torch.Tensor) -> Marks:
-        """The placements of a closed-over tensor: a plain one is replicated."""
-        axes = self.placed.axes
-        mesh = self.placed.mesh
-        if not isinstance(x, DTensor) or mesh is None:
-            return ("R",) * len(axes.names)
-        if x.device_mesh != mesh:
-            refuse_other(f"{self.request.name}, a DTensor", x.device_mesh, mesh)
-        return marks_of(list(x.placements), x.shape, axes)
 
     def lower(
         self,
@@ -186,14 +178,19 @@ class Traced:
             chosen,
             lambda: considered(self.program, *wanted, advice=chosen.advice),
         )
+        warn_of_expensive(self, chosen, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        results = self.program.out_leaves.count(TENSOR)
-        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
-        both = halves(chosen, results, drawn)
+        both = self.halves(chosen)
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
+
+    def halves(self, chosen: Plan) -> Halves:
+        """The forward and the backward of a call that autograd follows."""
+        results = self.program.out_leaves.count(TENSOR)
+        drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACE]
+        return halves(chosen, results, drawn)
 
     def _inputs(self) -> list[Any]:
         """The tensors that the program takes: None for an argument."""
@@ -257,12 +254,8 @@ class Lowered:
 
     def certify(self, hardware: Hardware) -> Certificate:
         """The certificate of the schedule under a model of the hardware."""
-        return certify(
-            list(dict.fromkeys(self.programs.values())),
-            self.program,
-            self.agenda,
-            hardware,
-        )
+        programs = list(dict.fromkeys(self.programs.values()))
+        return certify(programs, self.program, self.agenda, hardware)
 
     def time(
         self,
@@ -291,6 +284,11 @@ class Lowered:
         each access.
         """
         return memory(self.program)
+
+    @property
+    def placements(self) -> ArgumentPlacements:
+        """The placements of the arguments, as text that can be pasted, and as a table."""
+        return argument_placements(self.traced.placed)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:

@@ -29,7 +29,7 @@ from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import print_axes
 from .._paired import is_divided, kind, multiples, numbers
-from ._collectives import of_rank
+from ._reduced import of_rank
 
 FROM_LOCAL = "DTensor.from_local"
 DISTRIBUTE = "distribute_tensor"
@@ -181,6 +181,13 @@ def partial_of(placed: str | None) -> str:
 
 
 @_compat.read_by_dynamo
+def spec_of(placed: str | None) -> Any:
+    """DTensor._spec, which is refused."""
+    fix = "x.placements, x.device_mesh, x.shape and x.stride()"
+    checks.refuse_option("DTensor._spec", "a private attribute", fix)
+
+
+@_compat.read_by_dynamo
 def _placement(said: str) -> Any:
     if said[0] == "S":
         return Shard(int(said[1:]))
@@ -253,6 +260,7 @@ table.METHODS.update(
     }
 )
 table.ATTRIBUTES["placements"] = placements_of
+table.ATTRIBUTES["_spec"] = spec_of
 table.ATTRIBUTES[table.PARTIAL] = partial_of
 table.FUNCTIONS.update(
     {

@@ -12,45 +12,12 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
-from ...capture.dtensors import groups, table
-from ...capture.dtensors.flattened import flatten
+from ...capture.dtensors import group_ranks, groups, table
 from ..sharding import _collectives as ours
-from ..sharding._scatter import all_to_all, psum_scatter
+from ..sharding._scatter import all_to_all
+from ._reduced import chosen, is_chosen, of_rank, reduced, scattered, written
 
-
-class Done:
-    """The handle of a collective that was started asynchronously. It is done where it is read."""
-
-    @_compat.read_by_dynamo
-    def __init__(self) -> None:
-        pass
-
-    @_compat.read_by_dynamo
-    def wait(self) -> bool:
-        """Wait for the collective."""
-        return True
-
-    @_compat.read_by_dynamo
-    def is_completed(self) -> bool:
-        """Whether the collective is done."""
-        return True
-
-
-@_compat.read_by_dynamo
-def _reduced(what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...]) -> Any:
-    """The sum, mean, maximum or minimum over axes."""
-    kind = groups.reduction(what, op)
-    if kind == "sum":
-        return ours.psum(x, axes)
-    if kind == "avg":
-        return ours.pmean(x, axes)
-    return ours.pmax(x, axes) if kind == "max" else ours.pmin(x, axes)
-
-
-@_compat.read_by_dynamo
-def _written(out: torch.Tensor, value: torch.Tensor, async_op: bool) -> Any:
-    out.copy_(value.reshape(out.shape))
-    return Done() if async_op else None
+REDUCE_SCATTER = "torch.distributed.reduce_scatter_tensor"
 
 
 @_compat.read_by_dynamo
@@ -62,8 +29,8 @@ def all_reduce(
 ) -> Any:
     """torch.distributed.all_reduce."""
     what = "torch.distributed.all_reduce"
-    value = _reduced(what, tensor, op, groups.axes_of_group(what, group))
-    return _written(tensor, value, async_op)
+    value = reduced(what, tensor, op, groups.axes_of_group(what, group))
+    return written(tensor, value, async_op)
 
 
 @_compat.read_by_dynamo
@@ -74,9 +41,10 @@ def all_gather_into_tensor(
     async_op: bool = False,
 ) -> Any:
     """torch.distributed.all_gather_into_tensor."""
-    axes = groups.axes_of_group("torch.distributed.all_gather_into_tensor", group)
-    value = ours.all_gather(input_tensor, axes, tiled=True)
-    return _written(output_tensor, value, async_op)
+    what = "torch.distributed.all_gather_into_tensor"
+    axes = group_ranks.ordered_axes(what, group)
+    value = ours.all_gather(input_tensor, axes)
+    return written(output_tensor, value, async_op)
 
 
 @_compat.read_by_dynamo
@@ -88,18 +56,9 @@ def reduce_scatter_tensor(
     async_op: bool = False,
 ) -> Any:
     """torch.distributed.reduce_scatter_tensor."""
-    what = "torch.distributed.reduce_scatter_tensor"
-    axes = groups.axes_of_group(what, group)
-    return _written(output, _scattered(what, input, op, axes, 0), async_op)
-
-
-@_compat.read_by_dynamo
-def _scattered(
-    what: str, x: torch.Tensor, op: Any, axes: tuple[str, ...], dim: int
-) -> torch.Tensor:
-    kind = groups.scattered_reduction(what, op)
-    value = psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
-    return value / ours.axis_size(axes) if kind == "avg" else value
+    axes = group_ranks.ordered_axes(REDUCE_SCATTER, group)
+    value = scattered(REDUCE_SCATTER, input, op, axes, 0)
+    return written(output, value, async_op)
 
 
 @_compat.read_by_dynamo
@@ -113,16 +72,15 @@ def all_to_all_single(
 ) -> Any:
     """torch.distributed.all_to_all_single, of equal splits."""
     what = "torch.distributed.all_to_all_single"
-    groups.check_splits(
-        what, _tuple(output_split_sizes), _tuple(input_split_sizes)
-    )
-    axes = groups.axes_of_group(what, group)
-    return _written(output, all_to_all(input, axes, 0, 0, tiled=True), async_op)
+    groups.check_splits(what, sizes(output_split_sizes), sizes(input_split_sizes))
+    axes = group_ranks.ordered_axes(what, group)
+    return written(output, all_to_all(input, axes, 0, 0, tiled=True), async_op)
 
 
 @_compat.read_by_dynamo
-def _tuple(sizes: Any) -> Any:
-    return None if sizes is None else tuple(sizes)
+def sizes(sizes: Any) -> Any:
+    """Split sizes as a constant."""
+    return tuple(sizes) if sizes else None
 
 
 @_compat.read_by_dynamo
@@ -135,100 +93,40 @@ def broadcast(
 ) -> Any:
     """torch.distributed.broadcast."""
     what = "torch.distributed.broadcast"
-    source = groups.source_of(what, group, src, group_src)
-    axes = groups.axes_of_group(what, group)
-    return _written(tensor, of_rank(tensor, source, axes), async_op)
+    axes, source = chosen(what, group, src, group_src, "src")
+    return written(tensor, of_rank(tensor, source, axes), async_op)
 
 
 @_compat.read_by_dynamo
-def of_rank(x: torch.Tensor, source: int, axes: tuple[str, ...]) -> torch.Tensor:
-    """The value of one rank of some axes, on all of them."""
-    carried = x.to(torch.uint8) if x.dtype == torch.bool else x
-    is_source = ours.axis_index(axes) == source
-    value = ours.psum(
-        torch.where(is_source, carried, torch.zeros_like(carried)), axes
-    )
-    return value.to(x.dtype)
-
-
-@_compat.read_by_dynamo
-def functional_all_reduce(
-    self: torch.Tensor, reduceOp: str, group: Any, tag: str = ""
+def reduce(
+    tensor: torch.Tensor,
+    dst: Any = None,
+    op: Any = "sum",
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: Any = None,
 ) -> Any:
-    """The functional all_reduce."""
-    what = "all_reduce"
-    return _reduced(what, self, reduceOp, groups.axes_of_group(what, group))
+    """torch.distributed.reduce. The other ranks keep their tensor, of which torch says nothing."""
+    what = "torch.distributed.reduce"
+    axes, target = chosen(what, group, dst, group_dst, "dst")
+    total = reduced(what, tensor, op, axes)
+    value = torch.where(is_chosen(axes, target), total, tensor)
+    return written(tensor, value, async_op)
 
 
 @_compat.read_by_dynamo
-def functional_all_gather(
-    self: torch.Tensor, gather_dim: int, group: Any, tag: str = ""
-) -> Any:
-    """The functional all_gather_tensor."""
-    axes = groups.axes_of_group("all_gather_tensor", group)
-    return ours.all_gather(self, axes, axis=gather_dim, tiled=True)
+def gather(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """torch.distributed.gather, which is refused."""
+    fix = "dist.all_gather(outputs, x, group=group), with outputs on all ranks"
+    groups.refuse_of_one("torch.distributed.gather", "gather_list", fix)
 
 
 @_compat.read_by_dynamo
-def functional_reduce_scatter(
-    self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Any, tag: str = ""
-) -> Any:
-    """The functional reduce_scatter_tensor."""
-    what = "reduce_scatter_tensor"
-    axes = groups.axes_of_group(what, group)
-    return _scattered(what, self, reduceOp, axes, scatter_dim)
-
-
-@_compat.read_by_dynamo
-def functional_all_to_all(
-    self: torch.Tensor,
-    output_split_sizes: Any,
-    input_split_sizes: Any,
-    group: Any,
-    tag: str = "",
-) -> Any:
-    """The functional all_to_all_single, of equal splits."""
-    what = "all_to_all_single"
-    groups.check_splits(
-        what, _tuple(output_split_sizes), _tuple(input_split_sizes)
-    )
-    return all_to_all(self, groups.axes_of_group(what, group), 0, 0, tiled=True)
-
-
-@_compat.read_by_dynamo
-def functional_broadcast(
-    self: torch.Tensor, src: int, group: Any, tag: str = ""
-) -> Any:
-    """The functional broadcast."""
-    source = groups.source_of("broadcast", group, src, None)
-    return of_rank(self, source, groups.axes_of_group("broadcast", group))
-
-
-@_compat.read_by_dynamo
-def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The functional wait_tensor: a value is there where it is read."""
-    return tensor
-
-
-@_compat.read_by_dynamo
-def rank(group: Any = None) -> torch.Tensor:
-    """torch.distributed.get_rank, as a tensor: ranks share one program."""
-    return ours.axis_index(
-        groups.axes_of_group("torch.distributed.get_rank", group)
-    )
-
-
-@_compat.read_by_dynamo
-def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
-    """DeviceMesh.get_local_rank and get_rank, as a tensor."""
-    return ours.axis_index(groups.axes_of_mesh("get_local_rank", mesh, mesh_dim))
-
-
-@_compat.read_by_dynamo
-def coordinate(mesh: Any) -> list[torch.Tensor]:
-    """DeviceMesh.get_coordinate, as tensors."""
-    axes = groups.axes_of_mesh("get_coordinate", mesh, None)
-    return [ours.axis_index(axis) for axis in axes]
+def scatter(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """torch.distributed.scatter, which is refused."""
+    call = "torch.distributed.nn.functional.scatter(tensors, src, group)"
+    fix = f"x = {call}, with tensors on all ranks"
+    groups.refuse_of_one("torch.distributed.scatter", "scatter_list", fix)
 
 
 table.FUNCTIONS.update(
@@ -238,29 +136,15 @@ table.FUNCTIONS.update(
         dist.reduce_scatter_tensor: reduce_scatter_tensor,
         dist.all_to_all_single: all_to_all_single,
         dist.broadcast: broadcast,
-        dist.get_rank: rank,
+        dist.reduce: reduce,
+        dist.gather: gather,
+        dist.scatter: scatter,
     }
 )
-FUNCTIONAL = {
-    "all_reduce": functional_all_reduce,
-    "all_gather_tensor": functional_all_gather,
-    "all_gather_tensor_autograd": functional_all_gather,
-    "reduce_scatter_tensor": functional_reduce_scatter,
-    "reduce_scatter_tensor_autograd": functional_reduce_scatter,
-    "all_to_all_single": functional_all_to_all,
-    "all_to_all_single_autograd": functional_all_to_all,
-    "broadcast": functional_broadcast,
-    "wait_tensor": wait_tensor,
+OTHER_NAMES = {  # not all of them in each version of torch
+    "all_gather_single": all_gather_into_tensor,
+    "reduce_scatter_single": reduce_scatter_tensor,
+    "_all_gather_base": all_gather_into_tensor,
+    "_reduce_scatter_base": reduce_scatter_tensor,
 }
-table.FUNCTIONS.update(
-    {_compat.FUNCTIONAL[name]: fn for name, fn in FUNCTIONAL.items()}
-)
-table.OF_GROUPS["rank"] = rank
-table.OF_MESHES.update(
-    {
-        "get_local_rank": local_rank,
-        "get_rank": local_rank,
-        "get_coordinate": coordinate,
-        "_create_flatten_mesh": flatten,
-    }
-)
+table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, OTHER_NAMES))

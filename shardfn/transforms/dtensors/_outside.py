@@ -13,6 +13,7 @@ from ... import _compat, _tree
 from ...capture.dtensors.values import text_of
 from ...errors import TreeError
 from ...mesh import axes_of
+from ...ops.text_formats import print_held
 from ...runtime import Request, donation
 from ...runtime.arguments import (
     OWN,
@@ -29,11 +30,23 @@ OF_RANKS = SimulatedTensor, UnreadTensor
 
 
 def placed(args: Any, kwargs: Any) -> tuple[str, ...]:
-    """For each leaf of the arguments the placements of a DTensor, as text; empty for others."""
-    return tuple(
-        text_of(x) if isinstance(x, DTensor) else ""
-        for x in _tree.quick_leaves((args, kwargs))
-    )
+    """For each leaf of the arguments the placements of a DTensor, as text; those of each DTensor
+    that a tensor holds; empty for others.
+    """
+    return tuple(map(_text, _tree.quick_leaves((args, kwargs))))
+
+
+def _text(x: Any) -> str:
+    if isinstance(x, DTensor):
+        return text_of(x)
+    return print_held([text_of(y) for y in _held_dtensors(x)])
+
+
+def _held_dtensors(x: Any) -> list[DTensor]:
+    """The DTensors that a tensor holds."""
+    is_holder = isinstance(x, torch.Tensor) and _compat.holds_tensors(x)
+    held = _compat.opened(x)[0] if is_holder else []
+    return [y for y in held if isinstance(y, DTensor)]
 
 
 def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
@@ -49,7 +62,9 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     for x in _tree.quick_leaves((args, kwargs)):
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             path = where.get(id(x), "")
-            _refuse_held_dtensors(request.name, x)
+            if _holds_dtensors(request.name, where, x):
+                leaves.append(x)
+                continue
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
             refuse_lost_tangent(f"{request.name}, argument {path}", x)
             x = _with_marks(_global(x, mesh), marks.get(id(x)))
@@ -79,13 +94,31 @@ def _with_marks(x: torch.Tensor, dims: Dims | None) -> torch.Tensor:
     return x
 
 
-def _refuse_held_dtensors(name: str, x: torch.Tensor) -> None:
-    """Refuse a tensor that holds DTensors: in the code of one rank it would be each rank's own."""
+def _holds_dtensors(name: str, paths: dict[int, str], x: torch.Tensor) -> bool:
+    """Whether a tensor holds DTensors, and so is global in the code of one rank.
+
+    Raises:
+        TreeError: it holds other tensors too, or tensors that hold DTensors.
+    """
     held = _compat.opened(x)[0] if _compat.holds_tensors(x) else []
-    if any(isinstance(y, DTensor) for y in held):
-        got = f"a {type(x).__name__} of DTensors, in the code of one rank"
-        fix = "its DTensors as arguments"
-        raise TreeError.of(name, got, fix=fix)
+    kinds = [_holds_any(y) for y in held]
+    if not any(kinds):
+        return False
+    if all(isinstance(y, DTensor) for y in held):
+        return True
+    got = f"a {type(x).__name__} of DTensors and other tensors, in the code of one rank"
+    fix = "its DTensors as arguments, or DTensors in place of the other tensors"
+    path = next((paths[id(y)] for y in (x, *held) if id(y) in paths), "")
+    where = f"{name}, argument {path}"
+    raise TreeError.of(where, got, needed="DTensors alone", fix=fix, arg_path=path)
+
+
+def _holds_any(x: torch.Tensor) -> bool:
+    """Whether a tensor is a DTensor, or holds one."""
+    if isinstance(x, DTensor):
+        return True
+    held = _compat.opened(x)[0] if _compat.holds_tensors(x) else []
+    return any(map(_holds_any, held))
 
 
 def leaving(out: Any) -> Any:

@@ -19,7 +19,7 @@ from ...capture.dtensors import holders
 from ...capture.shard_map import axis_names
 from ...ops import placement
 from ...ops import shard_map as prims
-from ...ops.text_formats import print_shards, print_spec
+from ...ops.text_formats import parse_held, print_shards, print_spec
 from ...runtime import Around, Request
 from ._outside import entering, leaving
 
@@ -80,9 +80,17 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
     """An argument as the code of one rank sees it."""
     if not isinstance(x, torch.Tensor):
         return x
+    names = holders.held(x)
+    if names and text:
+        texts = parse_held(text)
+        own = [
+            placement.placed(getattr(x, k), t)
+            for k, t in zip(names, texts, strict=True)
+        ]
+        return _compat.closed(holders.shell(x, tuple(x.shape)), own)
     if text:
         return placement.placed(x, text)
-    if names := holders.held(x):
+    if names:
         shell = holders.shell(x, tuple(x.shape)[1:])
         own = [_entering(getattr(x, name), text, axes) for name in names]
         return _compat.closed(shell, own)

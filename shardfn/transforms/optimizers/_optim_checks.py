@@ -203,3 +203,25 @@ def check_decay(decay: Any) -> None:
             needed="a number from 0 to 1",
             fix="ema(0.999)",
         )
+
+
+@_compat.constant_in_graph
+def check_unscaled(paths: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+    """Check that gradients can be divided by the scale of their loss.
+
+    Raises:
+        TreeError: names those in float16.
+    """
+    wrong = [
+        f"{path} is {dtype}"
+        for path, dtype in zip(paths, dtypes, strict=True)
+        if dtype == "torch.float16"
+    ]
+    if wrong:
+        raise TreeError.of(
+            "loss_scale.unscale",
+            *wrong,
+            needed="gradients of parameters in float32: in float16 small ones become 0",
+            fix="sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
+            arg_path="grads",
+        )

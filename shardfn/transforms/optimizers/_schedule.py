@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...capture.optimizers.recipe import Recipe
+from ...errors import CheckpointError
 
 CYCLED = ("momentum", "betas")  # options that OneCycleLR and CyclicLR change too
 
@@ -68,6 +69,48 @@ class Schedule:
         """
         self.optimizer.step()
         self.scheduler.step(*metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state and the options that it has set, for `sf.save`.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.SGD, lr=1.0)
+            >>> rates = opt.schedule(torch.optim.lr_scheduler.ExponentialLR, 0.5)
+            >>> rates.step()
+            >>> again = opt.schedule(torch.optim.lr_scheduler.ExponentialLR, 0.5)
+            >>> again.load_state_dict(rates.state_dict())
+            >>> again.lr
+            tensor(0.5000, dtype=torch.float64)
+        """
+        groups = [
+            {name: x for name, x in group.items() if name != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        return {"scheduler": self.scheduler.state_dict(), "options": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was taken.
+
+        Args:
+            state: of `state_dict`, of a schedule made in the same way.
+
+        Raises:
+            CheckpointError: of another number of parameter groups.
+
+        Example:
+            >>> import torch, shardfn as sf
+            >>> opt = sf.optim(torch.optim.SGD, lr=1.0)
+            >>> rates = opt.schedule(torch.optim.lr_scheduler.ExponentialLR, 0.5)
+            >>> rates.load_state_dict(rates.state_dict())
+        """
+        groups = self.optimizer.param_groups
+        if len(state["options"]) != len(groups):
+            got = f"it has {len(state['options'])} parameter groups, not {len(groups)}"
+            raise CheckpointError.of("Schedule.load_state_dict", got)
+        self.scheduler.load_state_dict(state["scheduler"])
+        for group, options in zip(groups, state["options"], strict=True):
+            group.update(options)
 
     def _value(self, name: str) -> Any:
         values = [_tensors(group[name]) for group in self.optimizer.param_groups]

@@ -14,7 +14,7 @@ from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
-from ...placements import P
+from ...placements import AUTO, P
 from .._paired import kind
 
 
@@ -93,6 +93,11 @@ def check_placements(
         got = "placements does not match the values"
         raise TreeError.of(
             where, got, *wrong, needed="a P, or a tree of them", fix=fix
+        )
+    if repr(AUTO) in strangers:
+        got = "sf.auto is for in_placements of the outermost shard; here nothing chooses"
+        raise PlacementError.of(
+            where, got, needed="a P, or a tree of them", fix=fix
         )
     if strangers:
         raise PlacementError.of(

@@ -17,10 +17,10 @@ from ... import _compat, argnums
 from ...capture import annotations as sources
 from ...capture.shard_map import axis_names
 from ...mesh import check_mesh
-from ...placements import is_spec
 from ...runtime import Request
 from .._options import check_function
 from .._transformed import Transformed, innermost, name_of, structure_of
+from ._auto import checked_memory, is_auto, per_argument, resolved
 from ._constrain import pinned
 
 
@@ -56,9 +56,7 @@ class Shard(Transformed):
         return (
             args
             if ins is None
-            else tuple(
-                pinned(args, _per_argument(ins, len(args)), "in_placements")
-            )
+            else tuple(pinned(args, per_argument(ins, len(args)), "in_placements"))
         )
 
     def leaving(self, out: Any) -> Any:
@@ -73,17 +71,34 @@ class Shard(Transformed):
             innermost(self.fn),
             needs_mesh=True,
             structure=functools.partial(structure_of, self.fn),
-            **self.arguments,
+            **{name: x for name, x in self.arguments.items() if name != "memory"},
         )
+
+    def staged(
+        self,
+        stage: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        unwrap: Callable[[Any], Any],
+    ) -> Any:
+        """A stage of this function. Placements that it is to choose are chosen first."""
+        if self.is_auto:
+            placed = resolved(self, args, kwargs)
+            return placed.staged(stage, args, kwargs, unwrap)
+        return super().staged(stage, args, kwargs, unwrap)
+
+    @functools.cached_property
+    def is_auto(self) -> bool:
+        """Whether `in_placements` has sf.auto."""
+        return is_auto(self.arguments["in_placements"])
+
+    def placed_so(self, in_placements: Any) -> Shard:
+        """The same function with other placements of its arguments."""
+        known = {"in_placements": in_placements, "memory": None}
+        return Shard(self.held, {**self.arguments, **known})
 
     def options(self) -> Any:
         return self.arguments
-
-
-def _per_argument(placements: Any, n: int) -> Any:
-    if is_spec(placements):
-        return (placements,) * n
-    return tuple(placements) if isinstance(placements, list) else placements
 
 
 def shard(
@@ -94,6 +109,7 @@ def shard(
     *,
     implicit_comm: str = "allow",
     planner: str = "global",
+    memory: int | str | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
     backend: str = "inductor",
@@ -112,7 +128,8 @@ def shard(
         mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
         in_placements: a prefix tree over the positional arguments. A leaf is `P`, one Placement
             (1-D meshes), a list of Placements, or None: the argument keeps its placements (a
-            plain tensor is replicated).
+            plain tensor is replicated). `sf.auto` is a placement that is chosen, so that a step
+            takes the least time: `lower(...).placements` prints it. A DTensor keeps its own.
         out_placements: a prefix tree over the result. None keeps the placement that propagation
             chose, with Partial values reduced. `Partial()` and `Partial("avg")` return each
             rank's term of the sum or mean.
@@ -121,6 +138,7 @@ def shard(
         planner: "global": where activations are sent that no placement asks for, the placements of
             all ops are chosen at once, so that a step takes the least time; "greedy": one op at a
             time, the fewest bytes. Inside another transform it has no effect.
+        memory: the most that a rank may hold, for `sf.auto`: bytes, or text such as "80GiB".
         donate_argnums: positional arguments whose memory the results may take. Using one
             afterwards is an error.
         static_argnums: positional arguments that are constants of the trace. Arguments other
@@ -162,6 +180,7 @@ def shard(
         "out_placements": out_placements,
         "implicit_comm": implicit_comm,
         "planner": planner,
+        "memory": memory,
         "backend": backend,
         "warmup": warmup,
         "donate_argnums": donate_argnums,
@@ -187,6 +206,8 @@ def _sharded(fn: Callable[..., Any], arguments: dict[str, Any]) -> Shard:
         arguments["static_argnums"],
         arguments["donate_argnums"],
     )
-    made = Shard((fn,), {**arguments, **numbers})
+    name = f"shard({name_of(fn)})"
+    limit = checked_memory(name, arguments["memory"], arguments["in_placements"])
+    made = Shard((fn,), {**arguments, **numbers, "memory": limit})
     made.request  # noqa: B018
     return made

@@ -60,6 +60,8 @@ def test_unread_inputs_stand_where_they_are_asked_for() -> None:
     assert names(graph) == ["a_1", "unread", "b_1", "unread_1"]
     assert graph.find_nodes(op="placeholder")[3].meta["val"] is I
     graph.lint()
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert module(X, I, X * 2, I)[0].tolist() == [3, 3]
 
 
 def test_a_batched_body_has_the_batch_first() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from message import without_line
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -113,7 +114,7 @@ not say its terms
         lambda x, mesh: dist.broadcast(x * 1, 2),
         """torch.distributed.broadcast: src is 2, a rank of the world, in a group over world
   needed: a rank of the group
-  try: group_src=...""",
+  try: group_src=0""",
     ),
     "other placements than those of local_map": (
         lambda x, mesh: local_map(
@@ -269,17 +270,10 @@ of their own
   try: x.to_local() of it, or x.redistribute(mesh, placements)""",
     ),
     "an op that a collective does not have": (
-        lambda x, mesh: dist.all_reduce(x * 1, op=dist.ReduceOp.PRODUCT),
-        f"""torch.distributed.all_reduce: op is {dist.ReduceOp.PRODUCT!r}
-  needed: one of sum, avg, max, min""",
-    ),
-    "a maximum that is scattered": (
-        lambda x, mesh: dist.reduce_scatter_tensor(
-            x[:2] * 1, x, op=dist.ReduceOp.MAX
-        ),
-        """torch.distributed.reduce_scatter_tensor: op is max
-  needed: sum or avg
-  try: all_reduce, and each rank's part of it""",
+        lambda x, mesh: functional.all_reduce(x, "middle", mesh),
+        """all_reduce: op is 'middle'
+  needed: one of sum, avg, max, min, product, band, bor, bxor
+  try: op=dist.ReduceOp.SUM; of x * factor where torch premultiplies""",
     ),
     "uneven splits": (
         lambda x, mesh: dist.all_to_all_single(x * 1, x, [1, 3], [3, 1]),

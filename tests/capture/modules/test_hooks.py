@@ -95,7 +95,7 @@ def eager(module: nn.Module, x: Tensor, k: Tensor, *wanted: int) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_hooks_fire_and_replace_gradients(hooked: Any) -> None:
+def test_s7_6_hooks_fire_and_replace_gradients(hooked: Any) -> None:
     module, loss, params = hooked
     for argnums in ((0,), (0, 1), (0, 1, 2)):
         close(

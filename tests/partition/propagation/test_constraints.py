@@ -90,3 +90,25 @@ def test_gradients_of_two_parameters_are_reduced_each() -> None:
     args = torch.ones(6, 6), torch.ones(6, 6), torch.ones(4, 6)
     plan = planned(step, args, [("R",), ("R",), (0,)], [("R",)])
     assert sum(line.startswith("redistribute") for line in told(plan)) == 2
+
+
+def test_a_gradient_that_only_a_constraint_reads_is_reduced_to_its_placement() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [prim_redistribute(prim_align(x.t() @ x, w, ""), "a;") + 1]
+
+    def read_twice(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        gradient = prim_align(x.t() @ x, w, "")
+        return [prim_redistribute(gradient, "a;") + 1, gradient + 1]
+
+    args = torch.ones(96, 6), X
+    reduced = [
+        [
+            line
+            for line in told(planned(f, args, [(0,), ("R",)]))
+            if line.startswith("redistribute")
+        ]
+        for f in (fn, read_twice)
+    ]
+    texts = [[line.split(": ")[1] for line in lines] for lines in reduced]
+    assert texts[0][:1] == ["sum -> 0 by reduce_scatter"]
+    assert texts[1][:1] == ["sum -> R by all_reduce"]

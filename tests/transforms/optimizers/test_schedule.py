@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +111,29 @@ def test_momentum_and_betas_that_a_scheduler_cycles_are_tensors_too() -> None:
     wanted, _ = opt.update(PARAMS, GRADS[0], state, **rates.options)
     new, _ = step(PARAMS, GRADS[0], state, rates.options)
     assert table.largest(new, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("groups", [None, {"b": {"weight_decay": 0.0}}])
+def test_a_schedule_goes_on_from_its_state(groups: Any, tmp_path: Path) -> None:
+    opt = sf.optim(torch.optim.AdamW, lr=0.5, groups=groups)
+    make = lambda: opt.schedule(torch.optim.lr_scheduler.CosineAnnealingLR, 10)
+    rates, again = make(), make()
+    for _ in range(3):
+        rates.step()
+    sf.save(tmp_path, {"rates": rates})
+    assert sf.load(tmp_path, {"rates": again})["rates"] is again
+    for _ in range(4):
+        assert again.options == rates.options
+        rates.step()
+        again.step()
+    assert again.options == rates.options
+
+
+def test_a_state_of_other_groups_is_refused() -> None:
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+    rates = sf.optim(torch.optim.SGD).schedule(cosine, 10)
+    grouped = sf.optim(torch.optim.SGD, groups={"b": {"lr": 0.1}})
+    with pytest.raises(sf.CheckpointError) as error:
+        rates.load_state_dict(grouped.schedule(cosine, 10).state_dict())
+    text = "Schedule.load_state_dict: it has 2 parameter groups, not 1"
+    assert str(error.value).startswith(text)

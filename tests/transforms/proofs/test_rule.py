@@ -221,7 +221,7 @@ def test_a_function_may_answer_with_a_mapping() -> None:
     ) == ["all_gather"]
 
 
-def test_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> (
+def test_s8_4_a_rule_takes_the_place_of_ours_and_of_private_twins_and_ours_comes_back() -> (
     None
 ):
     fn, reshape = (

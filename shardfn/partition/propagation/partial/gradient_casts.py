@@ -44,7 +44,7 @@ def placed(
     own = slots[0].marks
     marks = own if is_after and widens(call) else None
     if marks is None:
-        _, marks = aligned_to(walk, value, parameter)
+        _, marks = aligned_to(walk, value, parameter, reader)
     return Placed([marks], [marks]) if walk.reaches(value, marks) else None
 
 

@@ -1,0 +1,1 @@
+"""Training: what strategies send, and whole steps next to DDP and FSDP2."""

@@ -1,0 +1,144 @@
+"""The ranks of process groups, where each rank has its own answer, while a function is traced.
+
+A group of a mesh axis stands for many groups, one for each row of ranks. Dynamo runs these
+functions on constants, so errors reach the user unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ... import _compat
+from ...errors import CaptureError
+from ...mesh import axes_of, meshes_here, ranks_of, real_mesh
+from ..shard_map.axis_names import current_scope
+from .groups import axes_of_group, axes_with, is_every
+
+
+@_compat.constant_in_graph
+def of_all(group: Any) -> tuple[int, ...] | None:
+    """The ranks of a group that has all ranks, and so is the same everywhere. None for another."""
+    group = real_mesh(group)
+    count = dist.get_world_size()
+    if is_every(group) or len(dist.get_process_group_ranks(group)) == count:
+        return tuple(range(count))
+    return None
+
+
+@_compat.constant_in_graph
+def all_axes() -> tuple[str, ...]:
+    """The axes of the mesh whose code is read."""
+    return axes_of(current_scope().mesh).names
+
+
+@_compat.constant_in_graph
+def in_order(axes: Sequence[str]) -> bool:
+    """Whether groups over axes number their ranks as the mesh does. torch sorts them."""
+    return all(row == sorted(row) for row in _rows(axes))
+
+
+@_compat.constant_in_graph
+def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
+    """The manual axes over which a group communicates that numbers its ranks as the mesh does.
+
+    Raises:
+        NeedsRanks: outside of the code of one rank.
+        CaptureError: the group has its ranks in another order, or the mesh has no such axis.
+    """
+    axes = axes_of_group(what, group)
+    if not in_order(axes):
+        mesh = current_scope().mesh
+        names = ", ".join(axes)
+        got = (
+            f"the ranks of {axes_of(mesh)} over {names} are not in ascending order"
+        )
+        needed = "an order of ranks that group and mesh share"
+        fix = (
+            f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})"
+        )
+        raise CaptureError.of(what, got, needed=needed, fix=fix)
+    return axes
+
+
+@_compat.constant_in_graph
+def numbers(axes: Sequence[str]) -> tuple[int, ...]:
+    """The number of each rank of the mesh in its group over axes, in row-major order."""
+    return tuple(members.index(rank) for rank, members in _with_members(axes))
+
+
+@_compat.constant_in_graph
+def columns(axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """For each number in a group over axes: the rank of the world that has it, by the rank of the
+    mesh that asks, in row-major order.
+    """
+    every = [members for _, members in _with_members(axes)]
+    return tuple(zip(*every, strict=True))
+
+
+@_compat.constant_in_graph
+def ranks_here() -> tuple[int, ...]:
+    """The ranks of the world in the mesh whose code is read, in row-major order."""
+    return tuple(ranks_of(current_scope().mesh))
+
+
+@_compat.constant_in_graph
+def group_rank(what: str, group: Any, rank: int) -> int:
+    """The number in a group of a rank of the world.
+
+    Raises:
+        CaptureError: it is another one on each rank.
+    """
+    every = of_all(group)
+    if every is not None and rank in every:
+        return rank
+    got = f"rank {rank} has another number on each rank, or none, in a group of a mesh axis"
+    fix = "group_src= and group_dst= of the collective, or dist.get_rank(group)"
+    raise CaptureError.of(what, got, needed="one number for all", fix=fix)
+
+
+@_compat.constant_in_graph
+def is_outside(what: str, group: Any) -> bool:
+    """Whether this rank is not in a group: the same answer on all ranks.
+
+    Raises:
+        CaptureError: it differs.
+    """
+    group = real_mesh(group)
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        return True
+    if of_all(group) is not None:
+        return False
+    if any(axes_with(mesh, group) is not None for mesh in meshes_here()):
+        return False
+    got = "some ranks are in the group, and others are not"
+    fix = "ask outside of the function, or a group of a mesh axis: mesh.get_group(axis)"
+    raise CaptureError.of(what, got, needed="one answer on all ranks", fix=fix)
+
+
+def _rows(axes: Sequence[str]) -> list[list[int]]:
+    """The ranks of each group over axes, in the order of the mesh."""
+    groups: dict[int, list[int]] = {}
+    for place, rank in zip(_places(axes), ranks_here(), strict=True):
+        groups.setdefault(place, []).append(rank)
+    return list(groups.values())
+
+
+def _places(axes: Sequence[str]) -> list[int]:
+    """For each rank of the mesh: which of the groups over axes has it."""
+    known = axes_of(current_scope().mesh)
+    places = [0]
+    for name, size in zip(known.names, known.sizes, strict=True):
+        is_inside = name in axes
+        steps = [0] * size if is_inside else range(size)
+        scale = 1 if is_inside else size
+        places = [place * scale + step for place in places for step in steps]
+    return places
+
+
+def _with_members(axes: Sequence[str]) -> list[tuple[int, list[int]]]:
+    """Each rank of the mesh, with the ranks of its group over axes as torch orders them."""
+    members = {rank: sorted(row) for row in _rows(axes) for rank in row}
+    return [(rank, members[rank]) for rank in ranks_here()]

@@ -1,0 +1,42 @@
+"""Collectives that write their result over a tensor: whether the result may be read in its place.
+Then a derivative may read what the tensor was before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .writes import memory_of
+
+
+def is_replaceable(
+    x: torch.fx.Node, value: torch.fx.Node, graph: torch.fx.Graph
+) -> bool:
+    """Whether nothing but a node shows the memory that a new value of the same kind overwrites.
+
+    Args:
+        x: the tensor.
+        value: the new value.
+        graph: that Dynamo is writing.
+    """
+    is_made = x.op in ("call_function", "call_method") and x.graph is graph
+    if not is_made or value.graph is not graph or not _are_alike(x, value):
+        return False
+    if memory_of(x) != [x]:
+        return False
+    others = [y for y in graph.nodes if y.op != "output" and y is not x]
+    return not any(x in memory_of(y) for y in others)
+
+
+def _are_alike(x: torch.fx.Node, y: torch.fx.Node) -> bool:
+    """Whether two values have one shape, one order in memory and one dtype."""
+    kinds = [_kind(node.meta.get("example_value")) for node in (x, y)]
+    return kinds[0] == kinds[1] is not None
+
+
+def _kind(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return None
+    return tuple(x.shape), tuple(x.stride()), x.dtype

@@ -1,0 +1,311 @@
+"""Expensive programs: what is computed alike by all ranks of an axis, and activations that are
+sent although another placement of one argument would send fewer.
+
+A program is only called so with a placement that mends it, found by placing it so.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import torch
+
+from ..byte_sizes import human_bytes
+from ..errors import problem
+from ..partition import layout, plan
+from ..partition.auto import fused
+from ..partition.auto.followers import Followers
+from ..partition.auto.search import timed_on
+from ..partition.planner import work
+from ..partition.planner.price import PlanPrice, plan_price, unasked_bytes
+from ..partition.planner.share import share_of
+from ..partition.planner.starts import parameter_slots
+from ..partition.propagate import WORTH
+from ..partition.propagation.walk import op_name
+from ..placements import spec_of
+from ..types import Marks, Program
+
+SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive
+FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
+LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
+TRIES = 6  # placements that are tried for one finding
+LARGE = 2000  # ops of a program for which fewer are tried
+Placing = Callable[[Sequence[Marks]], plan.Plan]
+
+
+@attrs.frozen(eq=False)
+class Mend:
+    """Another placement of an argument, and of what follows it, and the program with it."""
+
+    path: str
+    before: str
+    after: str
+    plan: plan.Plan
+
+
+def expensive(
+    program: Program,
+    chosen: plan.Plan,
+    place: Placing,
+    arguments: int,
+) -> list[str]:
+    """Warnings of the expensive parts of a plan.
+
+    Args:
+        program: the Program.
+        chosen: its plan.
+        place: returns the plan for other placements of the inputs.
+        arguments: how many inputs are arguments of the user.
+    """
+    graph = program.graph.graph
+    found = []
+    if any(n > 1 for n in chosen.axes.sizes):
+        search = _Search(program, chosen, place, arguments)
+        if unasked_bytes(chosen, graph) >= WORTH:
+            found += search.sent()
+        found += search.replicated()
+    return found
+
+
+@attrs.frozen(eq=False)
+class _Search:
+    """A search for placements that mend a program."""
+
+    program: Program
+    chosen: plan.Plan
+    place: Placing
+    arguments: int
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.program.graph.graph
+
+    def price(self, chosen: plan.Plan) -> PlanPrice:
+        """The price of a plan, as `sf.auto` weighs it."""
+        over = attrs.evolve(chosen, axes=timed_on(chosen.axes))
+        return plan_price(
+            over,
+            self.graph,
+            fused.in_bytes,
+        )
+
+    def sent(self) -> Iterator[str]:
+        """Activations that are sent, where an equally sharded program sends fewer."""
+        steps = largest_unasked(self.chosen, self.graph)
+        if not steps:
+            return
+        before = unasked_bytes(self.chosen, self.graph)
+        step, axis = steps[0]
+        near = self.nearest(step.node)
+        mend = self.best(
+            near,
+            axis,
+            self.is_less(before),
+            is_sharded=True,
+        )
+        if mend is None:
+            return
+        after = unasked_bytes(mend.plan, self.graph)
+        kind = next(move.kind for move in step.moves if move.axis == axis)
+        name = self.chosen.axes.names[axis]
+        got = (
+            f"a rank sends {human_bytes(before)} of activations that no placement asks for, "
+            f"most of them by {kind} over {name} for {op_name(step.node)}"
+        )
+        fix = (
+            f"{mend.path} at {mend.after} in place of {mend.before}, with which it sends "
+            f"{human_bytes(after)}"
+        )
+        yield self.text(got, fix, step.node)
+
+    def is_less(self, before: float) -> Callable[[plan.Plan], bool]:
+        """Whether a plan sends clearly fewer bytes that nothing asks for, and no more in all."""
+        total = self.price(self.chosen).nbytes
+
+        def is_less(other: plan.Plan) -> bool:
+            after = unasked_bytes(other, self.graph)
+            price = self.price(other)
+            return (
+                after < min(LESS * before, before - WORTH) and price.nbytes < total
+            )
+
+        return is_less
+
+    def replicated(self) -> Iterator[str]:
+        """Ops that all ranks of an axis compute alike, where another placement computes less."""
+        every = sum(flops for _, _, flops in _work(self.chosen))
+        for axis, name in enumerate(self.chosen.axes.names):
+            rows = [
+                row for row in _work(self.chosen) if self.is_alike(row[0], axis)
+            ]
+            alike = sum(flops for _, _, flops in rows)
+            if alike < max(FLOOR, SHARE * every):
+                continue
+            _, node, _ = max(rows, key=lambda row: row[2])
+            near = [*self.data(), *self.nearest(node)]
+            mend = self.best(
+                near,
+                axis,
+                self.is_faster(),
+                is_sharded=False,
+            )
+            if mend is None:
+                continue
+            n = self.chosen.axes.sizes[axis]
+            got = (
+                f"{alike / every:.0%} of a rank's FLOPs are computed alike by all {n} ranks of "
+                f"{name}, most of them by {op_name(node)}"
+            )
+            fix = f"{mend.path} at {mend.after} in place of {mend.before}"
+            yield self.text(got, fix, node)
+
+    def is_alike(self, step: plan.Apply, axis: int) -> bool:
+        """Whether all ranks of an axis compute the same."""
+        if self.chosen.axes.sizes[axis] == 1:
+            return False
+        slots = [(slot.value, slot.marks) for slot in (*step.outs, *step.ins)]
+        return share_of(slots, self.chosen.axes.sizes, axis) == 1.0
+
+    def is_faster(self) -> Callable[[plan.Plan], bool]:
+        """Whether a plan computes clearly less, and takes less time."""
+        now = self.price(self.chosen)
+        every = sum(flops for _, _, flops in _work(self.chosen))
+
+        def is_faster(other: plan.Plan) -> bool:
+            price = self.price(other)
+            flops = sum(flops for _, _, flops in _work(other))
+            return flops < (1 - SHARE) * every and price.total < LESS * now.total
+
+        return is_faster
+
+    def nearest(self, node: torch.fx.Node) -> list[int]:
+        """The arguments that an op depends on, the nearest first."""
+        holders = self.graph.find_nodes(op="placeholder")
+        number = {holder: i for i, holder in enumerate(holders)}
+        seen = {node}
+        queue = collections.deque([node])
+        found = []
+        while queue and len(found) < TRIES:
+            for read in queue.popleft().all_input_nodes:
+                if read not in seen:
+                    seen.add(read)
+                    queue.append(read)
+                    if read in number and number[read] < self.arguments:
+                        found.append(number[read])
+        return found
+
+    def data(self) -> list[int]:
+        """The first arguments that follow no parameter."""
+        followers = Followers(self.graph)
+        holders = self.graph.find_nodes(op="placeholder")[: self.arguments]
+        free = [i for i, x in enumerate(holders) if followers.leader(x) is None]
+        return free[:2] if followers.parameters else []
+
+    def best(
+        self,
+        near: Sequence[int],
+        axis: int,
+        mends: Callable[[plan.Plan], bool],
+        *,
+        is_sharded: bool,
+    ) -> Mend | None:
+        """The placement of one argument that mends the program best; None if none does.
+
+        Args:
+            near: the arguments that are tried.
+            axis: on which their placements change.
+            mends: whether a plan is one that mends.
+            is_sharded: whether they are sharded on that axis now.
+        """
+        most = TRIES if len(self.graph.nodes) < LARGE else 2
+        tried = [
+            (i, marks)
+            for i in dict.fromkeys(near)
+            for marks in self.others(i, axis, is_sharded=is_sharded)
+        ]
+        best: tuple[PlanPrice, Mend] | None = None
+        for i, marks in tried[:most]:
+            found = self.place(self.changed(i, marks))
+            price = self.price(found)
+            is_best = best is None or price.total < best[0].total
+            if is_best and mends(found):
+                best = price, self.mend(i, marks, found)
+        return None if best is None else best[1]
+
+    def others(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Marks]:
+        """An argument evenly sharded on other dims over an axis."""
+        slot = self.chosen.ins[i]
+        sizes = self.chosen.axes.sizes
+        if isinstance(slot.marks[axis], str) == is_sharded:
+            return
+        for dim, size in enumerate(slot.value.shape):
+            marks = (*slot.marks[:axis], dim, *slot.marks[axis + 1 :])
+            shape = tuple(slot.value.shape)
+            ranks = [n for n, m in zip(sizes, marks, strict=True) if m == dim]
+            count = 1
+            for n in ranks:
+                count *= n
+            is_plain = layout.canonical(shape, marks, sizes) == marks
+            if marks != slot.marks and is_plain and size and size % count == 0:
+                yield marks
+
+    def changed(self, i: int, marks: Marks) -> list[Marks]:
+        """The placements of all inputs with another one for an argument and its followers."""
+        followers = Followers(self.graph)
+        holders = self.graph.find_nodes(op="placeholder")
+        leader = followers.leader(holders[i])
+        rows = zip(holders, self.chosen.ins, strict=True)
+        return [
+            marks
+            if x is holders[i] or (leader and followers.leader(x) is leader)
+            else slot.marks
+            for x, slot in rows
+        ]
+
+    def mend(self, i: int, marks: Marks, found: plan.Plan) -> Mend:
+        """A placement of an argument as a mend."""
+        slot = self.chosen.ins[i]
+        dims = slot.value.dim()
+        before = spec_of(slot.marks, dims, self.chosen.axes)
+        after = spec_of(marks, dims, self.chosen.axes)
+        return Mend(self.program.in_paths[i], repr(before), repr(after), found)
+
+    def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
+        """A warning."""
+        source = node.meta.get("source")
+        return problem(
+            self.program.name,
+            got,
+            fix=fix,
+            source=source,
+        )
+
+
+def largest_unasked(
+    chosen: plan.Plan, graph: torch.fx.Graph
+) -> list[tuple[plan.Redistribute, int]]:
+    """The redistributions of activations that no placement asks for, each with its axis, the
+    largest first.
+    """
+    ahead = parameter_slots(chosen, graph)
+    rows = [
+        (step, move.axis)
+        for step, move in plan.moves(chosen)
+        if step.implicit and move.sends and step.source.number not in ahead
+    ]
+    return sorted(rows, key=lambda row: -work.nbytes(row[0].source.value))
+
+
+def _work(
+    chosen: plan.Plan,
+) -> Iterator[tuple[plan.Apply, torch.fx.Node, float]]:
+    """The ops of a plan with FLOPs, and those of one rank."""
+    sizes = chosen.axes.sizes
+    for step in chosen.steps:
+        if isinstance(step, plan.Apply) and (flops := work.flops(step.node)):
+            slots = [(x.value, x.marks) for x in (*step.outs, *step.ins)]
+            for axis in range(len(sizes)):
+                flops *= share_of(slots, sizes, axis)
+            yield step, step.node, flops

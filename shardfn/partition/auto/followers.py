@@ -1,0 +1,100 @@
+"""The arguments and results that are placed as a parameter: optimizer state, and new values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import torch
+
+from ...ops.nodes import args_of
+from .. import rules
+from ..propagation.walk import ALIGN, op_name
+
+# ops beside pointwise ones that leave each element where it is
+STAY = {"clone", "_to_copy", "detach", "alias"}
+
+
+class Followers:
+    """The parameter that each argument and each result of a training step follows.
+
+    Values computed element by element from a gradient and other tensors of its shape belong to
+    the update of one parameter.
+
+    Args:
+        graph: of the program.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.roots: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.aligned = [
+            node
+            for node in graph.nodes
+            if node.op == "call_function" and op_name(node) == ALIGN
+        ]
+        self.parameters = {
+            parameter
+            for node in self.aligned
+            if (parameter := args_of(node)[1]).op == "placeholder"
+        }
+        before = _ancestors(self.aligned)
+        for node in graph.nodes:
+            if node.op == "call_function" and node not in before:
+                self.add(node)
+        self.leaders = self.found()
+
+    def add(self, node: torch.fx.Node) -> None:
+        """Join an op of an update with what it reads."""
+        if op_name(node) == ALIGN:
+            _, parameter, *_ = args_of(node)
+            self.join(node, parameter)
+        elif rules.is_pointwise(node.target) or op_name(node) in STAY:
+            for read in node.all_input_nodes:
+                if _shape(read) == _shape(node):
+                    self.join(node, read)
+
+    def join(self, a: torch.fx.Node, b: torch.fx.Node) -> None:
+        """Make two nodes follow one parameter."""
+        self.roots[self.root(a)] = self.root(b)
+
+    def root(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node that stands for all that a node was joined with."""
+        above = self.roots.setdefault(node, node)
+        while above is not self.roots[above]:
+            above = self.roots[above]
+        self.roots[node] = above
+        return above
+
+    def found(self) -> dict[torch.fx.Node, torch.fx.Node]:
+        """For each node that follows exactly one parameter, that parameter."""
+        groups: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
+        for node in list(self.roots):
+            groups[self.root(node)].append(node)
+        found = {}
+        for nodes in groups.values():
+            parameters = [node for node in nodes if node in self.parameters]
+            if len(parameters) == 1:
+                found.update(dict.fromkeys(nodes, parameters[0]))
+        return found
+
+    def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """The parameter that a node follows; itself for a parameter."""
+        alone = node if node in self.parameters else None
+        return self.leaders.get(node, alone)
+
+
+def _ancestors(nodes: Sequence[torch.fx.Node]) -> Collection[torch.fx.Node]:
+    """The nodes that some nodes depend on, without these."""
+    found: dict[torch.fx.Node, None] = {}
+    waiting = [read for node in nodes for read in node.all_input_nodes]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found[node] = None
+            waiting += node.all_input_nodes
+    return found.keys()
+
+
+def _shape(node: torch.fx.Node) -> tuple[int, ...] | None:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None

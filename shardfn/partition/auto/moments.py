@@ -1,0 +1,91 @@
+"""The moments of a program at which its memory is limited: those where most is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..lifetimes import ends_of, owners
+from ..planner import work
+
+SEGMENTS = 16  # of a program, each with the moment at which most is alive
+GATHERED = 6  # readers of the largest arguments
+
+
+class Moments:
+    """When the values of a program are alive, by the positions of its nodes.
+
+    Args:
+        graph: of the program.
+        nodes: its nodes, in the order of the positions.
+    """
+
+    def __init__(
+        self, graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]
+    ) -> None:
+        self.owner = owners(graph)
+        self.position = _positions(graph, nodes)
+        end = len(nodes)
+        self.last: dict[torch.fx.Node, int] = {}
+        for node, dead in ends_of(graph, self.owner).items():
+            position = self.position[node] if node.op != "output" else end
+            self.last.update(dict.fromkeys(dead, position))
+        self.chosen = self.peaks(nodes)
+
+    def is_owner(self, node: torch.fx.Node) -> bool:
+        """Whether a node has memory of its own."""
+        return self.owner.get(node) is node
+
+    def span(self, node: torch.fx.Node) -> tuple[int, int]:
+        """The moments between which the memory of a node is held."""
+        if node.op == "placeholder":
+            return 0, len(self.position)
+        return self.position[node], self.last.get(node, -1)
+
+    def peaks(self, nodes: Sequence[torch.fx.Node]) -> list[int]:
+        """The moments at which most is alive, one in each part of the program, and those at
+        which the largest arguments are read.
+        """
+        count = len(nodes)
+        bytes_at = [0] * (count + 1)
+        for node in nodes:
+            if self.is_owner(node) and node.op != "placeholder":
+                size = work.nbytes(node.meta.get("val"))
+                bytes_at[self.position[node]] += size
+                bytes_at[min(self.last.get(node, 0) + 1, count)] -= size
+        for i in range(count):
+            bytes_at[i + 1] += bytes_at[i]
+        step = max(1, -(-count // SEGMENTS))
+        found = set()
+        for start in range(0, count, step):
+            part = range(start, min(start + step, count))
+            found.add(max(part, key=lambda i: (bytes_at[i], -i)))
+        return sorted(found | self.readers(nodes))
+
+    def readers(self, nodes: Sequence[torch.fx.Node]) -> set[int]:
+        """The first readers of the largest arguments, in the forward and after it."""
+        holders = [node for node in nodes if node.op == "placeholder"]
+        largest = sorted(holders, key=lambda x: -work.nbytes(x.meta.get("val")))[
+            :GATHERED
+        ]
+        found = set()
+        for node in largest:
+            positions = sorted(
+                self.position[x] for x in node.users if x.op != "output"
+            )
+            found.update((*positions[:1], *positions[-1:]))
+        return found
+
+
+def _positions(
+    graph: torch.fx.Graph, nodes: Sequence[torch.fx.Node]
+) -> dict[torch.fx.Node, int]:
+    """The position of each node; of one that is not counted, that of the one before it."""
+    counted = {node: i for i, node in enumerate(nodes)}
+    found = {}
+    now = 0
+    for node in graph.nodes:
+        now = counted.get(node, now)
+        found[node] = now
+    return found

@@ -1,0 +1,222 @@
+"""The placements of free arguments that are worth a comparison: the solutions of the integer
+program, and those of textbooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import attrs
+import torch
+
+from ...hardware import H100, Hardware
+from ...types import Cost, Marks, MeshAxes, Program
+from .. import plan
+from ..planner.observed import Observed
+from ..planner.price import PlanPrice, plan_price
+from ..propagate import propagate, walked
+from ..propagation.values import Placed
+from ..propagation.walk import Walk
+from . import fused
+from .auto_problem import AutoProblem, Axes
+from .moments import Moments
+from .unknowns import Unknowns, data_parallel, fully_sharded
+
+# Among placements that take about the least time, the one that sends the fewest bytes is taken.
+ABOUT = 1.05
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """Placements of all arguments, and the program that they give.
+
+    Args:
+        marks: of the arguments.
+        plan: of all ops.
+        price: of the plan.
+    """
+
+    marks: tuple[Marks, ...]
+    plan: plan.Plan
+    price: PlanPrice
+
+
+@attrs.define(eq=False)
+class Search:
+    """A search for the placements of the arguments of a program.
+
+    Args:
+        program: the Program.
+        unknowns: its free arguments.
+        axes: of the mesh.
+        timed: the same, with the cost of each.
+        unreduced: which inputs are unreduced gradients.
+        planner: of the ops.
+        is_late: whether time was up for some integer program.
+    """
+
+    program: Program
+    unknowns: Unknowns
+    axes: MeshAxes
+    timed: MeshAxes
+    unreduced: Sequence[int]
+    planner: str
+    is_late: bool = False
+    known: dict[tuple[Marks, ...], Candidate] = attrs.field(factory=dict)
+
+    def candidates(self, limit: float | None) -> list[Candidate]:
+        """Placements, the best first.
+
+        Args:
+            limit: bytes of a rank, which those of the integer program keep to.
+        """
+        rows = dict.fromkeys([*self.textbook(), *self.solved(limit)])
+        return ranked([self.candidate(marks) for marks in rows])
+
+    def candidate(self, marks: tuple[Marks, ...]) -> Candidate:
+        """The program with such placements."""
+        if marks in self.known:
+            return self.known[marks]
+        outs = self.unknowns.leaving
+        chosen = propagate(
+            self.program, self.axes, marks, outs, self.unreduced, self.planner
+        )
+        graph = self.program.graph.graph
+        over = attrs.evolve(chosen, axes=self.timed)
+        price = plan_price(
+            over,
+            graph,
+            fused.in_bytes,
+        )
+        self.known[marks] = Candidate(
+            marks,
+            chosen,
+            price,
+        )
+        return self.known[marks]
+
+    def textbook(self) -> list[tuple[Marks, ...]]:
+        """Data parallel, and fully sharded over some of the axes."""
+        count = len(self.axes.sizes)
+        every = [
+            over
+            for size in range(1, count + 1)
+            for over in combinations(range(count), size)
+        ]
+        rows = [data_parallel(self.unknowns)]
+        rows += [fully_sharded(self.unknowns, over) for over in every]
+        return [tuple(row) for row in rows]
+
+    def solved(self, limit: float | None) -> Iterator[tuple[Marks, ...]]:
+        """The solutions of the integer programs. The first axes may leave memory to the later
+        ones, or keep to the limit alone.
+        """
+        most = float("inf") if limit is None else limit
+        for limits in dict.fromkeys((self.hopeful(most), self.strict(most))):
+            start: tuple[Marks, ...] = tuple(data_parallel(self.unknowns))
+            marks = self.solution(start, limits)
+            if marks is not None:
+                yield marks
+            if marks is not None and len(limits) > 1:
+                # earlier axes know now what later ones shard
+                again = self.solution(marks, limits)
+                yield marks if again is None else again
+
+    def least(self) -> Candidate | None:
+        """The placements that need the least memory."""
+        start = tuple(data_parallel(self.unknowns))
+        nothing = tuple(None for _ in self.axes.sizes)
+        marks = self.solution(start, nothing)
+        return None if marks is None else self.candidate(marks)
+
+    def hopeful(self, limit: float) -> tuple[float, ...]:
+        """Limits if every later axis shards everything."""
+        found = []
+        for n in reversed(self.axes.sizes):
+            found.append(limit)
+            limit *= n
+        return tuple(reversed(found))
+
+    def strict(self, limit: float) -> tuple[float, ...]:
+        """The limit on every axis."""
+        return tuple(limit for _ in self.axes.sizes)
+
+    def solution(
+        self, start: tuple[Marks, ...], limits: Sequence[float | None]
+    ) -> tuple[Marks, ...] | None:
+        """The placements by an integer program for each axis. None if one has no solution.
+
+        Args:
+            start: placements, whose program the first walk observes.
+            limits: bytes of a rank, for each axis. None: the least is looked for.
+        """
+        walk = Walk(self.timed, self.program.name)
+        outs = self.unknowns.leaving
+        first = walked(
+            walk,
+            self.program,
+            start,
+            outs,
+            self.unreduced,
+        )
+        observed = Observed(walk, self.program, first)
+        moments = Moments(
+            self.program.graph.graph,
+            observed.nodes,
+        )
+        decided = Axes(_undecided(observed), {}, {})
+        for axis, limit in enumerate(limits):
+            problem = AutoProblem(
+                observed, axis, decided, self.unknowns, moments, limit
+            )
+            found = problem.choose()
+            if found is None:
+                self.is_late = self.is_late or not problem.program.is_impossible
+                return None
+            decided = found
+        given = self.unknowns.given
+        return tuple(
+            decided.inputs[node] if given[node] is None else _known(given[node])
+            for node in self.unknowns.holders
+        )
+
+
+def _undecided(observed: Observed) -> dict[torch.fx.Node, Placed]:
+    """The ops that a plan is to place, on no axis yet."""
+    return {
+        node: Placed([()] * len(chosen.call.ins), [()] * len(chosen.call.outs))
+        for node, chosen in observed.chosen.items()
+        if chosen.call.outs
+    }
+
+
+def _known(marks: Marks | None) -> Marks:
+    assert marks is not None
+    return marks
+
+
+def ranked(found: list[Candidate]) -> list[Candidate]:
+    """Candidates by their time. Of those that take about the least, the one that sends the
+    fewest bytes is first.
+    """
+    rest = sorted(found, key=lambda x: (x.price.total, x.price.sent))
+    order = []
+    while rest:
+        near = [x for x in rest if x.price.total <= ABOUT * rest[0].price.total]
+        best = min(near, key=lambda x: (x.price.nbytes, x.price.total))
+        order.append(best)
+        rest.remove(best)
+    return order
+
+
+def timed_on(axes: MeshAxes, hardware: Hardware = H100) -> MeshAxes:
+    """The axes with what it costs to send over each: as they have it, or on some hardware."""
+    if axes.costs:
+        return axes
+    links = hardware.links(axes)
+    costs = [
+        Cost(links[name].latency * H100.link, H100.link / links[name].bandwidth)
+        for name in axes.names
+    ]
+    return attrs.evolve(axes, costs=tuple(costs))

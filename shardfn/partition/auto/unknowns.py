@@ -1,0 +1,182 @@
+"""The arguments whose placements are to be chosen, and the placements that each may have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import attrs
+import torch
+
+from ...types import Mark, Marks, MeshAxes, Program
+from .. import layout
+from ..propagation.units import extended
+from .followers import Followers
+
+# A shard that gives a rank more than so many even shares is not tried.
+UNEVEN = 1.25
+
+
+class Contradiction(Exception):
+    """Tensors that follow one parameter are placed otherwise. Its arguments name them."""
+
+
+@attrs.frozen(eq=False)
+class Unknowns:
+    """Arguments with free placements.
+
+    Args:
+        holders: the arguments of the program.
+        given: the placements of each; None where it is free.
+        followers: which argument follows which.
+        axes: of the mesh.
+        leaving: the placements of its results; None where one may leave as it is made.
+    """
+
+    holders: Sequence[torch.fx.Node]
+    given: dict[torch.fx.Node, Marks | None]
+    followers: Followers
+    axes: MeshAxes
+    leaving: Sequence[Marks | None]
+
+    def leader(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """The parameter whose placement an argument has. None for one with a placement."""
+        if self.given.get(node) is not None:
+            return None
+        return self.followers.leader(node) or node
+
+    def fixed(self, leader: torch.fx.Node) -> Marks | None:
+        """The placement of a parameter that is given, by itself or by what follows it."""
+        own = self.given[leader]
+        if own is not None:
+            return own
+        for node in self.holders:
+            marks = self.given[node]
+            if marks is not None and self.followers.leader(node) is leader:
+                return marks
+        return None
+
+    def candidates(self, leader: torch.fx.Node, before: Marks) -> list[Marks]:
+        """The placements that an argument may have on the axes up to the next one."""
+        axis = len(before)
+        fixed = self.fixed(leader)
+        if fixed is not None:
+            return [fixed[: axis + 1]]
+        return shards(leader.meta["val"], before, self.axes.sizes)
+
+    def free(self) -> list[torch.fx.Node]:
+        """The arguments that are free."""
+        return [node for node in self.holders if self.given[node] is None]
+
+
+def unknowns_of(
+    program: Program,
+    axes: MeshAxes,
+    given: Sequence[Marks | None],
+    leaving: Sequence[Marks | None],
+) -> Unknowns:
+    """The unknowns of a program.
+
+    Args:
+        program: the Program.
+        axes: of the mesh.
+        given: the placements of its inputs; None where they are to be chosen.
+        leaving: the placements of its results; None where they are free.
+
+    Raises:
+        Contradiction: the states of one parameter are placed otherwise.
+    """
+    graph = program.graph.graph
+    holders = graph.find_nodes(op="placeholder")
+    followers = Followers(graph)
+    placed = dict(zip(holders, given, strict=True))
+    paths = dict(zip(holders, program.in_paths, strict=False))
+    for parameter in holders:
+        if placed[parameter] is None and parameter in followers.parameters:
+            by_marks = {}
+            for node in holders:
+                marks = placed[node]
+                if marks is not None and followers.leader(node) is parameter:
+                    by_marks.setdefault(marks, paths.get(node, node.name))
+            if len(by_marks) > 1:
+                raise Contradiction(paths[parameter], by_marks)
+    return Unknowns(holders, placed, followers, axes, leaving)
+
+
+def shards(x: torch.Tensor, before: Marks, sizes: Sequence[int]) -> list[Marks]:
+    """A tensor replicated on the next axis, and sharded on each dim that is long enough."""
+    axis = len(before)
+    n = sizes[axis]
+    found: list[Marks] = [(*before, "R")]
+    for dim in range(x.dim()):
+        length, _ = layout.grain(x.shape[dim], dim, before, sizes)
+        share = layout.full_chunk(length, 1, n) * n
+        is_even = length >= n and share <= UNEVEN * length
+        marks = extended(tuple(x.shape), before, dim, tuple(sizes))
+        plain = (*before, dim)
+        if n > 1 and is_even and marks == plain:
+            found.append(plain)
+    return found
+
+
+def data_parallel(unknowns: Unknowns) -> list[Marks]:
+    """Parameters and what follows them are replicated, other arguments sharded on their first
+    dim over all axes that divide it.
+    """
+    return _textbook(unknowns, fully_sharded_over=())
+
+
+def fully_sharded(unknowns: Unknowns, over: Collection[int]) -> list[Marks]:
+    """The same, with parameters sharded on their largest dim over some axes."""
+    return _textbook(unknowns, fully_sharded_over=over)
+
+
+def _textbook(
+    unknowns: Unknowns, fully_sharded_over: Collection[int]
+) -> list[Marks]:
+    sizes = unknowns.axes.sizes
+    found = []
+    for node in unknowns.holders:
+        given = unknowns.given[node]
+        leader = unknowns.leader(node)
+        fixed = None if leader is None else unknowns.fixed(leader)
+        x = node.meta["val"]
+        marks: Marks
+        if given is not None:
+            marks = given
+        elif fixed is not None:
+            marks = fixed
+        elif leader in unknowns.followers.parameters:
+            marks = _on_largest(x, fully_sharded_over, sizes)
+        else:
+            marks = _on_first(x, sizes)
+        found.append(marks)
+    return found
+
+
+def _on_largest(
+    x: torch.Tensor, over: Collection[int], sizes: Sequence[int]
+) -> Marks:
+    """A tensor sharded over some axes on its largest dim that they divide."""
+    n = math.prod(sizes[axis] for axis in over)
+    dims = [
+        dim for dim in range(x.dim()) if x.shape[dim] % n == 0 and x.shape[dim]
+    ]
+    if n == 1 or not dims:
+        return ("R",) * len(sizes)
+    best = max(dims, key=lambda dim: (x.shape[dim], -dim))
+    marks: list[Mark] = [
+        best if axis in over else "R" for axis in range(len(sizes))
+    ]
+    return tuple(marks)
+
+
+def _on_first(x: torch.Tensor, sizes: Sequence[int]) -> Marks:
+    """A tensor sharded on its first dim over the first axes that divide it."""
+    marks: list[Mark] = []
+    left = x.shape[0] if x.dim() else 1
+    for n in sizes:
+        divides = left % n == 0 and left > 0
+        marks.append(0 if divides and n > 1 else "R")
+        left = left // n if divides else left
+    return tuple(marks)

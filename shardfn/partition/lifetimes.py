@@ -1,0 +1,35 @@
+"""How long the values of a graph are alive: the nodes that own memory, and their last readers."""
+
+from __future__ import annotations
+
+import collections
+
+import torch
+
+from .planner import work
+
+
+def owners(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
+    """For each node the one whose memory it has: a view has that of its base."""
+    found: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        is_view = node.op == "call_function" and work.is_alias(node)
+        base: torch.fx.Node = node.all_input_nodes[0] if is_view else node
+        found[node] = found.get(base, base)
+    return found
+
+
+def ends_of(
+    graph: torch.fx.Graph, owner: dict[torch.fx.Node, torch.fx.Node]
+) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """For each node those whose memory it is the last to use."""
+    last: dict[torch.fx.Node, torch.fx.Node] = {}
+    nodes: list[torch.fx.Node] = list(graph.nodes)
+    for node in nodes:
+        last[owner[node]] = node
+        for read in node.all_input_nodes:
+            last[owner.get(read, read)] = node
+    ends: dict[torch.fx.Node, list[torch.fx.Node]] = collections.defaultdict(list)
+    for node, end in last.items():
+        ends[end].append(node)
+    return ends

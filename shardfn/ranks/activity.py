@@ -1,0 +1,95 @@
+"""What the threads of this process do now: the stage, the line of the user, the collective."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+
+from ..errors import is_inside, is_ours
+
+# folders of shardfn, and what runs there
+STAGES = {
+    "capture": "capture",
+    "partition": "partition",
+    "schedule": "schedule",
+    "compile": "compile",
+    "checkpoints": "a checkpoint",
+    "ranks": "a comparison between ranks",
+}
+OWN = "shardfn"  # the names of our threads begin so
+_ASSIGNED = re.compile(r"\s*(\w+) = ")
+
+
+def stage() -> tuple[str | None, str | None]:
+    """The stage that a thread of this process is in, and the user's line. None for none."""
+    own = {x.ident for x in threading.enumerate() if x.name.startswith(OWN)}
+    for thread, frame in sys._current_frames().items():
+        frames = list(_outward(frame))
+        if thread in own or not _of_call(frames):
+            continue
+        places = [_folder(x) for x in frames]
+        inner = next((STAGES[x] for x in places if x in STAGES), "a call")
+        return inner, _users(frames)
+    return None, None
+
+
+def running(
+    code: CodeType, sends: Mapping[str, str]
+) -> tuple[str | None, str | None]:
+    """The user's line, and the collective, of the thread that runs a program.
+
+    Args:
+        code: of the function around the program.
+        sends: what each node of the program sends, by its name.
+    """
+    for frame in sys._current_frames().values():
+        frames = list(_outward(frame))
+        at = next((k for k, x in enumerate(frames) if x.f_code is code), None)
+        if at is not None:
+            return _users(frames[at:]), _collective(frames[:at], sends)
+    return None, None
+
+
+def _of_call(frames: list[FrameType]) -> bool:
+    return any(is_inside(x.f_code.co_filename) for x in frames) and any(
+        not is_ours(x.f_code.co_filename) for x in frames
+    )
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _folder(frame: FrameType) -> str | None:
+    file = frame.f_code.co_filename
+    parts = file.rsplit("/shardfn/", 1)[-1].split("/")
+    return parts[0] if is_inside(file) and len(parts) > 1 else None
+
+
+def _users(frames: list[FrameType]) -> str | None:
+    """The user's line: the innermost one outside of shardfn's own frames."""
+    first = next(
+        (k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0
+    )
+    for frame in frames[first:]:
+        if not is_ours(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return None
+
+
+def _collective(frames: list[FrameType], sends: Mapping[str, str]) -> str | None:
+    """What the line of generated code sends: known by its node, or by the name of the op."""
+    for frame in frames:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        assigned = _ASSIGNED.match(line)
+        if assigned and assigned[1] in sends:
+            return sends[assigned[1]]
+        if "_c10d_functional" in line or "shardfn" in line:
+            return next(iter(sends.values())) if len(sends) == 1 else line.strip()
+    return None

@@ -1,0 +1,179 @@
+"""The placements that `sf.auto` stands for: chosen over the whole program of a call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from ... import schedule as passes
+from ...byte_sizes import human_bytes
+from ...errors import PlacementError
+from ...hardware import H100, Hardware
+from ...inspect.memory import KINDS, Memory, memory
+from ...mesh import group_names
+from ...partition import Plan
+from ...partition.auto.search import Candidate, Search, timed_on
+from ...partition.auto.unknowns import Contradiction, unknowns_of
+from ...partition.planner import integer_program
+from ...placements import describe
+from ...types import Marks, Program
+from .lowering import backward_of, forward_of, local_program
+from .traced import Traced
+
+log = logging.getLogger("shardfn")
+TRIES = 3  # of an integer program whose program needs more than it counted
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """Placements of the tensor arguments of a call.
+
+    Args:
+        marks: of each tensor.
+        peak: bytes of the rank that holds most; None where memory is not limited.
+    """
+
+    marks: tuple[Marks, ...]
+    peak: int | None
+
+
+def chosen(
+    traced: Traced,
+    is_free: Sequence[bool],
+    limit: int | None = None,
+    hardware: Hardware = H100,
+) -> Choice:
+    """The placements of the arguments under which a step takes the least time.
+
+    Args:
+        traced: the function, traced with free arguments replicated.
+        is_free: which tensor arguments are free.
+        limit: bytes of a rank's memory.
+        hardware: whose links a mesh without links has.
+
+    Raises:
+        PlacementError: nothing fits in the limit, or given placements contradict.
+    """
+    search = _search(traced, is_free, hardware)
+    first = search.candidates(limit)
+    if search.is_late:
+        log.warning(
+            "%s: sf.auto: the integer program had no solution within %g s; the cheapest "
+            "of data parallel and fully sharded placements are taken",
+            traced.request.name,
+            integer_program.SECONDS,
+        )
+    count = len(traced.placed.tensors)
+    if limit is None:
+        return Choice(first[0].marks[:count], None)
+    found, peak = _fitting(traced, search, first, limit)
+    return Choice(found.marks[:count], peak)
+
+
+def _fitting(
+    traced: Traced, search: Search, first: list[Candidate], limit: int
+) -> tuple[Candidate, int]:
+    """The first candidate that fits in the memory of a rank, and its peak."""
+    peaks: dict[tuple[Marks, ...], int] = {}
+    candidates = first
+    allowed = float(limit)
+    for _ in range(TRIES):
+        for candidate in candidates:
+            if candidate.marks not in peaks:
+                peaks[candidate.marks] = peak_of(traced, candidate.plan).peak
+            if peaks[candidate.marks] <= limit:
+                return candidate, peaks[candidate.marks]
+        # the integer program counts less than the schedule holds
+        allowed *= limit / min(peaks.values())
+        candidates = search.candidates(allowed)
+    least = search.least()
+    rest = [*candidates, *([least] if least is not None else [])]
+    best = min(rest, key=lambda x: peak_of(traced, x.plan).peak)
+    found = peak_of(traced, best.plan)
+    if found.peak <= limit:
+        return best, found.peak
+    raise _nothing_fits(traced, found, limit)
+
+
+def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
+    """The error for a limit below the least memory that was found."""
+    parts = [f"{human_bytes(least.of(kind))} of {kind}" for kind in KINDS]
+    shown = [x for x, kind in zip(parts, KINDS, strict=True) if least.of(kind)]
+    at = f", at {least.at}" if least.at else ""
+    return PlacementError.of(
+        f"{traced.request.name}, memory",
+        f"no placements found on {traced.placed.axes} fit in {human_bytes(limit)} a rank",
+        f"the least is {human_bytes(least.peak)}{at}: {', '.join(shown)}",
+        fix="more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or "
+        f"memory={least.peak}",
+        mesh=traced.placed.mesh,
+        arg_path="memory",
+    )
+
+
+def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Search:
+    """The search over the program of a call.
+
+    Raises:
+        PlacementError: tensors that follow one parameter are placed otherwise.
+    """
+    axes, ins, outs, unreduced = traced.placements()
+    free = [*is_free, *(False for _ in ins[len(is_free) :])]
+    given = [None if x else marks for marks, x in zip(ins, free, strict=True)]
+    try:
+        unknowns = unknowns_of(traced.program, axes, given, outs)
+    except Contradiction as error:
+        parameter, by_marks = error.args
+        rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
+        raise PlacementError.of(
+            f"{traced.request.name}, argument {parameter}",
+            "sf.auto follows its state, which is placed in several ways",
+            *rows,
+            fix="one placement for all of them, or sf.auto for all",
+            arg_path=parameter,
+        ) from None
+    timed = timed_on(axes, hardware)
+    planner = traced.request.planner
+    return Search(
+        traced.program,
+        unknowns,
+        axes,
+        timed,
+        unreduced,
+        planner,
+    )
+
+
+def peak_of(traced: Traced, plan: Plan) -> Memory:
+    """The peak of the rank with the largest shards, the same on all ranks. Of a call that
+    autograd follows: of its forward, or of its backward.
+    """
+    program = traced.program
+    if traced.request.followed is None:
+        return _peak(traced, plan, program)
+    both = traced.halves(plan)
+    forward = _peak(traced, both.forward, forward_of(program, both))
+    backward = _peak(traced, both.backward, backward_of(program, both))
+    return max(forward, backward, key=lambda found: found.peak)
+
+
+def _peak(traced: Traced, plan: Plan, program: Program) -> Memory:
+    """The peak of one program."""
+    first = tuple(0 for _ in traced.placed.axes.sizes)
+    name = traced.request.name
+    agreed = passes.agenda(plan, name)
+    names = group_names(traced.placed.mesh)
+    placed = traced.placed
+    return memory(
+        local_program(
+            name,
+            program,
+            placed,
+            plan,
+            agreed,
+            first,
+            names,
+        )
+    )

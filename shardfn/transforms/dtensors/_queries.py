@@ -1,0 +1,96 @@
+"""Questions about ranks and groups inside the code of one rank, whose answers differ by rank.
+
+Dynamo reads this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ... import _compat
+from ...capture.dtensors import group_ranks, groups, table
+from ...capture.dtensors.flattened import flatten
+from ..sharding import _collectives as ours
+from ._reduced import looked_up
+
+
+@_compat.read_by_dynamo
+def rank(group: Any = None) -> torch.Tensor:
+    """torch.distributed.get_rank, as a tensor: ranks share one program."""
+    axes = groups.axes_of_group("torch.distributed.get_rank", group)
+    if group_ranks.in_order(axes):
+        return ours.axis_index(axes)
+    return looked_up(group_ranks.numbers(axes))
+
+
+@_compat.read_by_dynamo
+def ranks_of_group(group: Any = None) -> Any:
+    """torch.distributed.get_process_group_ranks: numbers, or where ranks have other groups,
+    tensors.
+    """
+    every = group_ranks.of_all(group)
+    if every is not None:
+        return list(every)
+    what = "torch.distributed.get_process_group_ranks"
+    axes = groups.axes_of_group(what, group)
+    return [looked_up(column) for column in group_ranks.columns(axes)]
+
+
+@_compat.read_by_dynamo
+def global_rank(group: Any, group_rank: int) -> Any:
+    """torch.distributed.get_global_rank: a number, or where ranks have other groups, a tensor."""
+    if group_ranks.of_all(group) is not None:
+        return group_rank
+    what = "torch.distributed.get_global_rank"
+    axes = groups.axes_of_group(what, group)
+    return looked_up(group_ranks.columns(axes)[group_rank])
+
+
+@_compat.read_by_dynamo
+def group_rank(group: Any, global_rank: int) -> int:
+    """torch.distributed.get_group_rank, of the group of all ranks."""
+    what = "torch.distributed.get_group_rank"
+    return group_ranks.group_rank(what, group, global_rank)
+
+
+@_compat.read_by_dynamo
+def is_outside(group: Any) -> bool:
+    """Whether this rank is not in a group."""
+    return group_ranks.is_outside("torch.distributed._rank_not_in_group", group)
+
+
+@_compat.read_by_dynamo
+def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
+    """DeviceMesh.get_local_rank and get_rank, as a tensor."""
+    return ours.axis_index(groups.axes_of_mesh("get_local_rank", mesh, mesh_dim))
+
+
+@_compat.read_by_dynamo
+def coordinate(mesh: Any) -> list[torch.Tensor]:
+    """DeviceMesh.get_coordinate, as tensors."""
+    axes = groups.axes_of_mesh("get_coordinate", mesh, None)
+    return [ours.axis_index(axis) for axis in axes]
+
+
+table.FUNCTIONS.update(
+    {
+        dist.get_rank: rank,
+        dist.get_process_group_ranks: ranks_of_group,
+        dist.get_global_rank: global_rank,
+        dist.get_group_rank: group_rank,
+    }
+)
+PRIVATE = {"_rank_not_in_group": is_outside}
+table.FUNCTIONS.update(_compat.named(dist.distributed_c10d, PRIVATE))
+table.OF_GROUPS["rank"] = rank
+table.OF_MESHES.update(
+    {
+        "get_local_rank": local_rank,
+        "get_rank": local_rank,
+        "get_coordinate": coordinate,
+        "_create_flatten_mesh": flatten,
+    }
+)

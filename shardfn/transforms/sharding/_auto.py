@@ -1,0 +1,206 @@
+"""sf.auto: placements that shard chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.distributed.tensor import DTensor
+
+from ... import _compat, _tree, tree_pairs
+from ...byte_sizes import SIZE_FIX, bytes_of
+from ...capture import constant_key
+from ...errors import PlacementError, ShardError, call_site
+from ...hardware import H100, Hardware
+from ...mesh import axes_of, current_mesh
+from ...placements import AUTO, is_spec, marks_of, spec_of
+from ...runtime import Request, trace
+from ...runtime.stages.choosing import chosen
+from ...types import Marks, ShapeDtype
+
+KNOWN = 64  # choices that a function remembers; the oldest is dropped first
+
+
+@attrs.frozen(eq=False)
+class Resolved:
+    """The placements that were chosen for calls of one signature.
+
+    Args:
+        mesh: of the calls.
+        specs: of all leaves of the positional arguments; None of those that are not free.
+        marks: the same as placements.
+        fn: the function with these placements.
+    """
+
+    mesh: Any
+    specs: tuple[Any, ...]
+    marks: tuple[Marks | None, ...]
+    fn: Any
+
+    def suits(self, leaves: Sequence[Any]) -> bool:
+        """Whether the DTensors of a call have these placements."""
+        rows = zip(leaves, self.marks, strict=False)
+        return all(
+            marks is None or not isinstance(x, DTensor) or self.has(x, marks)
+            for x, marks in rows
+        )
+
+    def has(self, x: DTensor, marks: Marks) -> bool:
+        """Whether a DTensor has these placements on this mesh."""
+        if x.device_mesh != self.mesh:
+            return False
+        return marks_of(list(x.placements), x.shape, axes_of(self.mesh)) == marks
+
+
+def is_auto(placements: Any) -> bool:
+    """Whether a tree of placements has sf.auto in it."""
+    if placements is AUTO:
+        return True
+    return any(x is AUTO for _, x in _tree.named_leaves(placements, is_spec))
+
+
+def resolved(sharded: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function of a call with placements in place of sf.auto: those that were chosen for
+    this signature before, or the cheapest.
+
+    Args:
+        sharded: a function under `shard` whose `in_placements` has sf.auto.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    mesh = sharded.arguments["mesh"] or current_mesh()
+    leaves, treedef = _tree.flatten((args, kwargs))
+    key = id(mesh), treedef, [*map(_kind, leaves)]
+    known = sharded.__dict__.setdefault("_chosen", [])
+    found = _known(known, key, leaves)
+    if found is not None:
+        return found.fn
+    with _compat.staging():
+        found = _known(known, key, leaves)  # another thread may have chosen
+        if found is None:
+            limit = sharded.arguments["memory"]
+            found = choose(sharded, args, kwargs, limit)
+            known.append((key, found))
+            del known[:-KNOWN]
+    return found.fn
+
+
+def _known(
+    known: Sequence[tuple[Any, Resolved]], key: Any, leaves: Sequence[Any]
+) -> Resolved | None:
+    """The earlier choice for a signature. A DTensor keeps its placement, so it has to fit."""
+    rows = (found for other, found in list(known) if other == key)
+    return next((found for found in rows if found.suits(leaves)), None)
+
+
+def choose(
+    sharded: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit: int | None,
+    hardware: Hardware = H100,
+) -> Resolved:
+    """Choose placements for a call.
+
+    Raises:
+        PlacementError: sf.auto stands for no tensor; nothing fits in the memory.
+    """
+    request: Request = sharded.request
+    traced = trace(request, args, kwargs)
+    placed = traced.placed
+    leaves = _tree.leaves((args, kwargs))
+    asked = _asked(request, args)
+    _refuse_no_tensor(request.name, placed.paths, asked, leaves)
+    free = {i for i, spec in enumerate(asked) if spec is AUTO}
+    is_free = [
+        i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors
+    ]
+    found = chosen(traced, is_free, limit, hardware)
+    marks: list[Marks | None] = [None] * len(asked)
+    specs = [None if spec is AUTO else spec for spec in asked]
+    for i, now in zip(placed.tensors, found.marks, strict=True):
+        if i in free:
+            marks[i] = now
+            specs[i] = spec_of(now, len(leaves[i].shape), placed.axes)
+    fn = sharded.placed_so(_like(args, specs))
+    return Resolved(
+        placed.mesh,
+        tuple(specs),
+        tuple(marks),
+        fn,
+    )
+
+
+def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
+    """The leaf of `in_placements` for each leaf of the positional arguments."""
+    prefix = per_argument(request.in_placements, len(args))
+    return tree_pairs.broadcast_prefix(
+        prefix,
+        args,
+        is_spec,
+    )
+
+
+def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:
+    """Placements in the form of the arguments."""
+    _, treedef = _tree.flatten(args)
+    return _tree.unflatten(treedef, specs)
+
+
+def per_argument(placements: Any, n: int) -> Any:
+    """A prefix tree over n positional arguments, with a part for each."""
+    if is_spec(placements):
+        return (placements,) * n
+    return tuple(placements) if isinstance(placements, list) else placements
+
+
+def _kind(x: Any) -> Any:
+    """The properties of a leaf on which the choice of placements depends."""
+    if isinstance(x, (torch.Tensor, ShapeDtype)):
+        return tuple(x.shape), x.dtype, bool(getattr(x, "requires_grad", False))
+    return constant_key(x)
+
+
+def _refuse_no_tensor(
+    name: str, paths: Sequence[str], asked: Sequence[Any], leaves: Sequence[Any]
+) -> None:
+    """Refuse sf.auto where it stands for no tensor."""
+    kinds = (torch.Tensor, ShapeDtype)
+    rows = [i for i, spec in enumerate(asked) if spec is AUTO]
+    if any(isinstance(leaves[i], kinds) for i in rows):
+        return
+    constants = [f"{paths[i]} is a {type(leaves[i]).__name__}" for i in rows]
+    raise PlacementError.of(
+        f"{name}, in_placements",
+        "sf.auto stands for no tensor, so nothing can be chosen",
+        *constants,
+        needed="sf.auto for an argument with tensors",
+        fix="None for arguments without tensors",
+        source=call_site(),
+    )
+
+
+def checked_memory(where: str, memory: Any, in_placements: Any) -> int | None:
+    """A limit of memory, in bytes.
+
+    Raises:
+        ShardError: it is not a number of bytes, or nothing is to be chosen under it.
+    """
+    if memory is None:
+        return None
+    try:
+        limit = bytes_of(memory)
+    except ValueError as error:
+        raise ShardError.of(
+            f"{where}, memory", str(error), fix=SIZE_FIX, arg_path="memory"
+        ) from None
+    if not is_auto(in_placements):
+        raise ShardError.of(
+            f"{where}, memory",
+            "in_placements has no sf.auto, so nothing is chosen under the limit",
+            fix="in_placements=sf.auto, or no memory= and a look at lowered.memory",
+            arg_path="memory",
+        )
+    return limit

@@ -1,0 +1,69 @@
+"""What each kind of argument takes, and what it does not."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+import torch
+
+from shardfn.accepted import kinds
+
+T = torch.tensor
+ACCEPTED: dict[str, list[Any]] = {
+    "FLAG": [True, False],
+    "FUNCTION": [len, lambda: 1],
+    "FUNCTION_OR_NONE": [None, len],
+    "PATTERNS": [None, {}, {"a.*": 3}],
+    "WORLDS": [(), (1, 2), [{"dp": 2, "tp": 1}, 3]],
+    "SHAPE": [(), (0, 3), [2], torch.Size([2])],
+    "DEVICE_TYPE": [None, "cpu"],
+    "DTYPE": [torch.int8],
+    "LIMIT": [1, -1.5, float("inf"), 2**62, T(1.0), T(3)],
+    "TOLERANCE": [0, 0.5],
+    "STEP": [None, 0, 7],
+    "KEEP": [None, 1],
+    "POSITIONS": [None, 0, (0, 2), []],
+    "PATH": ["a/b", pathlib.Path("a")],
+    "BYTES": ["5GB", 1],
+    "COUNTS": [None, {}, {"all_reduce": 0}],
+    "NUMBER_OR_NONE": [None, 0],
+}
+REFUSED: dict[str, list[Any]] = {
+    "FLAG": [0, 1, None],
+    "FUNCTION": [None, "len"],
+    "FUNCTION_OR_NONE": [0],
+    "PATTERNS": [[], "a"],
+    "WORLDS": [2, "12", (0,), ({},), ({"1a": 2},), ({"a": 0},), (True,), (1.0,)],
+    "SHAPE": ["23", (-1,), (True,), (1.0,), 3, T([2])],
+    "DEVICE_TYPE": [3, torch.device("cpu")],
+    "DTYPE": [float, "float32"],
+    "LIMIT": [None, True, "1", 2**63, -(2**63), 1j, T([1.0]), T(1j)],
+    "TOLERANCE": [-1e-9, True, "0", float("nan")],
+    "STEP": [-1, True, 1.0],
+    "KEEP": [0, True],
+    "POSITIONS": [-1, "0", (True,)],
+    "PATH": [b"a", 3, None],
+    "BYTES": [0, -1, True, 1.5, None],
+    "COUNTS": [{3: 1}, {"a": -1}, {"a": True}, [("a", 1)]],
+    "NUMBER_OR_NONE": [-1, True],
+}
+ALL = {k: x for k, x in vars(kinds).items() if isinstance(x, kinds.Kind)}
+
+
+def test_each_kind_has_cases() -> None:
+    assert ALL.keys() == ACCEPTED.keys() == REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_kind_takes_its_values_and_no_others(name: str) -> None:
+    test = ALL[name].test
+    assert [x for x in ACCEPTED[name] if not test(x)] == []
+    assert [x for x in REFUSED[name] if test(x)] == []
+
+
+def test_each_row_names_a_kind_of_the_table() -> None:
+    every = {id(kind) for kind in ALL.values()}
+    rows = [kind for row in kinds.ARGUMENTS.values() for kind in row.values()]
+    assert rows and {id(kind) for kind in rows} <= every

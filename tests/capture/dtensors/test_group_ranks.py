@@ -1,0 +1,37 @@
+"""The ranks of the groups of mesh axes, for each rank of a mesh."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import shardfn as sf
+from shardfn.capture.dtensors import group_ranks
+from shardfn.capture.shard_map import axis_names
+
+
+def test_numbers_and_members_by_rank() -> None:
+    with sf.fake_world(4):
+        mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"))
+        with axis_names.scope(mesh, "cpu"):
+            assert group_ranks.ranks_here() == (3, 1, 0, 2)
+            assert group_ranks.all_axes() == ("dp", "tp")
+            assert group_ranks.numbers(("tp",)) == (1, 0, 0, 1)
+            assert group_ranks.numbers(("dp",)) == (1, 0, 0, 1)
+            assert group_ranks.numbers(("dp", "tp")) == (3, 1, 0, 2)
+            assert group_ranks.columns(("tp",)) == ((1, 1, 0, 0), (3, 3, 2, 2))
+            assert not group_ranks.in_order(("tp",))
+        plain = sf.make_mesh((2, 2), ("dp", "tp"))
+        with axis_names.scope(plain, "cpu"):
+            for axes in (("dp",), ("tp",), ("dp", "tp")):
+                assert group_ranks.in_order(axes)
+            assert group_ranks.columns(("dp",)) == ((0, 1, 0, 1), (2, 3, 2, 3))
+
+
+def test_the_group_of_all_ranks() -> None:
+    with sf.fake_world(3):
+        some = dist.new_group([0, 2])
+        assert group_ranks.of_all(None) == (0, 1, 2)
+        assert group_ranks.of_all(dist.group.WORLD) == (0, 1, 2)
+        assert group_ranks.of_all(some) is None
+        assert group_ranks.group_rank("f", None, 2) == 2

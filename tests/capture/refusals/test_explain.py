@@ -1,0 +1,135 @@
+"""torch's errors during a capture, as errors of ours: the problem, what to try, and the line."""
+
+from __future__ import annotations
+
+from traceback import FrameSummary
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shardfn import _compat
+from shardfn.capture.refusals import tensor_classes
+from shardfn.capture.refusals.explain import CAUSES, explained, raised
+
+
+def fn(x: Any) -> Any: ...
+
+
+def told(text: str, paths: Any = (), read: Any = None) -> str:
+    return str(explained(RuntimeError(text), fn, "f", paths, read))
+
+
+@pytest.mark.parametrize("row", CAUSES, ids=lambda row: row[0])
+def test_each_known_text_has_a_problem_and_a_suggestion(row: Any) -> None:
+    sign, got, fix = row
+    text = told(f"torch says: {sign} here")
+    first = got.format(places="something that it closes over")
+    assert text.splitlines()[0] == f"f: {first}"
+    assert "needed: one pure graph of tensor ops" in text
+    assert f"try: {fix}" in text
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+        self.parts = [SimpleNamespace(total=0)]
+
+
+def test_changed_objects_have_the_users_names() -> None:
+    changed = lambda said, paths=(), read=None: told(
+        f"side effects happened {said}", paths, read
+    ).splitlines()[0]
+    start = "f: it changes something outside of itself: "
+    assert changed("L['args'][1]", ["x['w']", "y[0]"]) == f"{start}argument y"
+    assert changed("L['args'][7]", ["x"]) == f"{start}argument 7"
+    assert changed("G['total']") == f"{start}total"
+    assert changed("G['log'].level and G['log'].level") == f"{start}level"
+    assert changed("nothing named") == f"{start}something that it closes over"
+
+
+def test_an_object_is_reached_from_the_function() -> None:
+    held, other = Counter(), Counter()
+
+    def reads() -> Any:
+        return held, other
+
+    text = told("side effects happened L['fn'].__closure__[1].cell", (), reads)
+    assert text.startswith("f: it changes something outside of itself: other")
+    text = told("side effects happened L['fn'].parts[0]", (), held)
+    assert "an attribute of SimpleNamespace" in text
+    text = told("side effects happened L['fn'].none[0]", (), held)
+    assert "something that it closes over" in text
+
+
+FOREIGN = {
+    f"{_compat.FOREIGN} Odd;": "it closes over a Odd",
+    f"{_compat.MADE} Odd;": "it makes a Odd",
+    f"{_compat.FOLLOWED} Odd for its .scale;": (
+        "a derivative or vmap follows a Odd, and it reads its .scale"
+    ),
+    f"{_compat.MADE_OF_FOLLOWED} Odd;": (
+        "it makes a Odd of tensors that a derivative or vmap follows"
+    ),
+    f"{_compat.COMMUNICATES} all_reduce;": "it communicates by itself: all_reduce",
+    "'FakeTensor' object has no attribute 'full_tensor'": (
+        "it asks for .full_tensor of a global tensor, which is not a DTensor inside"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_classes_and_collectives_are_named(text: str) -> None:
+    assert told(text).splitlines()[0] == f"f: {FOREIGN[text]}"
+
+
+def test_an_attribute_that_no_dtensor_has_is_not_of_dtensors() -> None:
+    text = told("'FakeTensor' object has no attribute 'no_such'")
+    assert tensor_classes.FIX not in text
+    assert "it cannot be read as one graph: 'FakeTensor' object has no" in text
+
+
+def test_an_exception_of_the_users_keeps_its_class_and_text() -> None:
+    for said in (
+        "got ValueError('n must be odd')",
+        "raised exception ValueError([ConstantVariable(str: 'n must be odd')])",
+    ):
+        assert told(said).startswith("f: it raises ValueError: n must be odd")
+
+
+def test_other_texts_are_quoted_with_their_explanation() -> None:
+    text = told("Unsupported thing\n  Explanation: it is new\n  Hint: none")
+    assert "cannot be read as one graph: Unsupported thing. it is new\n" in text
+    assert "cannot be read as one graph: RuntimeError." in told("")
+
+
+def test_the_line_is_the_innermost_of_the_users() -> None:
+    inside = torch.__file__
+    text = told(
+        f'File "a.py", line 3\nFile "model.py", line 7\nFile "{inside}", line 9'
+    )
+    assert "at: model.py:7" in text
+    error: Any = RuntimeError('File "a.py", line 3')
+    error.real_stack = [FrameSummary("user.py", 5, "f")]
+    assert "at: a.py:3" in str(explained(error, fn, "f", []))
+    text = told("no line in it")
+    assert f"at: {__file__}:{fn.__code__.co_firstlineno}" in text
+
+
+def test_an_error_of_a_module_that_dynamo_does_not_trace() -> None:
+    def fails(text: str) -> Any:
+        try:
+            raise KeyError(text) if text == "k" else RuntimeError(text)
+        except (KeyError, RuntimeError) as error:
+            return raised(error, "module")
+
+    assert "module: it raises KeyError: 'k'" in str(fails("k"))
+    assert "it branches on a tensor's value" in str(
+        fails("Data-dependent branching")
+    )
+    text = str(fails("side effects happened"))
+    assert "it raises RuntimeError: side effects happened" in text, (
+        "no place is known"
+    )
+    assert f"at: {__file__}:" in text

@@ -1,0 +1,290 @@
+"""S7: distributed objects inside a captured function: groups, placements, meshes, classes of
+tensors, and DTensors on several meshes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from message import without_line
+from torch.distributed.distributed_c10d import (
+    _get_group_size_by_name,
+    _get_group_tag,
+    _rank_not_in_group,
+    _resolve_group_name_by_ranks_and_tag,
+)
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+import shardfn as sf
+from shardfn import P
+from shardfn.simulated import SimulatedTensor
+from tests.transforms.test_flattened import Pair
+
+S, R = Shard(0), Replicate()
+X = torch.arange(8.0).view(4, 2)
+NOBODY = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def grid() -> Any:
+    return sf.make_mesh((2, 2), ("dp", "tp"))
+
+
+def told(fn: Callable[[], Any]) -> Any:
+    """The constants of a captured function."""
+    return sf.jit(lambda x: (x, fn()), backend="aten")(X)[1]
+
+
+def test_s7_1_groups_of_the_world_and_of_nobody() -> None:
+    with sf.fake_world(4):
+        facts = lambda: (
+            dist.group.WORLD.size(),
+            dist.GroupMember.WORLD is dist.group.WORLD,
+            dist.get_world_size(dist.group.WORLD),
+            _rank_not_in_group(NOBODY),
+            dist.get_world_size(NOBODY),
+        )
+        assert told(facts) == facts() == (4, True, 4, True, -1)
+        staged = sf.jit(lambda x: dist.all_reduce(x * 1, group=NOBODY))
+        with pytest.raises(sf.CaptureError, match="this rank is not in the group"):
+            staged(X)
+
+
+def test_s7_2_placements() -> None:
+    facts = lambda: (
+        (Shard(0) == Shard(0), Shard(0) == Shard(1), Partial() == Partial("sum")),
+        (hash(Shard(0)) == hash(Shard(0)), {Shard(0): "rows"}[Shard(0)]),
+        (Shard(-1).dim, Shard(0).is_shard(0), Shard(0).is_shard(1)),
+        (Replicate().is_replicate(), Partial().is_partial()),
+        (Partial("avg").reduce_op, type(Shard(0)) is Shard),
+        [Shard(1), Replicate(), Partial("avg")],
+    )
+    assert told(facts) == facts()
+    assert facts()[-1] == [Shard(1), Replicate(), Partial("avg")]
+
+
+def test_s7_3_meshes() -> None:
+    with sf.fake_world(4):
+        mesh = grid()
+        facts = lambda: (
+            (mesh.ndim, mesh.device_type, mesh.mesh_dim_names, tuple(mesh.shape)),
+            (
+                mesh.size(),
+                mesh.size(1),
+                mesh["dp"].size(),
+                mesh["dp", "tp"] == mesh,
+            ),
+            mesh._is_current_rank_part_of_mesh(),
+            mesh["dp", "tp"]._flatten("both").size(),
+        )
+        assert told(facts) == facts()
+
+        def numbers(x: Any) -> Any:
+            first, second = mesh.get_coordinate()
+            parts = mesh["tp"].get_local_rank(), mesh.get_local_rank("dp")
+            return first * 1000 + second * 100 + parts[0] * 10 + parts[1] + x
+
+        zero = torch.zeros((), dtype=torch.int64)
+        found = sf.jit(numbers, backend="aten")(SimulatedTensor([zero] * 4))
+        assert [int(x) for x in found.shards] == [0, 110, 1001, 1111]
+        with pytest.raises(sf.CaptureError, match=r"it reads \.name of a mesh or"):
+            told(lambda: mesh.get_group("tp").name())
+
+
+def test_s7_4_process_groups() -> None:
+    with sf.fake_world(4):
+        group = grid().get_group("tp")
+        every = list(range(4))
+        facts = lambda: (
+            (group.size(), group.group_name == group.group_name),
+            (group._get_backend_name(), _get_group_tag(group)),
+            _get_group_size_by_name(group.group_name),
+            dist.get_process_group_ranks(dist.group.WORLD) == every,
+            _resolve_group_name_by_ranks_and_tag(
+                every, _get_group_tag(dist.group.WORLD)
+            ),
+        )
+        assert told(facts) == facts()
+
+
+def classes(x: Any) -> Any:
+    return (
+        (type(x) is DTensor, type(x) is torch.Tensor, type(x) in (DTensor, Pair)),
+        (x.__class__ is DTensor, type(x).__name__, issubclass(type(x), DTensor)),
+        (isinstance(x, DTensor), isinstance(x, torch.Tensor)),
+    )
+
+
+DTENSOR = (True, False, True), (True, "DTensor", True), (True, True)
+PLAIN = (False, True, False), (False, "Tensor", False), (False, True)
+
+
+def test_s7_a_dtensor_has_its_class_inside() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = distribute_tensor(X, mesh, [S])
+        fn = lambda d: (classes(d), classes(d + 1), classes(d.to_local()), d * 2)
+        assert sf.jit(fn, backend="aten")(d)[:3] == (DTENSOR, DTENSOR, PLAIN)
+        alone = lambda d: (type(d) is DTensor, d.__class__.__name__, d * 2)
+        assert sf.jit(alone, backend="aten")(d)[:2] == (True, "DTensor")
+        assert sf.jit(alone, backend="aten")(X)[:2] == (False, "Tensor")
+        plain = lambda x: (classes(x), classes(DTensor.from_local(x, mesh, [S])))
+        assert sf.jit(plain, backend="aten")(X) == (PLAIN, DTENSOR)
+        loss = lambda d: (d * (2 if type(d) is DTensor else 3)).sum().full_tensor()
+        gradient = sf.jit(sf.grad(loss), backend="aten")(d)
+        torch.testing.assert_close(sf.full(gradient), torch.full_like(X, 2.0))
+        rows = lambda d: d * (2 if type(d) is DTensor else 3)
+        out = sf.jit(sf.vmap(rows), backend="aten")(d)
+        torch.testing.assert_close(sf.full(out), 2 * X)
+
+
+def test_s3_a_tensor_that_holds_dtensors_in_the_code_of_one_rank() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        a, b = distribute_tensor(X, mesh, [S]), distribute_tensor(X + 1, mesh, [R])
+
+        def fn(pairs: Any, x: Any) -> Any:
+            pair = pairs["pair"]
+            own = pair.a.to_local() + x
+            kinds = pair.a.placements, pair.b.placements
+            return own, kinds, pair.b.full_tensor(), pair, pair * 2
+
+        own = SimulatedTensor([X[:2], X[2:] * 3])
+        staged = sf.jit(fn, backend="aten")
+        for _ in range(2):
+            local, kinds, whole, same, twice = staged({"pair": Pair(a, b)}, own)
+            torch.testing.assert_close(local.shards, [X[:2] * 2, X[2:] * 4])
+            assert kinds == ((S,), (R,))
+            torch.testing.assert_close(whole.shards, [X + 1] * 2)
+            assert (same.a.placements, same.b.placements) == kinds
+            torch.testing.assert_close(sf.full(twice.a), X * 2)
+            torch.testing.assert_close(sf.full(twice.b), X * 2 + 2)
+
+
+def part(mesh: Any, axis: str, dim: int = 0) -> Any:
+    return distribute_tensor(X, mesh[axis], [Shard(dim)])
+
+
+def beside(held: Any, x: Any) -> Any:
+    return sf.jit(lambda x: held.to_local() + x.to_local())(x)
+
+
+WHOLE = "sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), outside of the function"
+CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an argument on a part of the mesh": (
+        lambda mesh: sf.jit(lambda a, b: a.to_local() + b.to_local())(
+            part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])
+        ),
+        f"""jit(<lambda>), argument a: it lives on another mesh, (dp=2), and the function's is \
+(dp=2, tp=2); {WHOLE}
+  try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
+argument's own""",
+    ),
+    "arguments on two parts": (
+        lambda mesh: sf.jit(lambda a, b: (a * 1, b * 1))(
+            part(mesh, "dp"), part(mesh, "tp", 1)
+        ),
+        f"""jit(<lambda>), 2 arguments: placements that do not fit
+  a: it lives on another mesh, (dp=2), and the function's is (dp=2, tp=2); {WHOLE}
+  b: it lives on another mesh, (tp=2), and the function's is (dp=2, tp=2); \
+sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), outside of the function
+  try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
+argument's own""",
+    ),
+    "a closed-over one": (
+        lambda mesh: beside(part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])),
+        f"""jit(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
+around it (dp=2, tp=2)
+  needed: one mesh
+  try: {WHOLE}""",
+    ),
+    "two meshes in one op": (
+        lambda mesh: sf.jit(
+            lambda x: (
+                DTensor.from_local(x, mesh["dp"], [S])
+                + DTensor.from_local(x, mesh, [S, R])
+            )
+        )(X),
+        """add: of DTensors on the axes (dp) and (dp, tp)
+  needed: one mesh
+  try: DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh""",
+    ),
+    "a result on a part": (
+        lambda mesh: sf.jit(
+            lambda x: (
+                DTensor.from_local(x, mesh["dp"], [S]),
+                DTensor.from_local(x, mesh, [S, R]),
+            )
+        )(X),
+        """a DTensor on a part of the mesh: a result that differs over tp, which its mesh does \
+not have
+  needed: a placement for each axis of the mesh
+  try: DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh""",
+    ),
+    "redistributed to the whole mesh": (
+        lambda mesh: sf.jit(
+            lambda x: DTensor.from_local(x, mesh["dp"], [S]).redistribute(
+                mesh, [S, R]
+            )
+        )(X),
+        """DTensor.redistribute: the DTensor is on dp=S0, and the call names a mesh of axes \
+('dp', 'tp')
+  try: the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) for another""",
+    ),
+    "a private record of a DTensor": (
+        lambda mesh: sf.jit(lambda d: (d * 1, d._spec.mesh == mesh))(
+            distribute_tensor(X, mesh, [S, R])
+        ),
+        """DTensor._spec: a private attribute
+  try: x.placements, x.device_mesh, x.shape and x.stride()""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dtensors_of_several_meshes_are_refused_by_name(case: str) -> None:
+    call, text = CASES[case]
+    with sf.fake_world(4), pytest.raises(sf.ShardError) as caught:
+        call(grid())
+    assert without_line(caught.value) == text
+
+
+def test_what_the_refusals_say_to_write_works() -> None:
+    with sf.fake_world(4):
+        mesh = grid()
+        a, b = part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])
+        a = sf.distribute(sf.full(a), mesh, [Shard(dim=0), Replicate()])
+        total = sf.jit(lambda a, b: a + b, backend="aten")(a, b)
+        torch.testing.assert_close(sf.full(total), 2 * X)
+        inside = lambda x: (
+            DTensor.from_local(
+                DTensor.from_local(x, mesh["dp"], [S]).to_local(), mesh, [S, R]
+            )
+            + DTensor.from_local(x, mesh, [S, R])
+        )
+        total = sf.jit(inside, backend="aten")(X)
+        torch.testing.assert_close(sf.full(total), torch.cat([2 * X] * 2))
+
+
+def test_s9_8_gradients_from_a_bucket_have_the_strides_of_one_device() -> None:
+    w = {"t": X.t(), "plain": torch.ones(4, 3)}
+    w["last"] = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    loss = lambda w, x: (x @ w["t"] @ w["plain"]).sum() + w["last"].sin().sum()
+    wanted = torch.func.grad(loss)(w, X)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        for cap in ("64 B", "1 MB"):
+            fn = sf.bucketed_grad(loss, cap=cap, first_cap=cap)
+            _, found = sf.shard(fn, mesh, (P(), P("dp")), backend="aten")(w, X)
+            for name, gradient in wanted.items():
+                assert found[name].to_local().stride() == gradient.stride()
+                torch.testing.assert_close(sf.full(found[name]), gradient)

@@ -1,0 +1,106 @@
+"""The placements that are compared, and their order; no other placements are cheaper."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn.hardware import H100
+from shardfn.partition.auto.search import (
+    ABOUT,
+    Candidate,
+    Search,
+    ranked,
+    timed_on,
+)
+from shardfn.partition.auto.unknowns import shards, unknowns_of
+from shardfn.partition.planner.integer_program import IntegerProgram
+from shardfn.partition.planner.price import PlanPrice
+from shardfn.types import Cost, MeshAxes
+
+
+def loss(p: Any, x: torch.Tensor) -> torch.Tensor:
+    return (torch.relu(x @ p["up"]) @ p["down"]).square().mean()
+
+
+def step(p: Any, x: torch.Tensor) -> Any:
+    value, g = sf.value_and_grad(loss)(p, x)
+    return sf.tree_map(lambda a, b: a - 0.1 * b, p, g), value
+
+
+def search(rows: int, width: int, hidden: int, sizes: tuple[int, ...]) -> Search:
+    shapes = {"up": (width, hidden), "down": (hidden, width)}
+    params = {name: sf.ShapeDtype(shape) for name, shape in shapes.items()}
+    program = sf.jit(step).trace(params, sf.ShapeDtype((rows, width))).program
+    axes = MeshAxes(("dp", "tp")[: len(sizes)], sizes)
+    outs = [None] * len(program.out_paths)
+    unknowns = unknowns_of(program, axes, [None] * 3, outs)
+    return Search(program, unknowns, axes, timed_on(axes), (), "global")
+
+
+CASES = {
+    "many rows": (65536, 512, 2048),
+    "few rows": (64, 4096, 16384),
+    "in between": (8192, 2048, 2048),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_other_placements_take_less_time(case: str) -> None:
+    found = search(*CASES[case], (8,))
+    best = found.candidates(None)[0].price.total
+    options = [shards(x.meta["val"], (), (8,)) for x in found.unknowns.holders]
+    every = [
+        found.candidate(marks).price.total for marks in itertools.product(*options)
+    ]
+    assert len(every) == 27
+    assert best <= ABOUT * min(every)
+
+
+def test_few_rows_and_wide_layers_are_tensor_parallel() -> None:
+    best = search(*CASES["few rows"], (8,)).candidates(None)[0]
+    up, down, _ = best.marks
+    assert (up, down) == ((1,), (0,))
+
+
+def test_on_two_axes_many_rows_are_data_parallel() -> None:
+    best = search(*CASES["many rows"], (4, 2)).candidates(None)[0]
+    assert best.marks[2] == (0, 0)
+
+
+def test_limits_leave_room_to_later_axes_or_do_not() -> None:
+    found = search(64, 8, 8, (4, 2))
+    assert found.hopeful(10.0) == (20.0, 10.0)
+    assert found.strict(10.0) == (10.0, 10.0)
+
+
+def test_textbook_placements_are_compared_when_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(IntegerProgram, "solve", lambda program: None)
+    found = search(64, 8, 16, (4,))
+    rows = {candidate.marks for candidate in found.candidates(None)}
+    assert rows == {(("R",), ("R",), (0,)), ((1,), (0,), (0,))}
+    assert found.is_late
+
+
+def priced(sent: float, nbytes: float) -> Candidate:
+    plan: Any = None
+    return Candidate(((sent,),), plan, PlanPrice(sent, nbytes, 0.0))
+
+
+def test_of_about_equal_times_the_fewest_bytes_are_first() -> None:
+    a, b, c = priced(100.0, 9.0), priced(104.0, 5.0), priced(120.0, 1.0)
+    assert ranked([c, a, b]) == [b, a, c]
+
+
+def test_axes_without_links_have_those_of_the_hardware() -> None:
+    inside, between = timed_on(MeshAxes(("dp", "tp"), (4, 8))).costs[::-1]
+    assert inside == Cost(H100.latency * H100.link, 1.0)
+    assert between.byte > 1.0
+    known = MeshAxes(("dp",), (4,), (Cost(7.0, 2.0),))
+    assert timed_on(known) is known

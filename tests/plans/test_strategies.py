@@ -1,0 +1,314 @@
+"""strategy: each sends the collectives and bytes of the textbook, and computes the same step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from message import without_line
+from ranks import run_ranks
+
+import shardfn as sf
+from shardfn import P
+
+FEATURES, HIDDEN, TIME = 64, 128, 4
+FLOAT = 8  # bytes
+# Of large activations ZeRO gathers parameters; of small ones tensor parallelism sends those.
+LARGE, SMALL = 16, 4
+ACTIVATIONS = SMALL * TIME * FEATURES * FLOAT
+NORM = FEATURES * FLOAT
+EMBED = FEATURES * FEATURES * FLOAT
+LAYER = 2 * FEATURES * HIDDEN * FLOAT
+PARAMS = EMBED + NORM + LAYER
+LOSS = FLOAT
+OPT = sf.optim(torch.optim.AdamW, lr=0.1, weight_decay=0.1)
+TENSOR_PARALLEL = {"up": P(None, "tp"), "down": P("tp")}
+
+# strategy -> mesh, and the bytes of each kind of collective over each axis
+TEXTBOOK: dict[str, tuple[dict[str, int], dict[tuple[str, str], int]]] = {
+    "ddp": ({"dp": 4}, {("all_reduce", "dp"): PARAMS + LOSS}),
+    "zero1": (
+        {"dp": 4},
+        {
+            ("all_reduce", "dp"): PARAMS + LOSS,
+            ("all_gather", "dp"): PARAMS,  # the new parameters
+        },
+    ),
+    "zero2": (
+        {"dp": 4},
+        {
+            ("reduce_scatter", "dp"): PARAMS,
+            ("all_gather", "dp"): PARAMS,
+            ("all_reduce", "dp"): LOSS,
+        },
+    ),
+    "zero3": (
+        {"dp": 4},
+        {
+            ("reduce_scatter", "dp"): PARAMS,
+            # the backward does not read the embedding
+            ("all_gather", "dp"): PARAMS + PARAMS - EMBED,
+            ("all_reduce", "dp"): LOSS,
+        },
+    ),
+    "hsdp": (
+        {"replica": 2, "dp": 2},
+        {
+            ("reduce_scatter", "dp"): PARAMS,
+            ("all_gather", "dp"): PARAMS + PARAMS - EMBED,
+            ("all_reduce", "replica"): PARAMS // 2 + LOSS,
+            ("all_reduce", "dp"): LOSS,
+        },
+    ),
+    # one reduction in the forward, one in the backward of each block
+    "tensor": ({"tp": 4}, {("all_reduce", "tp"): 2 * ACTIVATIONS}),
+    "sequence": (
+        {"tp": 4},
+        {
+            # two of the block, and one for the gradient of the embedding, which is replicated
+            ("all_gather", "tp"): 3 * ACTIVATIONS,
+            ("reduce_scatter", "tp"): 2 * ACTIVATIONS,
+            # the norm works on shards of the sequence
+            ("all_reduce", "tp"): NORM + LOSS,
+        },
+    ),
+}
+
+
+def params() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64) / 5
+
+    return {
+        "embed": weight(FEATURES, FEATURES),
+        "norm": weight(FEATURES),
+        "up": weight(FEATURES, HIDDEN),
+        "down": weight(HIDDEN, FEATURES),
+    }
+
+
+def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, size, TIME, FEATURES)
+    x, y = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def step_of(plan: sf.Strategy) -> Any:
+    """A training step: a block with a residual connection, its gradients and AdamW."""
+
+    def loss_fn(p: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = sf.constrain(x @ p["embed"], plan.activations)
+        h = torch.nn.functional.rms_norm(x, (FEATURES,), p["norm"])
+        h = torch.relu(h @ p["up"]) @ p["down"]
+        x = sf.constrain(x + h, plan.activations)
+        return (x - y).square().mean()
+
+    def step(p: Any, state: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss, grads = sf.bucketed_grad(loss_fn)(p, x, y)
+        grads = sf.constrain(grads, plan.grads)
+        p, state = OPT.update(p, grads, state)
+        return p, state, loss
+
+    return step
+
+
+def base_of(name: str, p: Any) -> Any:
+    is_tensor = name in ("tensor", "sequence")
+    return sf.placements(p, TENSOR_PARALLEL, default=P()) if is_tensor else None
+
+
+def inputs(plan: sf.Strategy, p: Any) -> Any:
+    """Parameters, optimizer state and a batch."""
+    return p, OPT.init(p), *batch(LARGE if plan.batch.parts else SMALL)
+
+
+def placed_step(plan: sf.Strategy, mesh: Any, p: Any) -> Any:
+    """The sharded step of a strategy, and its arguments."""
+    state = OPT.state_placements(plan.state, p)
+    ins = (plan.params, state, plan.batch, plan.batch)
+    outs = (plan.params, state, P())
+    step = sf.shard(step_of(plan), mesh, ins, outs, backend="aten")
+    return step, sf.distribute(inputs(plan, p), mesh, ins)
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    sf.tree_map(
+        lambda x, y: torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12),
+        found,
+        wanted,
+    )
+
+
+@pytest.mark.parametrize("name", TEXTBOOK)
+def test_a_step_sends_what_the_textbook_says_and_computes_the_same(
+    name: str,
+) -> None:
+    sizes, wanted = TEXTBOOK[name]
+    p = params()
+    with sf.fake_world(4):
+        mesh = sf.make_mesh(tuple(sizes.values()), tuple(sizes))
+        plan = sf.strategy(name, p, mesh, base=base_of(name, p))
+        step, args = placed_step(plan, mesh, p)
+        sent = Counter[tuple[str, str]]()
+        for c in step.lower(*args).collectives:
+            sent[c.kind, c.axis] += c.nbytes
+        assert sent == wanted
+        found = sf.full(step(*args))
+    assert_close(found, step_of(plan)(*inputs(plan, p)))
+
+
+def _on_a_rank(name: str) -> Any:
+    p = params()
+    mesh = sf.make_mesh((2,), ("dp",))
+    plan = sf.strategy(name, p, mesh)
+    step, args = placed_step(plan, mesh, p)
+    found = step(*args)
+    held = found[1]["up"]["exp_avg"].to_local().numel()
+    return sf.full(found), held, plan
+
+
+def test_two_processes_hold_half_of_the_state_of_zero2() -> None:
+    p = params()
+    for found, held, plan in run_ranks(2, _on_a_rank, "zero2"):
+        assert held == FEATURES * HIDDEN // 2
+        assert_close(found, step_of(plan)(*inputs(plan, p)))
+
+
+def peak_of(layers: int) -> tuple[Any, int]:
+    """The memory of a step of zero3 with a bucket for each layer, and the bytes of a layer's
+    weights and activations that a rank keeps.
+    """
+    shape = sf.ShapeDtype((FEATURES, FEATURES))
+    p = {f"w{i}": shape for i in range(layers)}
+    rows = 4 * FEATURES
+
+    def loss_fn(p: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in p.values():
+            x = torch.sin(x @ w)
+        return x.square().mean()
+
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        plan = sf.strategy("zero3", p, mesh)
+        cap = FEATURES * FEATURES * 4
+        grad = sf.bucketed_grad(loss_fn, cap=cap, first_cap=cap)
+        step = sf.shard(grad, mesh, (plan.params, plan.batch), backend="aten")
+        memory = step.lower(p, sf.ShapeDtype((rows, FEATURES))).memory
+    shards = 2 * FEATURES * FEATURES // 4  # of the weight and of its gradient
+    activations = 2 * rows // 4 * FEATURES  # of the product and of the sine
+    return memory, (shards + activations) * 4
+
+
+def test_zero3_holds_the_gathered_parameters_of_as_many_layers_however_deep() -> (
+    None
+):
+    (small, layer), (large, _) = peak_of(3), peak_of(6)
+    assert large.of("collectives") == small.of("collectives")
+    assert large.peak - small.peak <= 3 * layer
+
+
+def test_a_run_goes_on_with_another_strategy_on_another_mesh(
+    tmp_path: Path,
+) -> None:
+    p = params()
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        first = sf.strategy("zero3", p, mesh)
+        step, (_, _, *data) = placed_step(first, mesh, p)
+        new, state, _ = step(p, OPT.init(p), *data)
+        sf.save(tmp_path, {"p": new, "state": state})
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        plan = sf.strategy("zero1", p, mesh)
+        step, (like, state, *data) = placed_step(plan, mesh, p)
+        found = sf.load(tmp_path, {"p": like, "state": state})
+        found = sf.full(step(found["p"], found["state"], *data))
+    p, state, *data = inputs(first, p)
+    for _ in range(2):
+        p, state, loss = step_of(first)(p, state, *data)
+    assert_close(found, (p, state, loss))
+
+
+def test_strategies_join_by_base() -> None:
+    p = params()
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((3, 2), ("dp", "tp"))
+        tensor = sf.placements(p, TENSOR_PARALLEL, default=P())
+        sequence = sf.strategy("sequence", p, mesh, base=tensor)
+        assert (sequence.batch, sequence.activations) == (P(), P(None, "tp"))
+        plan = sf.strategy("zero1", p, mesh, base=sequence, min_bytes="1KB")
+        assert plan.params == plan.grads == tensor
+        assert plan.state == {
+            "embed": P("dp"),
+            "norm": P(),
+            "up": P("dp", "tp"),
+            "down": P("tp", "dp"),
+        }
+        assert (plan.batch, plan.activations) == (P("dp"), P("dp", "tp"))
+        step, args = placed_step(plan, mesh, p)
+        found = sf.full(step(*args))
+    assert_close(found, step_of(plan)(*inputs(plan, p)))
+    sizes = "params 96.5 KiB, grads 96.5 KiB, state 33.5 KiB"
+    assert str(plan).splitlines() == [
+        "zero1: batch P('dp'), activations P('dp', 'tp')",
+        f"  bytes a rank: {sizes}",
+    ]
+
+
+REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "another name": (
+        ("zero4",),
+        {},
+        "strategy, name: it is 'zero4'\n"
+        "  needed: 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp' or 'tensor' or 'sequence'\n"
+        "  try: 'zero3'",
+    ),
+    "a mesh without its axis": (
+        ("hsdp",),
+        {},
+        "strategy('hsdp'), axis: it names 'replica'; the mesh has (dp=2, tp=2)\n"
+        "  try: 'dp' or 'tp'",
+    ),
+    "one axis of two": (
+        ("hsdp",),
+        {"axis": "dp"},
+        "strategy('hsdp'), axis: it is 'dp'\n"
+        "  needed: two mesh axes: the first replicates, the second shards\n"
+        "  try: axis=('replica', 'dp')",
+    ),
+    "tensor parallelism without a plan": (
+        ("tensor",),
+        {},
+        "strategy('tensor'), base: it shards no parameter over 'tp'\n"
+        "  needed: the placements of a tensor parallel plan\n"
+        "  try: base=sf.placements(params, model.tp_plan, axis='tp')",
+    ),
+    "a base that does not fit": (
+        ("zero1",),
+        {"base": {"w": P("dp", None, None)}},
+        "strategy('zero1'), base: w: P('dp', None, None) names dim 2 of a tensor with 2 dims, "
+        "shape (4, 4)\n  try: placements that fit each parameter",
+    ),
+    "no number of bytes": (
+        ("zero1",),
+        {"min_bytes": "x"},
+        "strategy('zero1'), min_bytes: 'x' is not a number of bytes\n"
+        "  try: a number of bytes, or text such as '100KB'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    args, options, text = REFUSED[case]
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        with pytest.raises(sf.ShardError) as error:
+            sf.strategy(*args, {"w": torch.ones(4, 4)}, mesh, **options)
+    assert without_line(error.value) == text

@@ -1,0 +1,27 @@
+"""Warnings of expensive programs: once for a function, and of `shard` alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import shardfn as sf
+from shardfn import P
+from tests.transforms.sharding.test_auto import SMALL, loss, sgd
+
+
+def warned(*functions: Any) -> int:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for fn in functions:
+            fn.lower(*SMALL)
+    return len(seen)
+
+
+def test_a_function_is_warned_of_once() -> None:
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((8,), ("dp",))
+        step = sgd(loss)
+        first = sf.shard(step, mesh, P())
+        assert warned(first, first, sf.shard(step, mesh, P())) == 1
+        assert warned(sf.shard(sgd(loss), mesh, P()), sf.jit(step)) == 1

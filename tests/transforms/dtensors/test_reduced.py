@@ -1,0 +1,151 @@
+"""Reductions by hand: derivatives through a tensor that is overwritten, and dtypes that an op does
+not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from message import without_line
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
+
+import shardfn as sf
+from shardfn.simulated import SimulatedTensor
+
+Op = dist.ReduceOp
+DRAWN = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).double()
+
+
+def vocabulary(x: Any, group: Any) -> Any:
+    """Cross entropy over logits that ranks share: each has 5 classes."""
+    classes = torch.tensor([1, 7, 3])
+    top = x.amax(-1)
+    dist.all_reduce(top, op=Op.MAX, group=group)
+    total = (x - top[:, None]).exp().sum(-1)
+    dist.all_reduce(total, group=group)
+    mine = classes - dist.get_rank(group) * 5
+    found = (x - top[:, None]).gather(1, mine.clamp(0, 4)[:, None])[:, 0]
+    found = torch.where((mine >= 0) & (mine < 5), found, 0.0)
+    dist.all_reduce(found, group=group)
+    product = x.exp()  # its derivative reads what the collective overwrites
+    dist.all_reduce(product, op=Op.PRODUCT, group=group)
+    return (total.log() - found).mean() + product.sum()
+
+
+def plain(logits: Any) -> Any:
+    classes = torch.tensor([1, 7, 3])
+    whole = torch.nn.functional.cross_entropy(torch.cat([*logits], 1), classes)
+    return whole + logits.sum(0).exp().sum()
+
+
+def test_s7_3_a_derivative_reads_what_a_collective_overwrites() -> None:
+    with sf.fake_world(2):
+        group = sf.make_mesh((2,), ("tp",)).get_group()
+        loss = lambda x: vocabulary(x, group)
+        found = sf.jit(sf.grad(loss), backend="aten")(SimulatedTensor([*DRAWN]))
+    wanted = torch.func.grad(plain)(DRAWN)
+    torch.testing.assert_close(found.shards, [*wanted], rtol=1e-12, atol=1e-12)
+
+
+def test_a_sum_in_place_counts_once_as_one_device_has_it() -> None:
+    a, b = DRAWN[0][:, :4], DRAWN[1][:2, :].T[:4]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+
+        def product(a: Any, b: Any) -> Any:
+            y = a @ b
+            dist.all_reduce(y)
+            return y
+
+        mapped = local_map(
+            product,
+            out_placements=([Replicate()],),
+            in_placements=([Shard(1)], [Shard(0)]),
+            device_mesh=mesh,
+        )
+        loss = lambda a, b: mapped(a, b).square().sum().full_tensor()
+        args = [
+            distribute_tensor(a.contiguous(), mesh, [Shard(1)]),
+            distribute_tensor(b.contiguous(), mesh, [Shard(0)]),
+        ]
+        found = sf.jit(sf.grad(loss), backend="aten")(*args)
+        torch.testing.assert_close(sf.full(found), 2 * a @ b @ b.T)
+
+
+def no_grad(x: Any) -> Any:
+    """A tensor that is overwritten without a derivative keeps that of what it was."""
+    y = x * 3
+    with torch.no_grad():
+        dist.all_reduce(y)
+    return y.sum()
+
+
+def test_without_grad_a_tensor_keeps_its_derivative() -> None:
+    with sf.fake_world(2):
+        sf.make_mesh((2,), ("tp",))
+        found = sf.grad(no_grad)(SimulatedTensor([*DRAWN]))
+    torch.testing.assert_close(found.shards, [torch.full_like(DRAWN[0], 3.0)] * 2)
+
+
+def shown(x: Any) -> Any:
+    y = x.exp()
+    view = y.view(-1)
+    dist.all_reduce(y)
+    return view
+
+
+def test_a_view_shows_the_sum() -> None:
+    with sf.fake_world(2):
+        sf.make_mesh((2,), ("tp",))
+        found = sf.jit(shown, backend="aten")(SimulatedTensor([*DRAWN]))
+    torch.testing.assert_close(found.shards, [DRAWN.exp().sum(0).view(-1)] * 2)
+
+
+def read_twice(x: Any) -> Any:
+    y = x.exp()
+    y.view(-1)[0]
+    dist.all_reduce(y)
+    return y.sum()
+
+
+CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "bits of floats": (
+        lambda x: dist.all_reduce(x * 1, op=Op.BAND),
+        """torch.distributed.all_reduce: op is band, of torch.float64
+  needed: integers or bool
+  try: x.view of an integer dtype, or another op""",
+    ),
+    "the largest complex number": (
+        lambda x: dist.all_reduce(x * 1j, op=Op.MAX),
+        """torch.distributed.all_reduce: op is max, of torch.complex128
+  needed: real numbers
+  try: op=max of torch.view_as_real(x), or of x.abs()""",
+    ),
+    "a mean of integers": (
+        lambda x: dist.all_reduce(x.int(), op=Op.AVG),
+        """torch.distributed.all_reduce: op is avg, of torch.int32
+  needed: floating numbers
+  try: op=dist.ReduceOp.SUM, and a division by dist.get_world_size(group)""",
+    ),
+    "a write to what a derivative reads": (
+        sf.grad(read_twice),
+        """jit(grad(read_twice)): it writes in place to a tensor that a derivative reads
+  needed: one pure graph of tensor ops
+  try: write to a copy: y = y.clone(), and then the write; or a new value""",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
+    fn, text = CASES[case]
+    with sf.fake_world(2):
+        sf.make_mesh((2,), ("tp",))
+        with pytest.raises(sf.CaptureError) as caught:
+            sf.jit(fn, backend="aten")(DRAWN[0])
+    assert without_line(caught.value) == text

@@ -1,0 +1,100 @@
+"""plan: meshes of several shapes, from one capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+from shardfn.runtime import cache
+from tests.transforms.sharding.test_auto import SMALL, WIDE, loss, sgd, shapes
+
+Lib: Any = sf  # called with wrong types
+MESHES = [(64,), (8, 8), (4, 4, 4)]
+MANY = shapes(up=(512, 2048), down=(2048, 512)), sf.ShapeDtype((65536, 512))
+
+
+def test_meshes_are_compared_from_one_capture() -> None:
+    before = cache.counts["captures"]
+    found = sf.plan(sgd(loss), *MANY, meshes=MESHES, memory="80GiB")
+    assert cache.counts["captures"] == before + 1
+    assert {plan.axes.sizes for plan in found.plans} == {*MESHES}
+    times = [plan.time.total for plan in found.plans]
+    assert times == sorted(times) and found.best is found.plans[0]
+
+
+def test_the_table_has_a_row_for_each_mesh_with_placements_to_paste() -> None:
+    found = sf.plan(
+        sgd(loss),
+        *WIDE,
+        meshes=[(8,), (2, 4)],
+        memory="1GiB",
+        axis_names=("a", "b"),
+    )
+    text = str(found)
+    assert text.splitlines()[1].split()[:4] == ["mesh", "ms", "a", "step"]
+    for plan in found.plans:
+        assert str(plan.axes) in text
+        assert f"on {plan.axes}: in_placements = {plan.placements.text()}" in text
+        assert plan.memory.peak <= 2**30
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh(found.best.axes.sizes, found.best.axes.names)
+        places = eval(found.best.placements.text())
+        low = sf.shard(sgd(loss), mesh, places).lower(*WIDE)
+        assert low.memory.peak == found.best.memory.peak
+        assert low.collectives == found.best.collectives
+
+
+def test_a_mesh_on_which_nothing_fits_is_said() -> None:
+    found = sf.plan(sgd(loss), *WIDE, meshes=[(2,), (8,)], memory="1GiB")
+    assert [plan.axes.sizes for plan in found.plans] == [(8,)]
+    ((axes, why),) = found.refused
+    assert axes.sizes == (2,) and why.startswith("the least is ")
+    assert f"{axes}: the least is" in str(found)
+
+
+def test_what_is_known_of_the_placements_stays() -> None:
+    places = {"up": P(None, "dp"), "down": sf.auto}, sf.auto
+    found = sf.plan(sgd(loss), *SMALL, meshes=[(4,)], in_placements=places)
+    assert found.best.placements.in_placements[0]["up"] == P(None, "dp")
+
+
+X = torch.ones(8, 4)
+WRONG: dict[str, tuple[Any, str]] = {
+    "hardware": (
+        lambda: sf.plan(torch.sin, X, meshes=[(2,)], hardware="H1000"),
+        "plan(sin): hardware is 'H1000'\n  needed: one of A100, H100, H200, B200, or an "
+        "sf.Hardware",
+    ),
+    "meshes": (
+        lambda: Lib.plan(torch.sin, X, meshes=[8]),
+        "plan, meshes: meshes is [8], a list, and must be a list of shapes of meshes",
+    ),
+    "names": (
+        lambda: sf.plan(torch.sin, X, meshes=[(2, 2)], axis_names=("a",)),
+        "plan(sin), axis_names: 1 names for a mesh of shape (2, 2)",
+    ),
+    "memory": (
+        lambda: sf.plan(torch.sin, X, meshes=[(2,)], memory=1),
+        "memory: no placements found on (dp=2) fit in 1 B a rank",
+    ),
+    "size": (
+        lambda: sf.plan(torch.sin, X, meshes=[(2,)], memory="a lot"),
+        "plan(sin), memory: 'a lot' is not a number of bytes",
+    ),
+    "nothing to choose": (
+        lambda: sf.plan(torch.mul, 2, 3, meshes=[(2,)]),
+        "in_placements: sf.auto stands for no tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input_is_refused_by_name(name: str) -> None:
+    run, text = WRONG[name]
+    with pytest.raises(sf.ShardError) as error:
+        run()
+    assert text in str(error.value)
