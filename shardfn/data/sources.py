@@ -1,4 +1,4 @@
-"""What a loader reads: a dataset by its indices, or any iterable of batches."""
+"""The sources of a loader: a dataset by its indices, or any iterable of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the threads of this process do now: the stage, the line of the user, the collective."""
+"""The work of the threads of this process: the stage, the line of the user, the collective."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _users(frames: list[FrameType]) -> str | None:
 
 
 def _collective(frames: list[FrameType], sends: Mapping[str, str]) -> str | None:
-    """What the line of generated code sends: known by its node, or by the name of the op."""
+    """The collective of a line of generated code: known by its node, or by the name of the op."""
     for frame in frames:
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         assigned = _ASSIGNED.match(line)

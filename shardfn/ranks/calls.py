@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-# keys of events that are no call of a program: a comparison, an error, a checkpoint
+# keys of events that do not call a program: a comparison, an error, a checkpoint
 COMPARING, RAISED, CHECKPOINT = 0, 1, 2
 PROGRAMS = 3  # the key of the first program of a lane
 SHOWN = 8  # calls that a process shows one by one

@@ -13,7 +13,7 @@ from .calls import first_difference
 from .presence import state_of
 
 WAITING, PATIENT, DECIDED = "waiting", "patient", "decided"
-WORLD = "world"  # the lane of comparisons, which are no calls
+WORLD = "world"  # the lane of comparisons
 NONE = {"count": 0}
 QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
@@ -26,7 +26,7 @@ LATE = (
 
 @attrs.frozen
 class Heard:
-    """What is known of a process.
+    """The last status of a process.
 
     Args:
         rank: of it.
@@ -227,7 +227,7 @@ def _lost(other: Heard, reason: str) -> Verdict:
 
 
 def doing(status: Mapping[str, Any]) -> str:
-    """What a process does, as text."""
+    """The activity of a process, as text."""
     now, stage, line = status["now"], status["stage"], status["line"]
     at = f", at {line}" if line else ""
     if now:

@@ -2,7 +2,7 @@
 calls it has made, reads what the others have, and says why a call cannot go on.
 
 A call itself only appends to a list. All that talks to the store runs in threads, since a store
-whose server has stopped answers nobody.
+whose server has stopped does not answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SILENT = 1.5  # seconds more, after which the store itself counts as gone
 
 @attrs.define(eq=False)
 class Watch:
-    """What this process tells the others, and knows of them.
+    """The state of this process that the others read, and their states.
 
     Args:
         store: the store of the job, of which it makes clients of its own.
@@ -180,7 +180,7 @@ class Watch:
                 self.heard[rank] = time.monotonic(), status
 
     def _others(self) -> list[Heard]:
-        """The ranks that this one has heard, and those of its call first that are behind."""
+        """The ranks that this one has heard, in order."""
         now = time.monotonic()
         return [
             Heard(rank, status, self._age(now - at, status), self.beats)
@@ -204,7 +204,7 @@ class Watch:
             self.changed = time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        """What this process does, as JSON."""
+        """The activity of this process, as JSON."""
         event, seconds = self.now, time.monotonic() - self.changed
         is_long = seconds > min(LONG, self.timeout / 2)
         stage = line = sends = now = None
@@ -350,7 +350,7 @@ class Watch:
         self.woken.set()
 
     def is_alone(self, *, serves: bool) -> bool:
-        """Whether nobody needs this process any more, nor could tell it anything.
+        """Whether no rank needs this process any more, nor could tell it anything.
 
         Args:
             serves: whether it serves the store.

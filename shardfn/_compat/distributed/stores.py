@@ -91,7 +91,7 @@ def put_first(store: Any, key: str, text: str) -> str:
 
 
 def texts_of(store: Any, keys: list[str]) -> list[str | None]:
-    """The values of these keys, None for those that nobody has set."""
+    """The values of these keys, None for those that are not set."""
     if not keys:
         return []
     there = [key for key in keys if store.check([key])]

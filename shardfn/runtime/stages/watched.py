@@ -72,7 +72,7 @@ def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
 
 
 def _sends(graph: torch.fx.Graph) -> dict[str, str]:
-    """What each node sends or waits for: the kind of the collective, its axis and its line."""
+    """The collective that each node starts or waits for: its kind, its axis and its line."""
     rows = dict[str, str]()
     for node in inner_nodes(graph, once=True):
         record = node.meta.get("collective")

@@ -107,7 +107,7 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def select(self, finite: torch.Tensor, new: Any, old: Any) -> Any:
-        """What a step has made where gradients were finite, else what was before.
+        """The new values of a step where gradients were finite, else the values before it.
 
         Args:
             finite: of `unscale`.
