@@ -79,7 +79,7 @@ FAULTS = (
     Fault(
         "another batch of the same shape", STEP, DIFFER, variables=CHECK, told=True
     ),
-    Fault("other parameters", STEP, DIFFER, told=True),
+    Fault("other parameters", STEP, DIFFER, variables=CHECK, told=True),
     Fault("other parameters", CAPTURE, DIFFER, told=True),
     Fault("another function", CAPTURE, DIFFER, told=True),
     Fault("another function", STEP, DIFFER, told=True),
