@@ -31,6 +31,13 @@ ACCEPTED: dict[str, list[Any]] = {
     "NUMBER_OR_NONE": [None, 0],
     "SHAPES": [[(8,), (4, 2)], ((1,),)],
     "NAMES": [None, ("dp", "tp"), ["a"], ()],
+    "SEED": [0, 2**40],
+    "SCALE": [1, 2.0**16],
+    "GROWTH": [1, 2.5],
+    "BACKOFF": [1, 0.5],
+    "INTERVAL": [1, 2000],
+    "ITERABLE": [[], range(3), iter([])],
+    "FLAG_OR_NONE": [None, True, False],
 }
 REFUSED: dict[str, list[Any]] = {
     "FLAG": [0, 1, None],
@@ -52,6 +59,13 @@ REFUSED: dict[str, list[Any]] = {
     "NUMBER_OR_NONE": [-1, True],
     "SHAPES": [[], [8], [()], [(0,)], "8", [("8",)]],
     "NAMES": ["dp", (1,), 3],
+    "SEED": [-1, True, 1.0, None],
+    "SCALE": [0, -1.0, True, float("inf"), float("nan")],
+    "GROWTH": [0.5, True, float("nan"), "2"],
+    "BACKOFF": [0, 1.5, True, None],
+    "INTERVAL": [0, -1, 1.0, True],
+    "ITERABLE": [3, None],
+    "FLAG_OR_NONE": [0, 1, "yes"],
 }
 ALL = {k: x for k, x in vars(kinds).items() if isinstance(x, kinds.Kind)}
 
