@@ -15,11 +15,14 @@ from typing import Any
 
 from ... import _compat
 from ...errors import DivergenceError
+from ...ranks.beside import watch_of
+from ...ranks.watch import Watch
 from ..agreement import has_others
 from ..arguments import Placed
 
 AHEAD = 8  # calls that a rank may still start before it must know
 PAUSE = 0.02  # seconds between two looks into the store
+LOOK = 0.2  # seconds between two looks at the watchdog
 PATIENCE = 600.0  # seconds for which a call waits for the other ranks
 _numbers = itertools.count()  # of the switches of all ranks together
 
@@ -33,6 +36,7 @@ class Switch:
         rank: of this process.
         size: the number of processes.
         number: of this switch, equal on all ranks.
+        watch: the watchdog, which knows of ranks that are lost.
     """
 
     def __init__(
@@ -42,9 +46,10 @@ class Switch:
         rank: int = 0,
         size: int = 1,
         number: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         self.name, self.store, self.rank, self.size = name, store, rank, size
-        self.key = f"shardfn/switch/{number}"
+        self.key, self.watch = f"shardfn/switch/{number}", watch
         self.calls = 0
         self.bound: int | None = None
         self.first: int | None = None  # the call from which on compiled code runs
@@ -56,6 +61,7 @@ class Switch:
 
         Raises:
             DivergenceError: another rank does not say when it will.
+            RankLostError: a rank is lost that would have to.
         """
         with self._lock:
             call = self.calls
@@ -63,11 +69,20 @@ class Switch:
             waits = (
                 self.first is None and self.bound is not None and call > self.bound
             )
-        if waits and not self._decided.wait(PATIENCE):
-            got = "a rank has not said from which call on it runs compiled code"
-            fix = "see whether all ranks still run, or leave warmup out"
-            raise DivergenceError.of(self.name, got, fix=fix)
+        if waits:
+            self._wait()
         return self.first is not None and call >= self.first
+
+    def _wait(self) -> None:
+        """Wait until all ranks have said when they are ready."""
+        deadline = time.monotonic() + PATIENCE
+        while not self._decided.wait(LOOK):
+            if self.watch is not None and self.watch.verdict is not None:
+                raise self.watch.error(self.name)
+            if time.monotonic() > deadline:
+                got = "a rank has not said from which call on it runs compiled code"
+                fix = "see whether all ranks still run, or leave warmup out"
+                raise DivergenceError.of(self.name, got, fix=fix)
 
     def compiled(self) -> None:
         """Agree with the other ranks, once this one has compiled. Runs in the background."""
@@ -106,6 +121,7 @@ def switch_of(name: str, placed: Placed) -> Switch | None:
     """The switch of a program. None where ranks cannot agree, since not all of them run it."""
     if has_others(placed):
         world, store = placed.world, _compat.world_store()
-        return Switch(name, store, world.rank, world.size, next(_numbers))
+        place = world.rank, world.size, next(_numbers)
+        return Switch(name, store, *place, watch_of(world))
     is_alone = placed.mesh is None or placed.mesh.size() == 1
     return Switch(name) if is_alone else None

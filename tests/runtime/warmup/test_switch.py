@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from shardfn.errors import DivergenceError
+from shardfn.errors import DivergenceError, RankLostError
 from shardfn.runtime.warmup import Switch
 from shardfn.runtime.warmup import switch as module_of_switches
 
@@ -66,4 +67,14 @@ def test_a_rank_that_never_answers_is_an_error(
     mine.bound = 0
     assert not mine.is_compiled()
     with pytest.raises(DivergenceError, match="a rank has not said"):
+        mine.is_compiled()
+
+
+def test_a_rank_that_is_lost_ends_the_wait() -> None:
+    lost = RankLostError.of("f", "rank 1 is lost")
+    watch: Any = SimpleNamespace(verdict="a verdict", error=lambda name: lost)
+    mine = Switch("f", dist.HashStore(), 0, 2, watch=watch)
+    mine.bound = 0
+    assert not mine.is_compiled()
+    with pytest.raises(RankLostError, match="rank 1 is lost"):
         mine.is_compiled()
