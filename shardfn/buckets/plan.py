@@ -14,7 +14,10 @@ import attrs
 from .._compat import constant_in_graph
 from ..byte_sizes import human_bytes
 from ..errors import TreeError
-from .records import Bucket, Row, Unbucketed, record, tupled, uneven
+from .reading import read
+from .records import Bucket, Row, Unbucketed, uneven
+
+SHOWN = 8  # problems in an error
 
 
 @attrs.frozen
@@ -150,23 +153,16 @@ class BucketPlan:
         """The plan that JSON text describes.
 
         Raises:
-            TreeError: the text is not a bucket plan.
+            TreeError: the text is not a bucket plan: lists the values that are wrong.
         """
-        try:
-            fields = json.loads(text)
-            buckets = tuple(record(Bucket, b) for b in fields.pop("buckets"))
-            unbucketed = tuple(
-                record(Unbucketed, u) for u in fields.pop("unbucketed", ())
-            )
-            if problems := uneven(buckets):
-                raise ValueError(problems)
-            others = {k: tupled(v) for k, v in fields.items()}
-            return cls(buckets=buckets, unbucketed=unbucketed, **others)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        plan, wrong = read(cls, text, required=["buckets"])
+        if not wrong and (problem := uneven(plan.buckets)):
+            wrong = [problem]
+        if wrong:
+            got = [f"not a bucket plan: {wrong[0]}", *wrong[1:SHOWN]]
             fix = "a file that BucketPlan.save wrote"
-            raise TreeError.of(
-                "BucketPlan.from_json", f"not a bucket plan: {error}", fix=fix
-            ) from error
+            raise TreeError.of("BucketPlan.from_json", *got, fix=fix)
+        return plan
 
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None

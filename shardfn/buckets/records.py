@@ -5,7 +5,7 @@ leaf.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 
@@ -113,16 +113,6 @@ class Wish:
             *fields,
             rows=None if rows is None else tuple(Row(*row) for row in rows),
         )
-
-
-def tupled(x: Any) -> Any:
-    """A JSON value with tuples for its lists."""
-    return tuple(x) if isinstance(x, list) else x
-
-
-def record(kind: type, fields: dict[str, Any]) -> Any:
-    """A record of a plan from JSON."""
-    return kind(**{k: tupled(v) for k, v in fields.items()})
 
 
 def uneven(buckets: Sequence[Bucket]) -> str | None:

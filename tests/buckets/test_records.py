@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from shardfn.buckets.records import Bucket, Row, Wish, record, uneven
+from shardfn.buckets.records import Bucket, Row, Wish, uneven
 
 BUCKET = Bucket(
     index=3, kind="all_reduce", axis="dp", op="sum", dtype="float32", phase="backward",
@@ -35,11 +35,6 @@ def test_options_are_read_back_as_they_were_written(wish: Wish) -> None:
 
 def test_a_row_is_told_by_its_collective() -> None:
     assert ROW.what == ("all_reduce", "dp", "backward")
-
-
-def test_lists_of_json_are_tuples_of_a_record() -> None:
-    fields = attrs.asdict(BUCKET) | {"leaves": ["v", "w"], "sizes": [60, 40]}
-    assert record(Bucket, fields) == BUCKET
 
 
 def test_a_bucket_has_one_size_for_each_leaf() -> None:
