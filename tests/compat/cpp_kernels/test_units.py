@@ -51,6 +51,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what this process has loaded, as a new process would."""
+    sf.clear_cache()
     monkeypatch.setattr(units, "_kernels", {})
     monkeypatch.setattr(CppPythonBindingsCodeCache, "cache", {})
 
