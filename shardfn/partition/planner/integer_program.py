@@ -11,9 +11,9 @@ import numpy as np
 SECONDS = (
     60.0  # after which there is no solution: another rank might find another one
 )
-# Relative, within which a solution counts as the least: of few variables, and of many.
-GAPS = 1e-9, 2e-3
-MANY = 2000
+# Relative, within which a solution counts as the least, above so many variables. A plan is taken
+# if it is a tenth better, and proving the last tenth of a large program takes minutes.
+GAPS = {0: 1e-9, 2_000: 2e-3, 10_000: 0.1}
 SOLVED, IMPOSSIBLE = 0, 2  # statuses of scipy's
 HALF = 0.5
 LARGEST = 1e4  # cost, for the solver's tolerances
@@ -92,8 +92,13 @@ class IntegerProgram:
             bounds=bounds,
             options={
                 "time_limit": SECONDS,
-                "mip_rel_gap": GAPS[len(self.costs) > MANY],
+                "mip_rel_gap": _gap(count),
             },
         )
         self.is_impossible = found.status == IMPOSSIBLE
         return [x > HALF for x in found.x] if found.status == SOLVED else None
+
+
+def _gap(count: int) -> float:
+    """The gap for so many variables."""
+    return next(gap for above, gap in reversed(GAPS.items()) if count > above)
