@@ -149,6 +149,7 @@ def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:
     return _tree.unflatten(treedef, specs)
 
 
+@_compat.read_by_dynamo
 def per_argument(placements: Any, n: int) -> Any:
     """A prefix tree over n positional arguments, with a part for each."""
     if is_spec(placements):
