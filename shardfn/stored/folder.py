@@ -14,7 +14,6 @@ import hmac
 import os
 import secrets
 import stat
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 import attrs
 
 from ..byte_sizes import bytes_of
+from . import complete_files
 
 try:
     import fcntl
@@ -35,7 +35,6 @@ DEFAULT_LIMIT = "1GB"
 NAME = "compilations"
 KEY = "key"
 SUFFIX = ".step"
-PARTIAL = ".partial-"
 HOUR = 3600.0  # seconds after which a partial file is a rest
 BITS = 32  # bytes of the key, and of a code
 WAIT = 600.0  # seconds for which a process waits for another's compilation
@@ -84,7 +83,7 @@ class Folder:
         try:
             key = self._key() or self._new_key()
             code = _code(key, name, text)
-            _replace(self.path / f"{name}{SUFFIX}", code + text)
+            complete_files.write(self.path / f"{name}{SUFFIX}", code + text)
             self._shrink()
         except OSError as error:
             complain(f"compilations are not stored in {self.path}: {error}")
@@ -129,7 +128,7 @@ class Folder:
     def _shrink(self) -> None:
         """Remove the files that were used least recently, until the rest is small enough."""
         old = time.time() - HOUR
-        for path in self.path.glob(f"{PARTIAL}*"):
+        for path in self.path.glob(f"{complete_files.PARTIAL}*"):
             if path.stat().st_mtime < old:
                 path.unlink(missing_ok=True)
         rows = self.entries()
@@ -148,10 +147,10 @@ class Folder:
 
     def _new_key(self) -> bytes:
         """The key of the folder, made by whichever process is first."""
-        _replace(self.path / KEY, secrets.token_bytes(BITS), keep=True)
+        complete_files.write(self.path / KEY, secrets.token_bytes(BITS), keep=True)
         found = self._key()
         if found is None:
-            _replace(self.path / KEY, secrets.token_bytes(BITS))
+            complete_files.write(self.path / KEY, secrets.token_bytes(BITS))
             found = self._key()
         if found is None:
             raise OSError(errno.EIO, "its key cannot be read back")
@@ -211,30 +210,6 @@ def complain(problem: str) -> None:
 
 def _code(key: bytes, name: str, text: bytes) -> bytes:
     return hmac.digest(key, name.encode() + b"\0" + text, hashlib.sha256)
-
-
-def _replace(path: Path, text: bytes, *, keep: bool = False) -> None:
-    """Write a file that appears whole.
-
-    Args:
-        path: of the file.
-        text: its bytes.
-        keep: whether one that is there stays.
-    """
-    handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep:
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, path)
-        else:
-            os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
 
 
 def _wait_for(handle: int) -> None:

@@ -24,7 +24,7 @@ TOLD = (
 
 
 def _open() -> set[tuple[int, int]]:
-    """The number and the inode of each socket of this process. Nothing where there is no Linux."""
+    """The number and the inode of each socket of this process. Empty outside of Linux."""
     found = set[tuple[int, int]]()
     numbers = os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
     for number in map(int, numbers):

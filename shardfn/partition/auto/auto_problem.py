@@ -75,7 +75,7 @@ class AutoProblem(AxisProblem):
         self.add_memory(limit)
 
     def choose(self) -> Axes | None:
-        """The placements on the axes up to this one; None if there is no solution in time."""
+        """The placements on the axes up to this one; None if none is found in time."""
         values = self.program.solve()
         if values is None:
             return None

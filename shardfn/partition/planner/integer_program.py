@@ -92,13 +92,13 @@ class IntegerProgram:
             bounds=bounds,
             options={
                 "time_limit": SECONDS,
-                "mip_rel_gap": _gap(count),
+                "mip_rel_gap": gap_of(count),
             },
         )
         self.is_impossible = found.status == IMPOSSIBLE
         return [x > HALF for x in found.x] if found.status == SOLVED else None
 
 
-def _gap(count: int) -> float:
-    """The gap for so many variables."""
+def gap_of(count: int) -> float:
+    """The gap for so many variables: relative to the cost of the solution."""
     return next(gap for above, gap in reversed(GAPS.items()) if count > above)

@@ -153,7 +153,7 @@ def donated_tensors(
 
 
 def _of_dtensors(leaves: list[Any]) -> Any:
-    """The mesh of the DTensors: of the first, or the whole mesh of which they are on parts."""
+    """The mesh of the DTensors: of the first, or the mesh of which they are on parts."""
     meshes = [x.device_mesh for x in leaves if isinstance(x, DTensor)]
     first = meshes[0] if meshes else None
     if all(mesh == first for mesh in meshes):

@@ -167,7 +167,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> Marks:
 
 
 def moved_to(x: DTensor, mesh: Any) -> str:
-    """The code that puts a DTensor of a part of a mesh on the whole mesh. Nothing for one of
+    """The code that puts a DTensor of a part of a mesh on the mesh. Nothing for one of
     another mesh.
     """
     part, axes = axes_of(x.device_mesh), axes_of(mesh)

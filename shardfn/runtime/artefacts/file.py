@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ...errors import ArtefactError, call_site
+from ...stored import complete_files
 
 FORMAT = "shardfn artefact"
 VERSION = 1
@@ -26,7 +25,7 @@ DAMAGED = "another copy, or save it again: it is damaged, or something else"
 def write(
     path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> None:
-    """Write a file that appears whole.
+    """Write a file that appears complete, or not at all.
 
     Raises:
         ArtefactError: it cannot be written there.
@@ -39,14 +38,8 @@ def write(
         "record": text,
         "digest": _digest(text, stored),
     }
-    folder = os.path.dirname(os.path.abspath(path))
     try:
-        handle, partial = tempfile.mkstemp(dir=folder, prefix=".partial-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(save(stored, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        complete_files.write(path, save(stored, metadata))
     except OSError as error:
         fix = "a path that can be written"
         got = f"{path} cannot be written"

@@ -16,6 +16,7 @@ from effort import EFFORT
 import shardfn as sf
 from shardfn import P
 from shardfn.partition.planner.axis_problem import AxisProblem, Strategy
+from shardfn.partition.planner.integer_program import gap_of
 from shardfn.partition.planner.observed import Observed
 from shardfn.partition.planner.supplies import IMPOSSIBLE, Supply
 from shardfn.partition.propagate import walked
@@ -139,3 +140,9 @@ def test_it_equals_a_search_over_all_combinations(seed: int) -> None:
     assert len(taken) == len(choices)
     assert price_of(found, taken) == pytest.approx(least, rel=1e-6)
     assert least < IMPOSSIBLE
+
+
+def test_larger_programs_are_solved_within_wider_gaps() -> None:
+    counts = (1, 2_000, 2_001, 10_000, 10_001, 10**6)
+    gaps = [gap_of(count) for count in counts]
+    assert gaps == [1e-9, 1e-9, 2e-3, 2e-3, 0.1, 0.1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def test_a_file_of_tensors_alone_and_one_of_a_later_version_are_refused(
 
 
 def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
     with pytest.raises(ArtefactError, match="cannot be written"):
-        file.write(str(tmp_path), {}, {})
-    assert not list(tmp_path.iterdir()), "no partial file stays"
+        file.write(str(tmp_path / "folder"), {}, {})
+    assert os.listdir(tmp_path) == ["folder"], "no partial file stays"
