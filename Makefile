@@ -13,6 +13,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -q $(
 # A worker that has run out of tests takes some of another worker's.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
+# Processes that the tests start read what the first of them has compiled to bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults
 

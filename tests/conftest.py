@@ -8,6 +8,7 @@ that those name.
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
@@ -26,6 +27,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).resolve().parent
+OURS = f"{TESTS}{os.sep}"
 LAWS = [  # folders in which nearly every test captures a program
     TESTS / name
     for name in (
@@ -147,7 +149,7 @@ def needs(
         params: of the case.
     """
     found: set[str] = set()
-    reached = list(_reached(functions))
+    reached = _reached(tuple(functions))
     named = [value for value in reached if isinstance(value, str)]
     asked = [value for value in params.values() if isinstance(value, str)]
     # A case of another backend names this one only to compare.
@@ -167,21 +169,23 @@ def _functions(item: pytest.Function) -> list[types.FunctionType]:
     return [f for f in map(inspect.unwrap, found) if _is_ours(f)]
 
 
-def _reached(functions: list[types.FunctionType]) -> Iterator[Any]:
+@functools.cache  # all cases of a test reach the same
+def _reached(functions: tuple[types.FunctionType, ...]) -> list[Any]:
     """The globals and string constants that functions name, and those that the tests' functions
     among these name.
     """
     waiting = list(functions)
     seen: set[types.CodeType] = set()
+    found: list[Any] = []
     while waiting:
         function = inspect.unwrap(waiting.pop())
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        for value in _named(function.__code__, function.__globals__):
-            yield value
-            if _is_ours(value):
-                waiting.append(value)
+        named = list(_named(function.__code__, function.__globals__))
+        found += named
+        waiting += [value for value in named if _is_ours(value)]
+    return found
 
 
 def _named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
@@ -196,7 +200,9 @@ def _named(code: types.CodeType, names: dict[str, Any]) -> Iterator[Any]:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether a value is a function of the tests."""
+    """Whether a value is a function of the tests, with a cache or without."""
+    if isinstance(value, functools._lru_cache_wrapper):
+        value = inspect.unwrap(value)
     if not isinstance(value, types.FunctionType):
         return False
-    return Path(value.__code__.co_filename).is_relative_to(TESTS)
+    return value.__code__.co_filename.startswith(OURS)

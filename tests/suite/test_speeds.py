@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from typing import Any
 
@@ -22,6 +23,15 @@ def deeper() -> Any:
     return run_ranks(1, plain)
 
 
+@functools.cache
+def once() -> Any:
+    return run_ranks(1, plain)
+
+
+def on_ranks_once() -> Any:
+    return once()
+
+
 def compiling() -> Any:
     return dict(backend="inductor")
 
@@ -35,6 +45,7 @@ REACHED = [
     (plain, {"backend": "aten"}, set()),
     (plain, {"backend": "inductor"}, {"inductor"}),
     (on_ranks, {}, {"ranks"}),
+    (on_ranks_once, {}, {"ranks"}),
     (compiling, {}, {"inductor"}),
     (compiling, {"backend": "aten"}, set()),
     (starting, {}, {"slow"}),
