@@ -34,6 +34,12 @@ MUTATORS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    modules.cache_clear()
+
+
 def places(found: list[Module]) -> set[str]:
     """Every "module:name" below shardfn that is written to after import."""
     defined = {_place(m.name, name) for m in found for name, _ in _definitions(m)}

@@ -8,7 +8,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -88,6 +88,12 @@ MAX_DENSITY = 9.0  # AST nodes a line of code
 # What is still too large. These lists only shrink: an entry that is small enough must be removed.
 LARGE_FUNCTIONS: set[tuple[str, str]] = set()
 LONG_FILES: set[str] = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    yield
+    modules.cache_clear()
 
 
 def upward(found: list[Module]) -> list[str]:

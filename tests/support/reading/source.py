@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -65,8 +66,9 @@ def parse(name: str, path: Path, text: str) -> Module:
     return Module(name, path, ast.parse(text))
 
 
+@functools.cache
 def modules() -> list[Module]:
-    """Every file of the library."""
+    """Every file of the library, read once: a test file that asks calls modules.cache_clear."""
     return [
         parse(_dotted(path), path, path.read_text()) for path in files(PACKAGE)
     ]
