@@ -234,7 +234,8 @@ def _read(
         return fn(*args, **kwargs), torch.zeros(())
 
     name = inputs.name
-    with tracing(settings, mode, memo) as state:
+    arguments = list(zip(inputs.tensor_paths, inputs.tensors, strict=True))
+    with tracing(settings, mode, memo, arguments) as state:
         positional = inputs.positional
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
             python, read, sizes_of = _compat.capture_python(
