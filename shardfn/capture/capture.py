@@ -234,8 +234,7 @@ def _read(
         return fn(*args, **kwargs), torch.zeros(())
 
     name = inputs.name
-    arguments = list(zip(inputs.tensor_paths, inputs.tensors, strict=True))
-    with tracing(settings, mode, memo, arguments) as state:
+    with tracing(settings, mode, memo, inputs.named_tensors) as state:
         positional = inputs.positional
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
             python, read, sizes_of = _compat.capture_python(

@@ -304,7 +304,7 @@ def _by_path(rows: Sequence[Any]) -> dict[str, Any]:
 
 
 def _kind(what: str, x: torch.Tensor) -> list[Any]:
-    """The facts of a tensor that ranks compare while they stage. Their plans tell DTensors apart."""
+    """The facts of a tensor that ranks compare while they stage: plans tell DTensors apart."""
     return [what, list(x.shape), str(x.dtype)] if _is_plain(x) else [what, None, ""]
 
 
