@@ -109,20 +109,29 @@ def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
 
 
 def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
-    w = torch.full((2, 2), 3.0, dtype=torch.float64, requires_grad=True)
-    term = lambda x: (x * w * w).sum()
+    w = torch.full((4, 2), 3.0, dtype=torch.float64, requires_grad=True)
+    whole = torch.full((2, 2), 3.0, dtype=torch.float64, requires_grad=True)
     places: Any = {"in_placements": P("dp"), "out_placements": P()}
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        summed = sf.shard_map(lambda x: sf.psum(term(x), "dp"), mesh, **places)
+        total = lambda x: sf.psum((x * w[:2]).sum(), "dp")
+        summed = sf.shard_map(total, mesh, **places)
+        wanted = torch.cat([X[:2] + X[2:], torch.zeros_like(X[:2])])
         for fn in (summed, sf.jit(summed, backend="aten")):
             w.grad = None
             fn(X).backward()
             assert w.grad is not None
-            torch.testing.assert_close(w.grad, 6 * (X[:2] + X[2:]))
+            torch.testing.assert_close(w.grad, wanted)
         x = X.clone().requires_grad_()
         summed(x).backward()
-        torch.testing.assert_close(x.grad, torch.full_like(X, 9.0))
+        torch.testing.assert_close(x.grad, torch.full_like(X, 3.0))
+        refused = lambda x: sf.psum((x * whole).sum(), "dp")
+        with pytest.raises(sf.CaptureError, match="it closes over whole, which req"):
+            sf.shard_map(refused, mesh, **places)(X)
+        at = lambda x, whole: sf.psum((x * whole).sum(), "dp")
+        both: Any = {**places, "in_placements": (P("dp"), P())}
+        sf.shard_map(at, mesh, **both)(X, whole).backward()
+        torch.testing.assert_close(whole.grad, X[:2] + X[2:])
 
 
 def test_gradients_of_a_module_that_per_rank_code_closes_over_are_refused() -> None:
