@@ -11,7 +11,13 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...capture.optimizers.recipe import Recipe
-from ...errors import CaptureError, PlacementError, ShardError, TreeError, call_site
+from ...errors import (
+    CaptureError,
+    PlacementError,
+    ShardError,
+    TreeError,
+    call_site,
+)
 from ...mesh import axes_of
 
 # A class of torch whose step is not a function of gradients: why, and another way.
