@@ -234,11 +234,10 @@ def _read(
         return fn(*args, **kwargs), torch.zeros(())
 
     name = inputs.name
-    with tracing(settings, mode, memo) as state:
-        positional = inputs.positional
+    with tracing(settings, mode, memo, inputs.named_tensors) as state:
         with _compat.patched("symbols" if settings.dynamic else "numbers"):
             python, read, sizes_of = _compat.capture_python(
-                call, positional, inputs.tensors
+                call, inputs.positional, inputs.tensors
             )
         state.watched.rewind()
         tensor_classes.refuse_made(python, name)

@@ -50,6 +50,11 @@ class Inputs(NamedTuple):
         return [x for x in self.fakes if isinstance(x, torch.Tensor)]
 
     @property
+    def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """The path of each tensor, and its fake tensor."""
+        return list(zip(self.tensor_paths, self.tensors, strict=True))
+
+    @property
     def tensor_names(self) -> dict[int, str]:
         """The paths of the tensors, by leaf."""
         pairs = enumerate(zip(self.paths, self.fakes, strict=True))

@@ -247,8 +247,8 @@ def compare_ranks(
     *,
     staging: bool = False,
 ) -> None:
-    """Compare the plain tensors of a call with those of the other ranks. They are global
-    values, and must be equal.
+    """Compare the tensors of a call with those of the other ranks. Plain ones are global values,
+    and must be equal; a DTensor must be one on all ranks.
 
     Args:
         request: the function, which errors name.
@@ -269,9 +269,9 @@ def compare_ranks(
         (f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)
     ]
     mine = [
-        [[what, list(x.shape), str(x.dtype)], _digest(x)]
+        [_kind(what, x), _digest(x) if _is_plain(x) else ""]
         for what, x in rows
-        if _is_plain(x)
+        if isinstance(x, torch.Tensor)
     ]
     kind = "tensors" if staging else f"tensors of {request.name}"
     everyone = gathered(request.name, kind, (staging, mine))
@@ -280,18 +280,54 @@ def compare_ranks(
         other != kinds[0] for other in kinds
     ):
         return  # the ranks' programs differ, which `agree` reports line by line
-    for rank, (_, theirs) in enumerate(everyone):
-        for first, other in itertools.zip_longest(everyone[0][1], theirs):
-            if first != other:
-                raise _differing(request, (first or other)[0][0], rank)
+    _compare(request, [rows for _, rows in everyone])
 
 
-def _differing(request: Request, what: str, rank: int) -> DivergenceError:
+def _compare(request: Request, everyone: Sequence[Sequence[Any]]) -> None:
+    """Compare the rows of all ranks.
+
+    Raises:
+        DivergenceError: names the first argument that differs, on every rank.
+    """
+    first = _by_path(everyone[0])
+    for rank, rows in enumerate(everyone):
+        other = _by_path(rows)
+        for path in {**first, **other}:
+            mine, theirs = first.get(path), other.get(path)
+            if mine != theirs:
+                raise _differing(request, path, (mine, theirs), rank)
+
+
+def _by_path(rows: Sequence[Any]) -> dict[str, Any]:
+    """The rows that ranks compare, by the path of the tensor."""
+    return {row[0][0]: row for row in rows}
+
+
+def _kind(what: str, x: torch.Tensor) -> list[Any]:
+    """The facts of a tensor that ranks compare while they stage: plans tell DTensors apart."""
+    return [what, list(x.shape), str(x.dtype)] if _is_plain(x) else [what, None, ""]
+
+
+def _differing(
+    request: Request, what: str, rows: tuple[Any, Any], rank: int
+) -> DivergenceError:
+    """The error for a tensor that is another one on rank 0 than on a rank.
+
+    Args:
+        request: the function.
+        what: the path of the tensor.
+        rows: what rank 0 compares of it, and the other rank; None where it has no tensor there.
+        rank: the other rank.
+    """
     where = f"{request.name}, {what}"
     source = call_site()
     fix = "the same value on every rank (seed, then broadcast), "
     fix += "or sf.from_local for a rank's own shard"
+    mine, theirs = map(_class_of, rows)
     got = f"a plain tensor that differs between rank 0 and rank {rank}"
+    if mine != theirs:
+        got = f"{mine} on rank 0, {theirs} on rank {rank}"
+        fix = "sf.distribute or sf.from_local on every rank, or on none"
     needed = "a global value, the same on every rank"
     return DivergenceError.of(
         where,
@@ -301,6 +337,13 @@ def _differing(request: Request, what: str, rank: int) -> DivergenceError:
         source=source,
         arg_path=what.removeprefix("argument "),
     )
+
+
+def _class_of(row: Any) -> str:
+    """The class of the tensor of a rank, in words."""
+    if row is None:
+        return "no tensor"
+    return "a DTensor" if row[0][1] is None else "a plain tensor"
 
 
 def _is_plain(x: Any) -> bool:

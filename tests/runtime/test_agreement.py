@@ -101,6 +101,26 @@ def test_a_plain_tensor_that_differs_is_named(
     assert caught.value.arg_path == "x"
 
 
+def test_a_dtensor_on_one_rank_alone_is_named_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other argument, which is equal, was named when only plain tensors were paired."""
+    x, y = torch.ones(2), torch.zeros(2)
+    mine: Any = SimpleNamespace(paths=("x", "y"))
+    placed = [["argument x", None, ""], ""]
+    same = row(y, "argument y")
+    cases: list[tuple[list[Any], str]] = [
+        ([placed, same], "a plain tensor on rank 0, a DTensor on rank 1"),
+        ([same], "a plain tensor on rank 0, no tensor on rank 1"),
+    ]
+    for theirs, text in cases:
+        gathers(monkeypatch, (False, theirs))
+        with pytest.raises(sf.DivergenceError) as caught:
+            compare_ranks(REQUEST, mine, [x, y])
+        assert f"f, argument x: {text}\n" in str(caught.value)
+        assert caught.value.arg_path == "x"
+
+
 def test_other_shapes_are_left_to_the_comparison_of_plans_while_staging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

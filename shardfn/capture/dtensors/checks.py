@@ -173,12 +173,15 @@ def _settled(what: str, said: str, shape: Sequence[int]) -> str:
         dim = int(said[1:])
         if not -len(shape) <= dim < len(shape):
             got = f"Shard({dim}) of a tensor with {len(shape)} dims, shape {tuple(shape)}"
-            raise PlacementError.of(what, got, dim=dim)
+            needed = f"a dim from {-len(shape)} to {len(shape) - 1}"
+            fix = "Shard of a dim that the tensor has, or Replicate()"
+            raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
         return f"S{dim % len(shape)}"
     if said[0] == "?" or (said[0] == "P" and said[1:] not in REDUCED):
         got = f"{said[1:]} is not a placement that shardfn knows"
         needed = f"Shard, Replicate, or Partial of {', '.join(REDUCED)}"
-        raise PlacementError.of(what, got, needed=needed)
+        fix = "Replicate(), and the op on values that all ranks have"
+        raise PlacementError.of(what, got, needed=needed, fix=fix)
     return said
 
 
@@ -311,7 +314,10 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
     wrong = [name for name, _, said in rows if said[0] == "P"]
     if wrong:
         got = f"Partial over {', '.join(wrong)}"
-        raise PlacementError.of(what, got, needed="Shard or Replicate")
+        fix = "DTensor.from_local(x, mesh, placements) of terms that each rank has"
+        raise PlacementError.of(
+            what, got, needed="Shard or Replicate", fix=fix
+        )
 
 
 @_compat.constant_in_graph

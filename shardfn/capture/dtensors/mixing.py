@@ -4,7 +4,9 @@ a number of each rank. torch refuses the first; the second would give wrong valu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +23,14 @@ from ..shard_map.varying_nodes import (
     nodes_in,
 )
 
+
+class Origin(NamedTuple):
+    """Where a tensor comes from."""
+
+    text: str  # in words
+    expression: str | None  # the user's, if there is one
+
+
 MARKS = (
     *placement.PLACED,
     placement.unmarked,
@@ -31,12 +41,14 @@ MARKS = (
 
 
 def refuse_mixed(
-    node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bool]
+    node: torch.fx.Node,
+    is_dtensor: Callable[[torch.fx.Node], bool],
+    origin_of: Callable[[torch.fx.Node], Origin],
 ) -> None:
     """Refuse an op of a DTensor and a plain tensor.
 
     Raises:
-        CaptureError: names the op.
+        CaptureError: names the op, and says which of its tensors is a DTensor.
     """
     _refuse_global(node, is_dtensor)
     if _is_apart(node):
@@ -45,12 +57,16 @@ def refuse_mixed(
     kinds = {x: is_dtensor(x) for x in every}
     if len(set(kinds.values())) < 2:
         return
-    names = " and ".join(_said(x, is_placed) for x, is_placed in kinds.items())
+    names = [_said(x, kind, origin_of(x)) for x, kind in kinds.items()]
+    plain = _expression(kinds, False, origin_of) or "plain"
+    placed = _expression(kinds, True, origin_of) or "dtensor"
     fix = (
-        "DTensor.from_local(x, mesh, placements) for each rank's own, distribute_tensor for "
-        "one that all have; or x.to_local() of the DTensor"
+        f"DTensor.from_local({plain}, mesh, placements) for each rank's own, "
+        f"distribute_tensor({plain}, mesh, placements) for one that all have; "
+        f"or {placed}.to_local()"
     )
-    raise CaptureError.of(name_of(node), f"of {names}", fix=fix)
+    got = "of a DTensor and a plain tensor"
+    raise CaptureError.of(name_of(node), got, *names, fix=fix)
 
 
 def refuse_two_meshes(
@@ -180,6 +196,67 @@ def _counts(x: torch.fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def _said(x: torch.fx.Node, is_placed: bool) -> str:
+def _said(x: torch.fx.Node, is_placed: bool, origin: Origin) -> str:
     kind = "a DTensor" if is_placed else "a plain tensor"
-    return f"{kind} of shape {tuple(x.meta['example_value'].shape)}"
+    shape = tuple(x.meta["example_value"].shape)
+    return f"{origin.text}: {kind} of shape {shape}"
+
+
+def _expression(
+    kinds: Mapping[torch.fx.Node, bool],
+    is_placed: bool,
+    origin_of: Callable[[torch.fx.Node], Origin],
+) -> str | None:
+    """How the user writes the first of the tensors of a kind, where it is known."""
+    first = next(x for x, kind in kinds.items() if kind == is_placed)
+    return origin_of(first).expression
+
+
+def origin(
+    node: torch.fx.Node,
+    outer: Mapping[torch.fx.Node, torch.fx.Node],
+    arguments: Sequence[tuple[str, Any]],
+) -> Origin:
+    """Where a tensor of Dynamo's graph comes from: an argument, a closed-over tensor, or a line.
+
+    Args:
+        node: its node.
+        outer: the node of the graph around it, for each input of a subgraph.
+        arguments: the path and the fake tensor of each tensor argument.
+    """
+    way = _way_in(node, outer)
+    argument = way[-1].meta.get("grapharg")
+    if argument is None:
+        made = next((x for x in way if _own_line(x)), node)
+        line = _line_of(made)
+        text = f"{made.name}, made at {line}" if line else made.name
+        return Origin(text, None)
+    example = argument.example
+    path = next((path for path, x in arguments if x is example), None)
+    if path is not None:
+        return Origin(f"argument {path}", path)
+    *_, name = re.findall(r"[A-Za-z]\w*", argument.source.name) or ["tensor"]
+    closed_over = "a tensor that the function closes over"
+    if name == "cell_contents":
+        return Origin(closed_over, None)
+    return Origin(f"{name}, {closed_over}", None)
+
+
+def _way_in(
+    node: torch.fx.Node, outer: Mapping[torch.fx.Node, torch.fx.Node]
+) -> list[torch.fx.Node]:
+    """A node, and those that only carry its value, up to an argument or an op of the user's."""
+    way = [node]
+    while node in outer or (node.all_input_nodes and _only_carries(node)):
+        node = outer[node] if node in outer else node.all_input_nodes[0]
+        way.append(node)
+    return way
+
+
+def _only_carries(x: torch.fx.Node) -> bool:
+    is_mark = x.target in MARKS or name_of(x) in PLUMBING
+    return is_mark or _own_line(x) is None
+
+
+def _own_line(x: torch.fx.Node) -> str | None:
+    return sources.line_of(x.meta.get("stack_trace"))

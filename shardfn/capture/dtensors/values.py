@@ -8,7 +8,7 @@ ops that lead to the value, on DTensors without values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..shard_map.axis_names import current_scope
 from ..shard_map.varying_nodes import BACKWARD, PLUMBING
 from . import checks, table
 from .flattened import flattened
-from .mixing import refuse_mixed, refuse_two_meshes
+from .mixing import origin, refuse_mixed, refuse_two_meshes
 from .whole_writes import is_replaceable
 
 Outer = Mapping[torch.fx.Node, torch.fx.Node]
@@ -43,8 +43,13 @@ class DTensors:
     of_meshes = table.OF_MESHES
     of_groups = table.OF_GROUPS
 
-    def __init__(self, mode: _compat.FakeTensorMode) -> None:
+    def __init__(
+        self,
+        mode: _compat.FakeTensorMode,
+        arguments: Sequence[tuple[str, Any]] = (),
+    ) -> None:
         self.mode = mode
+        self.arguments = arguments  # the path and the fake tensor of each
         self.known: dict[torch.fx.Node, Any] = {}  # on the meta device
         self.kinds: dict[torch.fx.Node, bool] = {}
         self.meshes: set[tuple[str, ...]] = set()  # the axes of each
@@ -61,7 +66,9 @@ class DTensors:
         if self.meshes:
             around = outer()
             is_placed = lambda x: self.is_dtensor(x, around)
-            refuse_mixed(node, is_placed)
+            refuse_mixed(
+                node, is_placed, lambda x: origin(x, around, self.arguments)
+            )
             if len(self.meshes) > 1:
                 refuse_two_meshes(node, is_placed, lambda x: _axes_of(x, around))
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
+import torch
 
 from ... import _compat
 from ..dtensors.values import DTensors
-from ..refusals import leaks
+from ..refusals import leaks, rank_numbers
 from ..rewrites import decompositions, functions, python_calls
 from ..rewrites.custom_op_gradients import differentiated
 from ..shard_map import axis_names as named
@@ -60,27 +61,33 @@ class Tracing(NamedTuple):
 
 @contextlib.contextmanager
 def tracing(
-    settings: Settings, mode: _compat.FakeTensorMode, memo: _compat.Memo
+    settings: Settings,
+    mode: _compat.FakeTensorMode,
+    memo: _compat.Memo,
+    arguments: Sequence[tuple[str, torch.Tensor]] = (),
 ) -> Iterator[Tracing]:
-    """The context of a capture."""
+    """The context of a capture, whose errors name these arguments."""
     table = decompositions.table(settings.undecomposed)
     scope = named.scope(
         settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank
     )
     recorder = recording(settings.name, table, mode)
     with (
-        _torchs(mode, settings.device, memo),
+        _torchs(mode, settings.device, memo, arguments),
         leaks.swept() as watched,
         _compat.unwound(),
         recorder as recorded,
-        scope as names,
+        scope as names,rank_numbers.noted(names)
     ):
         yield Tracing(recorded, watched, names)
 
 
 @contextlib.contextmanager
 def _torchs(
-    mode: _compat.FakeTensorMode, device: str, memo: _compat.Memo
+    mode: _compat.FakeTensorMode,
+    device: str,
+    memo: _compat.Memo,
+    arguments: Sequence[tuple[str, torch.Tensor]],
 ) -> Iterator[None]:
     """The context of a capture, with torch patched."""
     with (
@@ -94,7 +101,7 @@ def _torchs(
             custom_ops=differentiated(),
             functions=functions.applied,
             device=device,
-            dtensors=DTensors(mode),
+            dtensors=DTensors(mode, arguments),
             memo=memo,
         ),
     ):

@@ -110,6 +110,7 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not guard on data-dependent expression", BRANCH),
     ("Could not extract specialized integer", NUMBER),
     ("Pending unbacked symbols", NUMBER),
+    ("operator `range` with argument types ['Tensor'", NUMBER),
 )
 # Patterns for the name of the call in torch's texts: the Python function, the operator, the
 # batched operator.

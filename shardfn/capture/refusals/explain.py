@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...errors import CaptureError, call_site, is_ours
-from . import data_dependent, tensor_classes
+from . import data_dependent, rank_numbers, tensor_classes
 from .effects import ALONE
 from .unsupported import row_of, unsupported
 
@@ -23,6 +23,15 @@ HELD = (
 )
 
 HIGHER_ORDER = "it uses torch.cond or another higher-order op under a gradient"
+
+UNREAD = "it cannot be read as one graph"
+OF_VALUES = (
+    data_dependent.BRANCH[0],
+    data_dependent.NUMBER[0],
+    ".item()",
+    ".tolist()",
+    UNREAD,
+)
 
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
@@ -160,8 +169,10 @@ def explained(
     said, source = str(error), _line(error) or _definition(fn)
     frames = list(getattr(error, "real_stack", None) or ())
     got, fix = unsupported(frames, said) or _cause(error, said, paths, read or fn)
+    is_of_value = got.startswith(OF_VALUES)
+    ranks = rank_numbers.of(error) if is_of_value else ()
     return CaptureError.of(
-        name, got, needed="one pure graph of tensor ops", fix=fix, source=source
+        name, got, *ranks, needed="one pure graph of tensor ops", fix=fix, source=source
     )
 
 
@@ -214,7 +225,7 @@ def _cause(
         "",
     )
     return (
-        f"it cannot be read as one graph: {first}. {why}".rstrip(),
+        f"{UNREAD}: {first}. {why}".rstrip(),
         "a pure function of tensors",
     )
 

@@ -66,6 +66,8 @@ class Scope:
     rank: tuple[int, ...] | None = None
     # the local shapes that its program depends on: `dtensors.own_sizes`
     cuts: list[Any] = attrs.field(factory=list)
+    # the calls that gave the number of a rank as a tensor
+    rank_calls: list[str] = attrs.field(factory=list)
 
     def named_or_entered(self, mesh: Any) -> Any:
         """A mesh that a transform names, or the one that is entered around it in the function."""
@@ -126,6 +128,7 @@ def begin() -> None:
     """Unbind all names and leave all meshes: Dynamo may restart its trace."""
     here = current_scope()
     here.names.clear()
+    here.rank_calls.clear()
     return_to(here.before)
 
 

@@ -55,6 +55,7 @@ def from_local(
     shards = checks.check_shape(
         FROM_LOCAL, rows, local, None if shape is None else tuple(shape)
     )
+    _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
     if same:
@@ -113,6 +114,7 @@ def to_local(
     """
     what = "DTensor.to_local"
     rows = checks.rows_of(what, placed)
+    _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     for name, _, said in rows:
         if said[0] == "P":
             x = prims.own_term(x, name, said[1:])
@@ -125,13 +127,24 @@ def to_local(
 
 
 @_compat.read_by_dynamo
+def _check_gradient(
+    what: str, mesh: Any, placed: str | None, said: Any, shape: tuple[int, ...]
+) -> None:
+    """Check the placements of a gradient, which change nothing otherwise."""
+    if said is not None:
+        checks.placed_on(f"{what}, grad_placements", mesh, placed, _said(said), shape)
+
+
+@_compat.read_by_dynamo
 def full_tensor(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
     """DTensor.full_tensor."""
     if checks.is_constraint():
         return redistribute(x, placed)
-    text = checks.replicated("DTensor.full_tensor", placed)
+    what = "DTensor.full_tensor"
+    text = checks.replicated(what, placed)
+    _check_gradient(what, None, placed, grad_placements, kind(x)[0])
     return to_local(redistribute(x, placed), text)
 
 

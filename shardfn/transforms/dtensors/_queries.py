@@ -13,16 +13,20 @@ import torch.distributed as dist
 from ... import _compat
 from ...capture.dtensors import group_ranks, groups, table
 from ...capture.dtensors.flattened import flatten
-from ..sharding import _collectives as ours
+from ...capture.refusals import rank_numbers
+from ...capture.shard_map import axis_names
+from ..sharding._axis_names import linear_index
 from ._reduced import looked_up
 
 
 @_compat.read_by_dynamo
 def rank(group: Any = None) -> torch.Tensor:
     """torch.distributed.get_rank, as a tensor: ranks share one program."""
-    axes = groups.axes_of_group("torch.distributed.get_rank", group)
+    what = "torch.distributed.get_rank"
+    rank_numbers.note_call(what)
+    axes = groups.axes_of_group(what, group)
     if group_ranks.in_order(axes):
-        return ours.axis_index(axes)
+        return _index(axes)
     return looked_up(group_ranks.numbers(axes))
 
 
@@ -65,14 +69,23 @@ def is_outside(group: Any) -> bool:
 @_compat.read_by_dynamo
 def local_rank(mesh: Any, mesh_dim: Any = None) -> torch.Tensor:
     """DeviceMesh.get_local_rank and get_rank, as a tensor."""
-    return ours.axis_index(groups.axes_of_mesh("get_local_rank", mesh, mesh_dim))
+    what = "get_local_rank"
+    rank_numbers.note_call(what)
+    return _index(groups.axes_of_mesh(what, mesh, mesh_dim))
 
 
 @_compat.read_by_dynamo
 def coordinate(mesh: Any) -> list[torch.Tensor]:
     """DeviceMesh.get_coordinate, as tensors."""
-    axes = groups.axes_of_mesh("get_coordinate", mesh, None)
-    return [ours.axis_index(axis) for axis in axes]
+    what = "get_coordinate"
+    rank_numbers.note_call(what)
+    axes = groups.axes_of_mesh(what, mesh, None)
+    return [_index((axis,)) for axis in axes]
+
+
+@_compat.read_by_dynamo
+def _index(axes: tuple[str, ...]) -> torch.Tensor:
+    return linear_index(axis_names.bound("axis_index", axes))
 
 
 table.FUNCTIONS.update(

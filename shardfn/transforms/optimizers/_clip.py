@@ -12,6 +12,7 @@ import torch
 from ... import _compat, _tree
 from ...accepted import accept
 from ...errors import TreeError
+from ._optim_checks import check_one_mesh
 
 
 def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
@@ -27,6 +28,10 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     Returns:
         (the scaled gradients, the norm before, 0-d).
 
+    Raises:
+        TreeError: tensors of integers.
+        PlacementError: tensors on several meshes.
+
     Source: torch.nn.utils.clip_grad_norm_; optax.clip_by_global_norm, which adds no 1e-6.
 
     Example:
@@ -37,6 +42,7 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     if not _compat.is_tracing():
         accept("clip_by_global_norm", max_norm=max_norm)
         _refuse_integers(grads)
+        check_one_mesh(_tree.paths(grads), _tree.leaves(grads))
     leaves = _tree.tensors(grads)
     if not leaves:
         return grads, torch.zeros(())

@@ -105,6 +105,7 @@ class Optim:
 
         Raises:
             TreeError: gradients, a state or options that do not fit the parameters.
+            PlacementError: gradients on other meshes than their parameters.
             CaptureError: inside a captured function, an optimizer that reads a value.
 
         Source: torch.optim.Optimizer.step; optax.GradientTransformation.update with
@@ -125,7 +126,10 @@ class Optim:
         self.checked(
             paths, described(leaves), described(paired), wrong, list(options)
         )
-        run = self.step.updated if is_captured() else self.step.eager
+        run = self.step.updated
+        if not is_captured():
+            checks.check_meshes(self.recipe.name, paths, leaves, paired)
+            run = self.step.eager
         found = run(paths, leaves, paired, state, options)
         count = len(leaves)
         return (

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...capture.optimizers.recipe import Recipe
-from ...errors import CaptureError, ShardError, TreeError
+from ...errors import (
+    CaptureError,
+    PlacementError,
+    ShardError,
+    TreeError,
+    call_site,
+)
+from ...mesh import axes_of
 
 # A class of torch whose step is not a function of gradients: why, and another way.
 REFUSED = {
@@ -165,6 +173,60 @@ def check_trees(
             fix="grads = sf.grad(loss)(params, ...)",
             arg_path="grads",
         )
+
+
+def check_meshes(
+    name: str,
+    paths: Sequence[str],
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+) -> None:
+    """Check that each gradient is on the mesh of its parameter.
+
+    Raises:
+        PlacementError: lists all that are on another mesh, or on none.
+    """
+    rows = zip(paths, params, grads, strict=True)
+    lines = [
+        f"the gradient of {path!r} is {_mesh_text(grad)}, its parameter {_mesh_text(x)}"
+        for path, x, grad in rows
+        if grad is not None and _mesh_of(grad) != _mesh_of(x)
+    ]
+    _refuse_meshes(f"{name}.update, argument grads", lines)
+
+
+def check_one_mesh(paths: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Check that gradients with one norm are on one mesh. Other leaves do not count.
+
+    Raises:
+        PlacementError: lists them, if they are not.
+    """
+    every = zip(paths, leaves, strict=True)
+    rows = [(path, x) for path, x in every if isinstance(x, torch.Tensor)]
+    lines = [f"{path or 'the tensor'} is {_mesh_text(x)}" for path, x in rows]
+    meshes = [_mesh_of(x) for _, x in rows]
+    if any(mesh != meshes[0] for mesh in meshes):
+        _refuse_meshes("clip_by_global_norm, argument grads", lines)
+
+
+def _refuse_meshes(where: str, lines: Sequence[str]) -> None:
+    if lines:
+        fix = (
+            "DTensors on one mesh: sf.make_mesh(shape, names) with all axes, and "
+            "placements for each; sf.distribute(sf.full(x), mesh, placements) moves one"
+        )
+        needed = "tensors on one mesh"
+        source = call_site()
+        raise PlacementError.of(where, *lines, needed=needed, fix=fix, source=source)
+
+
+def _mesh_of(x: torch.Tensor) -> Any:
+    return x.device_mesh if isinstance(x, DTensor) else None
+
+
+def _mesh_text(x: torch.Tensor) -> str:
+    mesh = _mesh_of(x)
+    return "a plain tensor" if mesh is None else f"a DTensor on {axes_of(mesh)}"
 
 
 def _text(described: tuple[tuple[int, ...], torch.dtype]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...capture.refusals import rank_numbers
 from ...capture.shard_map import axis_names
 from ...ops import shard_map
 from ._axis_names import (
@@ -213,6 +214,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
         ... )
         tensor([0., 2., 6.])
     """
+    rank_numbers.note_call("axis_index", axis_name)
     return linear_index(axis_names.bound("axis_index", axis_name))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.tensor.experimental import local_map
 
 import shardfn as sf
 
+HERE = "HERE"
 X = torch.ones(4, 2)
 S, R = [Shard(0)], [Replicate()]
 Case = tuple[Callable[[Any, Any], Any], str]
@@ -72,9 +74,11 @@ def strided(x: Any, mesh: Any) -> Any:
 CASES: dict[str, Case] = {
     "a DTensor and a plain tensor": (
         lambda x, mesh: from_local(x, mesh) + x[:1],
-        """add: of a DTensor of shape (8, 2) and a plain tensor of shape (1, 2)
-  try: DTensor.from_local(x, mesh, placements) for each rank's own, distribute_tensor for one \
-that all have; or x.to_local() of the DTensor""",
+        f"""add: of a DTensor and a plain tensor
+  placed, made at {HERE}: a DTensor of shape (8, 2)
+  getitem, made at {HERE}: a plain tensor of shape (1, 2)
+  try: DTensor.from_local(plain, mesh, placements) for each rank's own, \
+distribute_tensor(plain, mesh, placements) for one that all have; or dtensor.to_local()""",
     ),
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
@@ -202,17 +206,21 @@ of their own
     ),
     "no such dim": (
         lambda x, mesh: from_local(x, mesh, [Shard(2)]),
-        "DTensor.from_local: Shard(2) of a tensor with 2 dims, shape (4, 2)",
+        """DTensor.from_local: Shard(2) of a tensor with 2 dims, shape (4, 2)
+  needed: a dim from -2 to 1
+  try: Shard of a dim that the tensor has, or Replicate()""",
     ),
     "a reduction that is not known": (
         lambda x, mesh: from_local(x, mesh, [Partial("product")]),
         """DTensor.from_local: product is not a placement that shardfn knows
-  needed: Shard, Replicate, or Partial of sum, avg, max, min""",
+  needed: Shard, Replicate, or Partial of sum, avg, max, min
+  try: Replicate(), and the op on values that all ranks have""",
     ),
     "redistribute to terms": (
         lambda x, mesh: from_local(x, mesh).redistribute(mesh, [Partial()]),
         """DTensor.redistribute: Partial over dp
-  needed: Shard or Replicate""",
+  needed: Shard or Replicate
+  try: DTensor.from_local(x, mesh, placements) of terms that each rank has""",
     ),
     "a plain tensor taken apart": (
         lambda x, mesh: from_local(x, mesh) * 1 if x.to_local() is None else x,
@@ -284,6 +292,8 @@ of their own
     "the rank as a number": (
         of_a_branch,
         """jit(<lambda>): it branches on a tensor's value
+  the number of a rank is a tensor here, since ranks share one program: \
+torch.distributed.get_rank
   needed: one pure graph of tensor ops
   try: torch.where(condition, a, b)""",
     ),
@@ -298,7 +308,8 @@ def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
         staged = sf.jit(lambda x: fn(x, mesh), backend="aten")
         with pytest.raises(sf.ShardError) as caught:
             staged(X)
-    assert without_line(caught.value) == text
+    said = re.sub(re.escape(__file__) + r":\d+", HERE, without_line(caught.value))
+    assert said == text
     assert (caught.value.source or "").startswith(__file__)
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import operator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import shardfn as sf
-from shardfn.capture.dtensors.mixing import refuse_mixed, refuse_varying
+from shardfn.capture.dtensors.mixing import (
+    Origin,
+    origin,
+    refuse_mixed,
+    refuse_varying,
+)
 from shardfn.ops import placement, shard_map
 
 PLACED, PLAIN = "dp=S0", "plain"
@@ -32,7 +38,9 @@ class Nodes:
         return node
 
     def check(self, target: Any, *args: Any) -> None:
-        refuse_mixed(self.call(target, *args), lambda x: x is self.d)
+        names = {self.d: Origin("argument d", "d")}
+        origin_of = lambda x: names.get(x, Origin(f"argument {x.name}", x.name))
+        refuse_mixed(self.call(target, *args), lambda x: x is self.d, origin_of)
 
 
 def test_an_op_of_both_is_refused_with_their_shapes() -> None:
@@ -41,10 +49,13 @@ def test_an_op_of_both_is_refused_with_their_shapes() -> None:
         with pytest.raises(sf.CaptureError) as caught:
             nodes.check(torch.add, *args)
         text = str(caught.value)
-        assert text.startswith(
-            "add: of a DTensor of shape (4, 2) and a plain tensor of shape (4, 2)"
+        assert text == (
+            """add: of a DTensor and a plain tensor
+  argument d: a DTensor of shape (4, 2)
+  argument x: a plain tensor of shape (4, 2)
+  try: DTensor.from_local(x, mesh, placements) for each rank's own, distribute_tensor(x, mesh, \
+placements) for one that all have; or d.to_local()"""
         )
-        assert "x.to_local() of the DTensor" in text
 
 
 def test_ops_of_one_kind_and_of_numbers_are_right() -> None:
@@ -122,3 +133,24 @@ def test_the_line_is_that_of_the_nearest_node_that_has_one() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         varying(nodes, z)
     assert "model.py:7" in str(caught.value)
+
+
+def test_the_origin_of_a_value_is_an_argument_or_the_line_that_made_it() -> None:
+    nodes = Nodes()
+    fake = torch.empty(4, 2)
+    argument = lambda name: SimpleNamespace(
+        example=fake, source=SimpleNamespace(name=name)
+    )
+    nodes.x.meta["grapharg"] = argument("L['args'][0]['w']")
+    given = [("params['w']", fake)]
+    want = Origin("argument params['w']", "params['w']")
+    assert origin(nodes.x, {}, given) == want
+    assert origin(nodes.d, {}, given) == want, "a mark only carries the value"
+    closed_over = origin(nodes.x, {}, [])
+    text = "w, a tensor that the function closes over"
+    assert closed_over == Origin(text, None)
+    y = nodes.call(torch.mul, nodes.d, nodes.n)
+    y.meta["stack_trace"] = 'File "model.py", line 7, in f\n    y = d * n'
+    assert origin(y, {}, given) == Origin("mul, made at model.py:7", None)
+    inner = nodes.graph.placeholder("inner")
+    assert origin(inner, {inner: nodes.d}, given) == want

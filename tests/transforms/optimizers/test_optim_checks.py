@@ -226,3 +226,28 @@ def test_a_step_outside_may_read_values() -> None:
     new, _ = opt.update(PARAMS, GRADS, opt.init(PARAMS))
     wanted, _ = table.torchs(Reads, {}, PARAMS, [GRADS])
     assert all(map(torch.equal, table.flat(new), wanted))
+
+
+def test_gradients_of_two_meshes_are_refused_by_name() -> None:
+    x, opt = torch.ones(4, 2), sf.optim(torch.optim.AdamW)
+    with sf.fake_world(2):
+        mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
+        a, b = (sf.distribute(x, m, sf.P(None)) for m in (mesh, other))
+        params, state = {"w": a}, opt.init({"w": a})
+        step = lambda p, g, s: opt.update(p, g, s)
+        for call, text in (
+            (step, "optim(AdamW).update, argument grads: the gradient of 'w' is a DTensor on"),
+            (sf.jit(step), "argument g['w']: it lives on another mesh, (tp=2)"),
+            (sf.shard(step, mesh), "argument g['w']: it lives on another mesh, (tp=2)"),
+        ):
+            with pytest.raises(sf.PlacementError) as caught:
+                call(params, {"w": b}, state)
+            assert text in str(caught.value)
+            assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
+        with pytest.raises(sf.PlacementError, match="its parameter a DTensor on"):
+            opt.update(params, {"w": x}, state)
+        with pytest.raises(sf.PlacementError, match="clip_by_global_norm") as caught:
+            sf.clip_by_global_norm({"a": a, "b": b}, 1.0)
+        assert "['a'] is a DTensor on (dp=2)" in str(caught.value)
+        assert "['b'] is a DTensor on (tp=2)" in str(caught.value)
+        opt.update(params, {"w": a * 2}, state)

@@ -1,0 +1,277 @@
+"""Mistakes with DTensors, meshes, placements and ranks inside `jit`, `shard` and `shard_map`: each
+is an error of ours with the user's line and what to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from message import without_line
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.arange(8.0).reshape(4, 2)
+S, R = [Shard(0)], [Replicate()]
+
+
+def staged(transform: str, fn: Callable[..., Any], mesh: Any, args: int) -> Any:
+    """A transform of a function of some arguments."""
+    if transform == "jit":
+        return sf.jit(fn, backend="aten")
+    if transform == "shard":
+        return sf.shard(fn, mesh, (P("dp"),) * args, backend="aten")
+    places = P("dp")
+    return sf.shard_map(
+        fn, mesh, in_placements=(places,) * args, out_placements=places
+    )
+
+
+def refused(kind: type[sf.ShardError], call: Callable[[], Any]) -> str:
+    """The text of an error, which has a line of this file and a suggestion."""
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert f"  at: {__file__}:" in text, text
+    assert "\n  try: " in text and caught.value.fix, text
+    return without_line(caught.value)
+
+
+def both(weights: Any, batch: Any, mesh: Any) -> Any:
+    placed = DTensor.from_local(weights["w"], mesh, R)
+    return (batch["x"] * placed).to_local()
+
+
+def swapped(weights: Any, batch: Any, mesh: Any) -> Any:
+    placed = DTensor.from_local(batch["x"], mesh, R)
+    return (placed * weights["w"]).to_local()
+
+
+@pytest.mark.parametrize("transform", ["jit", "shard_map"])
+@pytest.mark.parametrize(("fn", "plain"), [(both, "b['x']"), (swapped, "w['w']")])
+def test_of_equal_shapes_the_plain_tensor_is_named(
+    fn: Any, plain: str, transform: str
+) -> None:
+    """Both have one shape, so only names tell them apart."""
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        call = staged(transform, lambda w, b: fn(w, b, mesh), mesh, 2)
+        text = refused(sf.CaptureError, lambda: call({"w": X}, {"x": X}))
+    lines = text.split("\n")
+    assert lines[0] == "mul: of a DTensor and a plain tensor"
+    shape = (4, 2) if transform == "jit" else (2, 2)
+    assert f"  argument {plain}: a plain tensor of shape {shape}" in lines
+    made = next(line for line in lines if "placed, made at" in line)
+    assert made.endswith(f": a DTensor of shape {shape}")
+    assert f"DTensor.from_local({plain}, mesh, placements)" in lines[-1]
+    assert f"distribute_tensor({plain}, mesh, placements)" in lines[-1]
+    assert lines[-1].endswith("or dtensor.to_local()")
+
+
+def test_a_dtensor_argument_and_a_plain_one_are_named() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = sf.distribute(X, mesh, P("dp"))
+        fn = sf.jit(lambda a, b: (a + b).to_local(), backend="aten")
+        text = refused(sf.CaptureError, lambda: fn(X, d))
+        assert text == (
+            """add: of a DTensor and a plain tensor
+  argument a: a plain tensor of shape (4, 2)
+  argument b: a DTensor of shape (4, 2)
+  try: DTensor.from_local(a, mesh, placements) for each rank's own, distribute_tensor(a, mesh, \
+placements) for one that all have; or b.to_local()"""
+        )
+        placed = lambda a, b: (distribute_tensor(a, mesh, S) + b).to_local()
+        assert torch.equal(sf.jit(placed, backend="aten")(X, d).shards[1], 2 * X[2:])
+        local = lambda a, b: a[:2] + b.to_local()
+        both = sf.jit(local, backend="aten")(X, d)
+        assert torch.equal(both.shards[1], X[:2] + X[2:])
+
+
+def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        layer = torch.nn.Linear(2, 4)
+        weight = distribute_tensor(layer.weight.detach(), mesh, S)
+        layer.weight = torch.nn.Parameter(weight)
+        layer.requires_grad_(False)
+        text = refused(sf.CaptureError, lambda: sf.jit(layer)(X))
+        closed_over = "a tensor that the function closes over"
+        assert f"  weight, {closed_over}: a DTensor of shape (4, 2)\n" in text
+        assert f"  bias, {closed_over}: a plain tensor of shape (4,)\n" in text
+
+
+MESHES: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda mesh: sf.jit(
+        lambda x: DTensor.from_local(x, mesh, S).full_tensor()
+    ),
+    "shard": lambda mesh: sf.shard(lambda x: x * 2, mesh, P("dp")),
+    "shard, inside": lambda mesh: sf.shard(
+        lambda x: distribute_tensor(x, mesh, S), sf.make_mesh((2,), ("dp",))
+    ),
+    "shard_map": lambda mesh: sf.shard_map(
+        lambda x: x * 2, mesh, in_placements=P("dp"), out_placements=P("dp")
+    ),
+    "shard_map, inside": lambda mesh: sf.shard_map(
+        lambda x: DTensor.from_local(x, mesh, S).full_tensor(),
+        sf.make_mesh((2,), ("dp",)),
+        in_placements=P("dp"),
+        out_placements=P(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MESHES)
+def test_a_mesh_of_another_world(case: str) -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+    with sf.fake_world(2):
+        call = MESHES[case](mesh)
+        text = refused(sf.PlacementError, lambda: call(X))
+    assert "a mesh of 4 ranks in a world of 2" in text
+    assert "try: make the mesh inside the world that uses it" in text
+
+
+def test_a_dtensor_of_another_world() -> None:
+    with sf.fake_world(4):
+        d = sf.distribute(X, sf.make_mesh((4,), ("dp",)), P("dp"))
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        mine = sf.distribute(X, mesh, P("dp"))
+        closed_over = sf.jit(lambda x: (x + d).to_local())
+        text = refused(sf.PlacementError, lambda: sf.jit(torch.sin)(d))
+        assert "a mesh of 4 ranks in a world of 2" in text
+        text = refused(sf.PlacementError, lambda: sf.shard(lambda x: x, mesh)(d))
+        assert "argument x: it lives on another mesh, (dp=4)" in text
+        text = refused(sf.PlacementError, lambda: closed_over(mine))
+        assert text.startswith("a DTensor that the function closes over: a mesh of 4")
+
+
+@pytest.mark.parametrize("transform", ["jit", "shard", "shard_map"])
+def test_a_mesh_without_this_rank(transform: str) -> None:
+    with sf.fake_world(4, numerics=False):
+        part = dist.device_mesh.DeviceMesh("cpu", [1, 3], mesh_dim_names=("dp",))
+        fn = lambda x: distribute_tensor(x, part, S)
+        call = staged(transform, fn, part, 1)
+        text = refused(sf.PlacementError, lambda: call(X))
+    assert "rank 0 is not in its mesh, of ranks [1, 3]" in text
+
+
+CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "a dim that the tensor lacks": (
+        lambda d, mesh: d.redistribute(mesh, [Shard(5)]),
+        "DTensor.redistribute: Shard(5) of a tensor with 2 dims, shape (4, 2)",
+    ),
+    "more placements than axes": (
+        lambda d, mesh: d.redistribute(mesh, [Shard(0), Shard(1)]),
+        "DTensor.redistribute: 2 placements for a mesh of 1 axes ('dp',)",
+    ),
+    "terms of a value": (
+        lambda d, mesh: d.redistribute(mesh, [Partial()]),
+        "DTensor.redistribute: Partial over dp",
+    ),
+    "of a gradient": (
+        lambda d, mesh: d.to_local(grad_placements=[Shard(7)]),
+        "DTensor.to_local, grad_placements: Shard(7) of a tensor with 2 dims",
+    ),
+    "of a gradient of from_local": (
+        lambda d, mesh: DTensor.from_local(
+            d.to_local(), mesh, S, grad_placements=[Shard(0), Shard(1)]
+        ),
+        "DTensor.from_local, grad_placements: 2 placements for a mesh of 1 axes",
+    ),
+    "of a gradient of full_tensor": (
+        lambda d, mesh: d.full_tensor(grad_placements=[Shard(2)]),
+        "DTensor.full_tensor, grad_placements: Shard(2) of a tensor with 2 dims",
+    ),
+    "a shape that the shards do not make": (
+        lambda d, mesh: DTensor.from_local(
+            d.full_tensor(), mesh, S, shape=d.shape, stride=d.stride()
+        ),
+        "DTensor.from_local: shape (4, 2), of local tensors of shape (4, 2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTING)
+def test_placements_that_contradict(case: str) -> None:
+    fn, said = CONTRADICTING[case]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = sf.distribute(X, mesh, P("dp"))
+        call = sf.jit(lambda d: fn(d, mesh), backend="aten")
+        assert refused(sf.PlacementError, lambda: call(d)).startswith(said)
+
+
+@pytest.mark.parametrize("transform", ["shard", "shard_map"])
+def test_a_dtensor_that_is_placed_otherwise_than_declared(transform: str) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        d = sf.distribute(X, mesh, P(None, "dp"))
+        call = staged(transform, torch.sin, mesh, 1)
+        text = refused(sf.PlacementError, lambda: call(d))
+    own, declared = "Shard(dim=1) on dp", "Shard(dim=0) on dp"
+    assert f"it is placed {own}, in_placements says {declared}" in text
+
+
+def branches(x: Any, mesh: Any) -> Any:
+    return x * 2 if dist.get_rank() == 0 else x
+
+
+def counts(x: Any, mesh: Any) -> Any:
+    for _ in range(mesh.get_local_rank()):
+        x = x + 1
+    return x
+
+
+def picks(x: Any, mesh: Any) -> Any:
+    return [x, x * 2][mesh.get_coordinate()[0]]
+
+
+def converts(x: Any, mesh: Any) -> Any:
+    return x * int(dist.get_rank())
+
+
+def looks_up(x: Any, mesh: Any) -> Any:
+    return {0: x, 1: x * 2}[mesh.get_local_rank("dp")]
+
+
+RANKS = {
+    branches: ("it branches on a tensor's value", "torch.distributed.get_rank"),
+    counts: ("it takes a tensor's value for a number", "get_local_rank"),
+    picks: ("it takes a tensor's value for a number", "get_coordinate"),
+    converts: (".item() reads a tensor's value", "torch.distributed.get_rank"),
+    looks_up: ("it cannot be read as one graph", "get_local_rank"),
+}
+
+
+@pytest.mark.parametrize("transform", ["jit", "shard_map"])
+@pytest.mark.parametrize("fn", RANKS, ids=lambda fn: fn.__name__)
+def test_the_number_of_a_rank_as_a_python_number(fn: Any, transform: str) -> None:
+    got, call = RANKS[fn]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        staging = staged(transform, lambda x: fn(x, mesh), mesh, 1)
+        text = refused(sf.CaptureError, lambda: staging(X))
+    assert got in text
+    shared = "the number of a rank is a tensor here, since ranks share one program"
+    assert f"\n  {shared}: {call}\n" in text
+
+
+def test_shard_has_no_rank() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        call = staged("shard", lambda x: branches(x, mesh), mesh, 1)
+        text = refused(sf.CaptureError, lambda: call(X))
+    assert text.startswith("torch.distributed.get_rank: it is code of one rank")

@@ -1,0 +1,146 @@
+"""Classes that hold tensors, as arguments and results of `jit`, `shard` and `shard_map`: the same
+class comes back, or it is refused by name; and gradients of what per-rank code closes over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import shardfn as sf
+from shardfn import P
+
+X = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
+TRANSFORMS = ("jit", "shard", "shard_map")
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Config(dict[str, Any]):
+    pass
+
+
+class Row(list[Any]):
+    pass
+
+
+class Record(tuple[Any, ...]):
+    pass
+
+
+@dataclasses.dataclass
+class Plain:
+    a: Any
+    b: Any
+
+
+TREES: dict[str, Callable[[Any, Any], Any]] = {
+    "NamedTuple": Pair,
+    "OrderedDict": lambda a, b: OrderedDict(b=b, a=a),
+    "defaultdict": lambda a, b: defaultdict(list, {"a": a, "b": b}),
+}
+OTHERS: dict[str, Callable[[Any, Any], Any]] = {
+    "Config": lambda a, b: Config(a=a, b=b),
+    "Row": lambda a, b: Row([a, b]),
+    "Record": lambda a, b: Record((a, b)),
+    "Plain": Plain,
+}
+
+
+def staged(transform: str, fn: Callable[..., Any], mesh: Any) -> Any:
+    if transform == "jit":
+        return sf.jit(fn, backend="aten")
+    if transform == "shard":
+        return sf.shard(fn, mesh, P("dp"), backend="aten")
+    places = P("dp")
+    return sf.shard_map(fn, mesh, in_placements=places, out_placements=places)
+
+
+def first(x: Any) -> Any:
+    return x["a"] if isinstance(x, dict) else x[0]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_keeps_its_class(name: str, transform: str) -> None:
+    make = TREES[name]
+    kind = type(make(1, 2))
+
+    def fn(tree: Any) -> Any:
+        scale = 2 if type(tree) is kind else 5
+        return make(first(tree) * scale, first(tree) + 1)
+
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        out = sf.full(staged(transform, fn, mesh)(make(X, X + 1)))
+    assert type(out) is kind
+    wanted = make(X * 2, X + 1)
+    if isinstance(out, dict):
+        assert list(out) == list(wanted)
+        assert getattr(out, "default_factory", None) is getattr(
+            wanted, "default_factory", None
+        )
+        out, wanted = list(out.values()), list(wanted.values())
+    torch.testing.assert_close(list(out), list(wanted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_class_is_refused_by_name(name: str, transform: str) -> None:
+    make = OTHERS[name]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        takes = staged(transform, lambda c: first(c) * 2, mesh)
+        with pytest.raises(sf.TreeError, match=f"argument c: a {name}\n") as caught:
+            takes(make(X, X))
+        assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
+        gives = staged(transform, lambda x: make(x * 2, x), mesh)
+        with pytest.raises(sf.CaptureError, match=f"result is a {name}\n") as found:
+            gives(X)
+        assert found.value.fix
+
+
+def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
+    w = torch.full((4, 2), 3.0, dtype=torch.float64, requires_grad=True)
+    whole = torch.full((2, 2), 3.0, dtype=torch.float64, requires_grad=True)
+    places: Any = {"in_placements": P("dp"), "out_placements": P()}
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        total = lambda x: sf.psum((x * w[:2]).sum(), "dp")
+        summed = sf.shard_map(total, mesh, **places)
+        wanted = torch.cat([X[:2] + X[2:], torch.zeros_like(X[:2])])
+        for fn in (summed, sf.jit(summed, backend="aten")):
+            w.grad = None
+            fn(X).backward()
+            assert w.grad is not None
+            torch.testing.assert_close(w.grad, wanted)
+        x = X.clone().requires_grad_()
+        summed(x).backward()
+        torch.testing.assert_close(x.grad, torch.full_like(X, 3.0))
+        refused = lambda x: sf.psum((x * whole).sum(), "dp")
+        with pytest.raises(sf.CaptureError, match="it closes over whole, which req"):
+            sf.shard_map(refused, mesh, **places)(X)
+        at = lambda x, whole: sf.psum((x * whole).sum(), "dp")
+        both: Any = {**places, "in_placements": (P("dp"), P())}
+        sf.shard_map(at, mesh, **both)(X, whole).backward()
+        torch.testing.assert_close(whole.grad, X[:2] + X[2:])
+
+
+def test_gradients_of_a_module_that_per_rank_code_closes_over_are_refused() -> None:
+    layer = torch.nn.Linear(2, 2).double()
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        fn = staged("shard_map", lambda x: layer(x), mesh)
+        with pytest.raises(sf.CaptureError) as caught:
+            fn(X)
+        assert "it closes over layer.weight, layer.bias" in str(caught.value)
+        with torch.no_grad():
+            torch.testing.assert_close(sf.full(fn(X)), layer(X))
