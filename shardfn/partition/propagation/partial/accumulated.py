@@ -114,8 +114,8 @@ def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:
 
 @attrs.frozen(eq=False)
 class _Widened:
-    """The steps with a slot in float32 beside each slot of `wanted`. What nothing reads of the
-    two is removed with other unread steps.
+    """The steps with a slot in float32 beside each slot of `wanted`. Casts that nothing reads are
+    removed later, with all unread steps.
     """
 
     wanted: set[int]
