@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults long-runs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ fuzz: venv  ## random bad arguments of every public function, then random progra
 
 faults: venv  ## inject faults into jobs of real processes, and write docs/reliability.md: ARGS="kill save" tries some
 	PYTHONPATH=.:tests $(BIN)/python -m tests.faults $(ARGS)
+
+long-runs: venv  ## 10,000 calls, 1,000 functions, 1,000 shapes: memory, threads and files: ARGS="shapes --part 0.1"
+	PYTHONPATH=.:tests:tests/support $(BIN)/python -m tests.faults.long_runs $(ARGS)
 
 bench-calls: $(VENV)/.installed-bench  ## the price of one call, next to torch.compile and jax.jit
 	$(BIN)/python -m bench.calls

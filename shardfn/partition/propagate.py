@@ -16,6 +16,7 @@ from .planner.advice import advise
 from .planner.carried import Carries, searched
 from .planner.observed import Observed
 from .planner.price import PlanPrice, part_read_bytes, plan_price, unasked_bytes
+from .propagation.partial.accumulated import accumulated
 from .propagation.values import Advice
 from .propagation.walk import Walk
 
@@ -128,7 +129,9 @@ def walked(
             output.args[0], out_marks, program.out_paths, strict=True
         )
     )
-    needed = plan.needed(walk.steps, outs)
+    gradients = [gradient.slot for gradient in walk.gradients.values()]
+    steps = accumulated(walk.steps, gradients, walk.axes, walk.slot)
+    needed = plan.needed(steps, outs)
     return plan.Plan(
         walk.axes,
         needed,

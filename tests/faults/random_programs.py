@@ -21,6 +21,7 @@ from shardfn import P
 BATCH = 20  # programs of one seed
 RTOL = 1e-8  # sums of other orders, through twelve ops and two derivatives
 Fn = Callable[..., Any]
+Clock = Callable[[], float]
 
 
 def _ones(xs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -177,8 +178,10 @@ def _is_stable(case: Case) -> bool:
     )
 
 
-def run(seconds: float, seed: int) -> collections.Counter[str]:
-    """Try programs for so many seconds.
+def run(
+    seconds: float, seed: int, clock: Clock = time.monotonic
+) -> collections.Counter[str]:
+    """Try programs for so many seconds of a clock.
 
     Returns:
         How many were right, and how many refused by name or unsupported by torch itself.
@@ -187,14 +190,19 @@ def run(seconds: float, seed: int) -> collections.Counter[str]:
         AssertionError: a wrong value; hypothesis prints the smallest such program.
     """
     counts = collections.Counter[str]()
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        _batch(seed, counts, end)
+    end = clock() + seconds
+    is_over = lambda: clock() >= end
+    while not is_over():
+        _batch(seed, counts, is_over)
         seed += 1
     return counts
 
 
-def _batch(seed: int, counts: collections.Counter[str], end: float) -> None:
+def _batch(
+    seed: int, counts: collections.Counter[str], is_over: Callable[[], bool]
+) -> None:
+    failed: list[Case] = []  # then time does not count: a failure must fail again
+
     @hypothesis.seed(seed)
     @settings(
         max_examples=BATCH,
@@ -205,7 +213,7 @@ def _batch(seed: int, counts: collections.Counter[str], end: float) -> None:
     )
     @hypothesis.given(st.builds(Case, programs(), st.sampled_from(sorted(NESTS))))
     def try_one(case: Case) -> None:
-        if time.monotonic() > end:
+        if is_over() and not failed:
             return
         try:
             case.plain()
@@ -217,6 +225,11 @@ def _batch(seed: int, counts: collections.Counter[str], end: float) -> None:
         except sf.ShardError:
             counts["refused by name"] += 1
             return
+        except Exception:
+            failed.append(case)
+            raise
+        if wrong is not None:
+            failed.append(case)
         assert wrong is None, f"seed {seed}, {case.nest}: {wrong}\n{case.drawn!r}"
         counts["right"] += 1
 

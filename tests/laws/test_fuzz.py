@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import time
 from typing import Any
 
 import attrs
@@ -13,6 +16,7 @@ from shardfn import P
 from tests.faults import random_programs
 from tests.faults.random_programs import NESTS, Case, difference
 
+SECONDS = 10.0  # of processor time
 DRAWN = Drawn(
     mesh={"a": 2},
     inputs={"x0": ((3, 4), P("a")), "x1": ((4, 5), P(None, "a"))},
@@ -47,5 +51,23 @@ def test_a_program_without_a_stable_value_says_nothing(
 
 def test_a_run_counts_its_programs() -> None:
     assert random_programs.run(0.0, 1) == {}
-    counts = random_programs.run(1.0, 1)
-    assert sum(counts.values()) >= 1
+
+
+def test_a_failure_at_the_end_of_its_time_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.chain([0.0] * 4, itertools.repeat(9.0))
+    monkeypatch.setattr(random_programs, "difference", lambda case: "wrong")
+    monkeypatch.setattr(Case, "plain", lambda case: None)
+    with pytest.raises(AssertionError, match="seed 7, .*: wrong"):
+        random_programs.run(1.0, 7, clock=lambda: next(ticks))
+
+
+def test_random_programs_of_a_fresh_seed_equal_torch() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    try:
+        counts = random_programs.run(SECONDS, seed, time.process_time)
+    except Exception as error:
+        error.add_note(f"again: make fuzz SECONDS=600 SEED={seed}")
+        raise
+    assert counts["right"] >= 1

@@ -115,7 +115,7 @@ def assert_comms(
 
 
 def _bytes(size: int | str) -> int:
-    if size == 0 and not isinstance(size, bool):
+    if type(size) is int and size == 0:
         return 0
     try:
         return bytes_of(size)

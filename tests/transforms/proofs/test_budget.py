@@ -105,3 +105,9 @@ def test_a_plain_function_is_refused() -> None:
         sf.ShardError, match="explain: _loss is not a transformed function"
     ):
         sf.explain(_loss, W, X)
+
+
+@pytest.mark.parametrize("size", [torch.ones(2), torch.tensor(0), 0.5, "much"])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(size: Any) -> None:
+    with pytest.raises(sf.ShardError, match="assert_comms, max_bytes: .* is not"):
+        sf.assert_comms(lambda x: x, torch.ones(2), max_bytes=size)

@@ -15,6 +15,7 @@ from ....types import PENDING, Mark, Marks, MeshAxes
 from ... import layout
 from ... import plan as steps
 from ...protocols import Walk
+from ..partial.accumulated import accumulated
 from ..values import Value, is_partial
 from . import deferred
 
@@ -89,7 +90,11 @@ class Inside:
             )
             for x, marks in pairs
         )
-        needed = steps.needed(self.walk.steps, slots)
+        gradients = [gradient.slot for gradient in self.walk.gradients.values()]
+        wide = accumulated(
+            self.walk.steps, gradients, self.walk.axes, self.walk.slot
+        )
+        needed = steps.needed(wide, slots)
         return steps.Plan(
             self.walk.axes,
             needed,

@@ -1,0 +1,198 @@
+"""Partial sums of float16 and bfloat16 values stay in float32, in which each rank accumulates,
+until they are reduced: rounding a sum of 64 terms once is not rounding it 64 times.
+
+It is a pass over a finished plan, so it adds no collective. Gradients are left to
+`reduce_dtype`, and collectives of per-rank code to their author.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ....types import MeshAxes
+from ... import plan, rules
+from ...payload import nbytes
+from ..values import is_partial
+
+aten = torch.ops.aten
+
+HALF = (torch.float16, torch.bfloat16)
+WIDE = torch.float32
+MOST_BYTES = 64 * 1024  # that a redistribution may send more than it would
+SUMS = {aten.sum.default, aten.sum.dim_IntList}  # they take the dtype of the sum
+ADDS = {aten.add.Tensor, aten.sub.Tensor}
+SCALES = {
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.neg.default,
+    aten.clone.default,
+    aten.alias.default,
+}
+ALIGN = "prim_align"
+
+NewSlot = Callable[[torch.Tensor, Any], plan.Slot]
+
+
+def accumulated(
+    steps: Sequence[plan.Step],
+    gradients: Sequence[plan.Slot],
+    axes: MeshAxes,
+    new_slot: NewSlot,
+) -> list[plan.Step]:
+    """The steps of a plan, with small Partial sums of half precision reduced in float32.
+
+    Args:
+        steps: of the plan of a program, or of the body of a loop.
+        gradients: the gradients that it makes.
+        axes: of the mesh.
+        new_slot: makes a slot of a fake value and placements.
+    """
+    wanted = _wanted(steps, gradients, axes)
+    return _Widened(wanted, new_slot).all(steps) if wanted else list(steps)
+
+
+def _wanted(
+    steps: Sequence[plan.Step], gradients: Sequence[plan.Slot], axes: MeshAxes
+) -> set[int]:
+    """The slots whose sums are reduced in float32, and those that they are computed from."""
+    computed: set[int] = set()
+    for step in steps:
+        if isinstance(step, plan.Apply) and len(step.outs) == 1:
+            computed.add(step.outs[0].number)
+    wanted: set[int] = set()
+    served = {slot.number for slot in gradients}
+    for step in reversed(steps):
+        made = {slot.number for slot in step.made}
+        if made & served:
+            served.update(slot.number for slot in step.read)
+        elif isinstance(step, plan.Redistribute):
+            if step.source.number in computed and _is_widened(step, axes):
+                wanted.add(step.source.number)
+        elif made & wanted and _passes_on(step, computed):
+            wanted.update(slot.number for slot in step.read)
+    return wanted
+
+
+def _is_widened(step: plan.Redistribute, axes: MeshAxes) -> bool:
+    """Whether a redistribution reduces a Partial sum, and sends little more in float32."""
+    source = step.source
+    sent = [m for m in step.moves if m.sends and axes.sizes[m.axis] > 1]
+    sums = [m for m in sent if m.before[m.axis] == "sum" != m.after[m.axis]]
+    name = getattr(step.node.target, "_opname", "")
+    is_gradient = name == ALIGN or step.node.meta.get("phase") == "backward"
+    if source.value.dtype not in HALF or not sums or is_gradient:
+        return False
+    itemsize = WIDE.itemsize - source.value.dtype.itemsize
+    more = [nbytes(source.value.shape, itemsize, move, axes) for move in sent]
+    return sum(more) < MOST_BYTES
+
+
+def _passes_on(step: plan.Step, computed: set[int]) -> bool:
+    """Whether a step only adds, scales or rearranges Partial sums, of this plan's own ops."""
+    if not isinstance(step, plan.Apply) or not step.ins:
+        return False
+    is_own = all(_is_sum(slot, computed) for slot in step.ins)
+    return is_own and _is_linear(step)
+
+
+def _is_linear(step: plan.Apply) -> bool:
+    target = step.node.target
+    of_one = target in SCALES or target in SUMS or target in rules.REARRANGES
+    return target in ADDS or (of_one and len(step.ins) == 1)
+
+
+def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:
+    is_own = slot.number in computed and slot.value.dtype in HALF
+    return is_own and is_partial(slot.marks)
+
+
+@attrs.frozen(eq=False)
+class _Widened:
+    """The steps with a slot in float32 beside each slot of `wanted`. Casts that nothing reads are
+    removed later, with all unread steps.
+    """
+
+    wanted: set[int]
+    new_slot: NewSlot
+    wide: dict[int, plan.Slot] = attrs.field(factory=dict)  # by the slot's number
+
+    def all(self, steps: Sequence[plan.Step]) -> list[plan.Step]:
+        """All steps, in their order."""
+        result: list[plan.Step] = []
+        for step in steps:
+            result += self.of(step)
+        return result
+
+    def of(self, step: plan.Step) -> list[plan.Step]:
+        """A step, and the casts around it."""
+        if isinstance(step, plan.Redistribute):
+            source = self.wide.get(step.source.number)
+            return [step] if source is None else self.reduced(step, source)
+        if not isinstance(step, plan.Apply) or len(step.outs) != 1:
+            return [step]
+        (out,) = step.outs
+        if out.number not in self.wanted:
+            return [step]
+        wide = self.wide[out.number] = self.beside(out)
+        ins = tuple(self.wide.get(slot.number, slot) for slot in step.ins)
+        is_sum = step.node.target in SUMS
+        are_wide = all(slot.number in self.wide for slot in step.ins)
+        if not is_sum and not (are_wide and _is_linear(step)):
+            return [step, _cast(step.node, out, wide)]
+        options = {"dtype": WIDE} if is_sum else {}
+        node = _copied(step.node, ins, wide, **options)
+        return [plan.Apply(node, ins, (wide,)), _cast(step.node, wide, out)]
+
+    def reduced(
+        self, step: plan.Redistribute, source: plan.Slot
+    ) -> list[plan.Step]:
+        """A redistribution in float32, and the cast of its result."""
+        target = self.beside(step.target)
+        moved = attrs.evolve(step, source=source, target=target)
+        return [moved, _cast(step.node, target, step.target)]
+
+    def beside(self, slot: plan.Slot) -> plan.Slot:
+        """A slot in float32, at the same placements."""
+        return self.new_slot(slot.value.to(WIDE), slot.marks)
+
+
+def _copied(
+    node: torch.fx.Node, ins: Sequence[plan.Slot], out: plan.Slot, **options: Any
+) -> torch.fx.Node:
+    """The op of a node over other values, in a graph of its own."""
+    graph = torch.fx.Graph()
+    feed = iter(ins)
+    args, kwargs = torch.fx.node.map_arg(
+        (node.args, dict(node.kwargs)), lambda _: _holder(graph, next(feed))
+    )
+    copy = graph.create_node(
+        "call_function", node.target, args, {**kwargs, **options}, name=node.name
+    )
+    copy.meta = {**node.meta, "val": out.value}
+    return copy
+
+
+def _cast(node: torch.fx.Node, source: plan.Slot, target: plan.Slot) -> plan.Apply:
+    """A cast of a slot to the dtype of another, on behalf of a node."""
+    graph = torch.fx.Graph()
+    cast = graph.create_node(
+        "call_function",
+        aten._to_copy.default,
+        (_holder(graph, source),),
+        {"dtype": target.value.dtype},
+        name=node.name,
+    )
+    cast.meta = {**node.meta, "val": target.value}
+    return plan.Apply(cast, (source,), (target,))
+
+
+def _holder(graph: torch.fx.Graph, slot: plan.Slot) -> torch.fx.Node:
+    holder = graph.placeholder(f"slot{slot.number}")
+    holder.meta["val"] = slot.value
+    return holder
