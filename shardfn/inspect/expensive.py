@@ -298,9 +298,11 @@ class _Search:
     def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
         """A warning."""
         source = node.meta.get("source")
+        module = (node.meta.get("custom") or {}).get("module")
+        where = f", in {module}" if module else ""
         return problem(
             self.program.name,
-            got,
+            f"{got}{where}",
             fix=fix,
             source=source,
         )

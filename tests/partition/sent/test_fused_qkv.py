@@ -18,8 +18,7 @@ import shardfn as sf
 from shardfn import P, _compat
 from shardfn._tree import leaves
 
-B, T, HEADS, SIZE = 2, 3, 3, 2  # 3 heads over 2 ranks: uneven
-WIDTH = HEADS * SIZE
+B, T, SIZE = 2, 3, 2
 PACKED = P(None, "tp*3")
 
 
@@ -69,12 +68,13 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=g, dtype=torch.float64)
 
 
-ARGS = (
-    drawn(B, T, WIDTH),
-    drawn(WIDTH, 3 * WIDTH),
-    drawn(3 * WIDTH),
-    drawn(WIDTH, WIDTH),
-)
+def arguments(heads: int) -> tuple[torch.Tensor, ...]:
+    n = heads * SIZE
+    return drawn(B, T, n), drawn(n, 3 * n), drawn(3 * n), drawn(n, n)
+
+
+ARGS = arguments(4)
+UNEVEN = arguments(3)  # 3 heads over 2 ranks: a head is on both
 
 
 def equal(got: Any, wanted: Any) -> None:
@@ -91,7 +91,7 @@ def over(fn: Callable[..., Any], mesh: Any, weight: P = PACKED) -> Any:
 
 @pytest.mark.parametrize("fn", [by_split, by_chunk, by_conv1d])
 def test_three_blocks_send_one_sum_of_the_result(fn: Callable[..., Any]) -> None:
-    """Backward sends nothing more: the input has no gradient."""
+    """The input has no gradient, so backward sends nothing."""
     wanted = step(fn)(*ARGS)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
@@ -108,20 +108,16 @@ def test_three_blocks_send_one_sum_of_the_result(fn: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("weight", [PACKED, P(None, ("tp*3", "dp"))], ids=str)
-def test_three_blocks_over_one_axis_of_two_or_over_both(weight: P) -> None:
-    """The second: each rank's part of each block is sharded over dp."""
-    wanted = step(by_split)(*ARGS)
+def test_on_two_axes_and_with_uneven_shards_it_equals_one_device(weight: P) -> None:
+    """The second weight: what a rank of tp has of each block is sharded over dp."""
+    is_plain = weight == PACKED
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        if weight == PACKED:
-            sharded = over(step(by_split), mesh, weight)
-            equal(sf.full(sharded(*ARGS)), wanted)
-            kinds = [c.kind for c in sharded.lower(*ARGS).collectives]
-            assert {*kinds} == {"all_reduce"}
-        else:
-            args = (*ARGS[:1], drawn(WIDTH, 12), drawn(12), drawn(4, WIDTH))
-            sharded = over(step(by_split), mesh, weight)
+        sharded = over(step(by_split), mesh, weight)
+        for args in (ARGS, UNEVEN) if is_plain else (ARGS,):
             equal(sf.full(sharded(*args)), step(by_split)(*args))
+        kinds = {c.kind for c in sharded.lower(*ARGS).collectives}
+        assert is_plain == (kinds == {"all_reduce"})
 
 
 def test_values_enter_leave_and_are_constrained_in_blocks() -> None:
@@ -160,13 +156,13 @@ def test_blocks_that_do_not_fit_are_refused_by_name(spec: P, said: str) -> None:
 
 
 def test_a_plain_shard_is_told_the_blocks() -> None:
-    width = 512
-    f64 = lambda *shape: sf.ShapeDtype(shape, torch.float32)
+    width = 8192
+    of = lambda *shape: sf.ShapeDtype(shape, torch.float32)
     args = (
-        f64(32, 256, width),
-        f64(width, 3 * width),
-        f64(3 * width),
-        f64(width, width),
+        of(16, 256, width),
+        of(width, 3 * width),
+        of(3 * width),
+        of(width, width),
     )
     fn = lambda x, w, b, out: by_split(x, w, b, out).square().sum()
     texts = []
@@ -185,7 +181,7 @@ def test_a_plain_shard_is_told_the_blocks() -> None:
 
 def _on_two_ranks() -> Any:
     sharded = over(step(by_conv1d), sf.make_mesh((2,), ("tp",)))
-    loss, weights = sharded(*ARGS)
+    loss, weights = sharded(*UNEVEN)
     assert all(isinstance(w, DTensor) for w in weights)
     return sf.full((loss, weights))
 
