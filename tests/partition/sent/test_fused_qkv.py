@@ -156,27 +156,23 @@ def test_blocks_that_do_not_fit_are_refused_by_name(spec: P, said: str) -> None:
 
 
 def test_a_plain_shard_is_told_the_blocks() -> None:
-    width = 8192
+    width = 4096
     of = lambda *shape: sf.ShapeDtype(shape, torch.float32)
-    args = (
-        of(16, 256, width),
-        of(width, 3 * width),
-        of(3 * width),
-        of(width, width),
-    )
-    fn = lambda x, w, b, out: by_split(x, w, b, out).square().sum()
+    args = (of(16, 256, width), of(width, 3 * width), of(width, width))
+    fn = lambda x, w, out: _attended((x @ w).chunk(3, -1), out, 64)
     texts = []
-    for weight in (P(None, "tp"), PACKED):
-        with (
-            sf.fake_world(4, numerics=False),
-            warnings.catch_warnings(record=True) as seen,
-        ):
-            warnings.simplefilter("always")
-            over(fn, sf.make_mesh((4,), ("tp",)), weight).lower(*args)
-        texts.append([str(warning.message) for warning in seen])
-    (text,), none = texts
-    assert "at P(None, 'tp*3') in place of P(None, 'tp')" in text
-    assert not none
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("tp",))
+        for weight in (P(None, "tp"), PACKED):
+            places = (P(), weight, P("tp"))
+            sharded = sf.shard(fn, mesh, places, backend="aten")
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                sharded.lower(*args)
+            texts.append([str(warning.message) for warning in seen])
+    told, untold = texts
+    assert "at P(None, 'tp*3') in place of P(None, 'tp')" in "".join(told)
+    assert not untold
 
 
 def _on_two_ranks() -> Any:
