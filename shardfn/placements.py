@@ -170,12 +170,7 @@ def named(
 
 
 def blocks_of(part: str) -> tuple[str, int]:
-    """An axis, and the number of blocks as which it views its dim, of the text "axis*blocks".
-
-    Example:
-        >>> blocks_of("tp*3"), blocks_of("tp")
-        (('tp', 3), ('tp', 1))
-    """
+    """An axis, and the number of blocks as which it views its dim, of "axis*blocks"."""
     name, _, blocks = part.partition("*")
     return name, int(blocks or 1)
 
@@ -185,8 +180,8 @@ def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
     _, blocks = blocks_of(part)
     if part != names[0]:
         raise ValueError(
-            f"P({tuple(names)}) views dim {dim} as {blocks} blocks after its first axis; only the "
-            f"first may: {(part, *(n for n in names if n != part))}"
+            f"P({tuple(names)}) views dim {dim} as {blocks} blocks after its first axis; only "
+            f"the first may: {(part, *(n for n in names if n != part))}"
         )
     if size % blocks:
         raise ValueError(
@@ -226,8 +221,7 @@ def row_of(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     blocks = mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
     if blocks == 1:
         return names
-    others = [name for name in names if name not in wide]
-    return (f"{wide[0]}*{blocks}", *wide[1:], *others)
+    return (f"{wide[0]}*{blocks}", *wide[1:], *({*names} - {*wide}))
 
 
 def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
@@ -239,7 +233,7 @@ def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
 
 
 def is_said(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
-    """Whether a P says so: axes shard dims, or equal blocks of them, in some order."""
+    """Whether a P says so."""
     rows = [row_of(dim, marks, axes) for dim in range(len(shape))]
     return _are(marks, rows, shape, axes)
 
