@@ -221,7 +221,7 @@ def row_of(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     blocks = mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
     if blocks == 1:
         return names
-    return (f"{wide[0]}*{blocks}", *wide[1:], *({*names} - {*wide}))
+    return (f"{wide[0]}*{blocks}", *wide[1:], *sorted({*names} - {*wide}))
 
 
 def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
