@@ -18,7 +18,9 @@ class P:
     Args:
         parts: for each dim an axis name, a tuple of names, or None. Dims without an entry are
             not sharded. The first axis of a tuple shards the dim, the next one each chunk. In
-            another order than the mesh's, the axes before must divide the dim.
+            another order than the mesh's, the axes before must divide the dim. `"tp*3"` views
+            the dim as 3 equal blocks, and shards each block over tp: a packed weight of
+            queries, keys and values.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -135,7 +137,7 @@ def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> Marks:
     if unknown is not None:
         raise ValueError(f"{spec} names axis {unknown!r}; the mesh has {axes}")
     check_axes(spec)
-    return named(names_of(spec), shape, axes)
+    return named(rows_of(spec), shape, axes)
 
 
 def named(
@@ -144,15 +146,19 @@ def named(
     """The placements of the names of the axes that shard each dim, in their order.
 
     Raises:
-        ValueError: axes that come before an earlier axis of the mesh do not divide the dim.
+        ValueError: axes that come before an earlier axis of the mesh, or a number of blocks,
+            do not divide the dim.
     """
     marks: list[Mark] = ["R"] * len(axes.names)
     for dim, names in enumerate(rows):
         ranks = 1
         outer = 1
         last = -1
-        for name in names:
+        for part in names:
+            name, blocks = blocks_of(part)
             k = axes.names.index(name)
+            if blocks > 1:
+                outer = ranks = _checked(dim, shape[dim], names, part)
             outer = ranks if k < last else outer
             last = k
             if shape[dim] % outer:
@@ -163,10 +169,32 @@ def named(
     return tuple(marks)
 
 
+def blocks_of(part: str) -> tuple[str, int]:
+    """An axis, and the number of blocks as which it views its dim, of "axis*blocks"."""
+    name, _, blocks = part.partition("*")
+    return name, int(blocks or 1)
+
+
+def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
+    """The number of blocks of the first axis of a dim."""
+    _, blocks = blocks_of(part)
+    if part != names[0]:
+        raise ValueError(
+            f"P({tuple(names)}) views dim {dim} as {blocks} blocks after its first axis; only "
+            f"the first may: {(part, *(n for n in names if n != part))}"
+        )
+    if size % blocks:
+        raise ValueError(
+            f"{part!r} views dim {dim} of size {size} as {blocks} equal blocks, so {blocks} must "
+            f"divide it; pad it by {-size % blocks}"
+        )
+    return blocks
+
+
 def _undivided(
     dim: int, size: int, names: Sequence[str], ranks: int, axes: MeshAxes
 ) -> str:
-    in_order = tuple(sorted(names, key=axes.names.index))
+    in_order = tuple(sorted(names, key=lambda x: axes.names.index(blocks_of(x)[0])))
     return (
         f"P({tuple(names)}) shards dim {dim} of size {size} over axes in another order than the "
         f"mesh's {axes}, so {ranks} must divide it; pad it by {-size % ranks}, or write {in_order}"
@@ -184,17 +212,44 @@ def names_in(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
     return tuple(axes.names[k] for _, k in sorted(found))
 
 
+def row_of(dim: int, marks: Marks, axes: MeshAxes) -> tuple[str, ...]:
+    """The parts of a `P` for a dim: its axes, the first with its number of blocks."""
+    names = names_in(dim, marks, axes)
+    size = dict(zip(axes.names, axes.sizes, strict=True))
+    wide = [name for name in names if size[name] > 1]
+    mark = marks[axes.names.index(wide[0])] if wide else "R"
+    blocks = mark[2] if isinstance(mark, tuple) and len(mark) == 3 else 1
+    if blocks == 1:
+        return names
+    return (f"{wide[0]}*{blocks}", *wide[1:], *sorted({*names} - {*wide}))
+
+
 def spec_of(marks: Marks, dims: int, axes: MeshAxes) -> P:
     """The axes that shard each dim of a tensor as a `P`."""
-    rows = [names_in(dim, marks, axes) for dim in range(dims)]
+    rows = [row_of(dim, marks, axes) for dim in range(dims)]
     while rows and not rows[-1]:
         rows.pop()
     return P(*(row[0] if len(row) == 1 else row or None for row in rows))
 
 
+def is_said(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
+    """Whether a P says so."""
+    rows = [row_of(dim, marks, axes) for dim in range(len(shape))]
+    return _are(marks, rows, shape, axes)
+
+
 def in_some_order(marks: Marks, shape: Sequence[int], axes: MeshAxes) -> bool:
-    """Whether axes shard dims in plain chunks, in some order: whether a P says so."""
+    """Whether axes shard dims in plain chunks, in some order."""
     rows = [names_in(dim, marks, axes) for dim in range(len(shape))]
+    return _are(marks, rows, shape, axes)
+
+
+def _are(
+    marks: Marks,
+    rows: Sequence[Sequence[str]],
+    shape: Sequence[int],
+    axes: MeshAxes,
+) -> bool:
     sharded = [m for m in marks if not isinstance(m, str)]
     try:
         plain = named(rows, shape, axes)
@@ -209,17 +264,26 @@ def _check_strided(
     shape: Sequence[int],
     axes: MeshAxes,
 ) -> None:
-    """Raise ValueError for a strided shard that no order of axes gives."""
+    """Raise ValueError for a strided shard that no P says."""
     is_strided = any(isinstance(m, tuple) for m in marks)
-    if is_strided and not in_some_order(marks, shape, axes):
+    if is_strided and not is_said(marks, shape, axes):
         raise ValueError(
-            f"{placements} has a strided shard that no order of axes on a dim of "
-            f"{tuple(shape)} gives; redistribute it to Shard"
+            f"{placements} has a strided shard that no order of axes, nor equal blocks, of a "
+            f"dim of {tuple(shape)} give; redistribute it to Shard"
         )
 
 
 def names_of(spec: P) -> list[tuple[str, ...]]:
     """The mesh axes over which each dim is sharded.
+
+    Raises:
+        ValueError: a part that is neither None, nor an axis name, nor a tuple of names.
+    """
+    return [tuple(blocks_of(part)[0] for part in row) for row in rows_of(spec)]
+
+
+def rows_of(spec: P) -> list[tuple[str, ...]]:
+    """The parts of a spec for each dim: axis names, some with a number of blocks.
 
     Raises:
         ValueError: a part that is neither None, nor an axis name, nor a tuple of names.
@@ -233,11 +297,7 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
             if isinstance(part, (tuple, list))
             else (part,)
         )
-        wrong = [
-            name
-            for name in names
-            if not isinstance(name, str) or not name or set(name) & set(",;*")
-        ]
+        wrong = [name for name in names if not _is_part(name)]
         if wrong:
             raise ValueError(
                 f"{spec} names {wrong[0]!r} for dim {dim}, which is not an axis name; write "
@@ -245,6 +305,15 @@ def names_of(spec: P) -> list[tuple[str, ...]]:
             )
         rows.append(names)
     return rows
+
+
+def _is_part(part: Any) -> bool:
+    """Whether a part is the name of an axis, or "axis*blocks"."""
+    if not isinstance(part, str):
+        return False
+    name, star, blocks = part.partition("*")
+    counts = not star or (blocks.isdecimal() and int(blocks) > 0)
+    return bool(name) and counts and not set(name) & set(",;*")
 
 
 def check_axes(spec: P) -> None:
@@ -264,11 +333,16 @@ def check_axes(spec: P) -> None:
 
 
 def check_order(spec: P, known: tuple[str, ...]) -> None:
-    """Check that the axes of one dim are in mesh order.
+    """Check that the axes of one dim are in mesh order, and shard it as one block.
 
     Raises:
         ValueError: names the dim.
     """
+    for dim, parts in enumerate(rows_of(spec)):
+        if any(blocks_of(part)[1] > 1 for part in parts):
+            raise ValueError(
+                f"{spec} views dim {dim} as blocks; constrain it so outside of the shard_map"
+            )
     for dim, names in enumerate(names_of(spec)):
         if names != tuple(sorted(names, key=known.index)):
             raise ValueError(

@@ -33,6 +33,7 @@ OUTERMOST = "outermost"
 # one number for each such call, unique even among nested captures
 _numbers = itertools.count()
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MODULE = re.compile(r" of module (\S+)$", re.MULTILINE)
 
 
 def follow_backward(roots: Iterable[Any], inside: dict[str, Any]) -> None:
@@ -172,6 +173,11 @@ def attach(graph: torch.fx.GraphModule) -> None:
                 None,
             )
         phase = noted.get("phase", "forward")
+        module = (
+            noted.get("module")
+            or (owner and owner.meta["custom"].get("module"))
+            or module_of(node.meta.get("stack_trace"))
+        )
         node.meta.update(
             phase=phase,
             source=line,
@@ -180,6 +186,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
                 **_inherited(owner),
                 "phase": phase,
                 "source": line,
+                **({"module": module} if module else {}),
             },
         )
         if owner and phase == "backward" and "inside" not in noted:
@@ -217,3 +224,9 @@ def line_of(stack: str | None) -> str | None:
         if not is_ours(file)
     ]
     return ":".join(frames[-1]) if frames else None
+
+
+def module_of(stack: str | None) -> str | None:
+    """The path of the submodule in a stack trace of code that a module ran."""
+    found = _MODULE.findall(stack or "")
+    return found[-1] if found else None

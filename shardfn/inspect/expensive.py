@@ -32,6 +32,10 @@ FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
 LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
 TRIES = 6  # placements that are tried for one finding
 LARGE = 2000  # ops of a program for which fewer are tried
+SPLITS = {
+    torch.ops.aten.split.Tensor,
+    torch.ops.aten.split_with_sizes.default,
+}
 Placing = Callable[[Sequence[Marks]], plan.Plan]
 
 
@@ -104,6 +108,7 @@ class _Search:
             axis,
             self.is_less(before),
             is_sharded=True,
+            blocks=equal_parts(step.node),
         )
         if mend is None:
             return
@@ -210,6 +215,7 @@ class _Search:
         mends: Callable[[plan.Plan], bool],
         *,
         is_sharded: bool,
+        blocks: int = 1,
     ) -> Mend | None:
         """The placement of one argument that mends the program best; None if none does.
 
@@ -218,12 +224,16 @@ class _Search:
             axis: on which their placements change.
             mends: whether a plan is one that mends.
             is_sharded: whether they are sharded on that axis now.
+            blocks: as how many equal blocks their dims are viewed, too.
         """
         most = TRIES if len(self.graph.nodes) < LARGE else 2
         tried = [
             (i, marks)
             for i in dict.fromkeys(near)
-            for marks in self.others(i, axis, is_sharded=is_sharded)
+            for marks in (
+                *self.in_blocks(i, axis, blocks),
+                *self.others(i, axis, is_sharded=is_sharded),
+            )
         ]
         best: tuple[PlanPrice, Mend] | None = None
         for i, marks in tried[:most]:
@@ -251,6 +261,19 @@ class _Search:
             if marks != slot.marks and is_plain and size and size % count == 0:
                 yield marks
 
+    def in_blocks(self, i: int, axis: int, blocks: int) -> Iterator[Marks]:
+        """An argument with its dim over an axis viewed as equal blocks, each of them sharded."""
+        slot = self.chosen.ins[i]
+        mark = slot.marks[axis]
+        n = self.chosen.axes.sizes[axis]
+        if blocks == 1 or not isinstance(mark, int):
+            return
+        size = slot.value.shape[mark]
+        is_alone = [*slot.marks].count(mark) == 1
+        if is_alone and size and size % (blocks * n) == 0:
+            strided = layout.joined(mark, 1, outer=blocks)
+            yield (*slot.marks[:axis], strided, *slot.marks[axis + 1 :])
+
     def changed(self, i: int, marks: Marks) -> list[Marks]:
         """The placements of all inputs with another one for an argument and its followers."""
         followers = Followers(self.graph)
@@ -275,12 +298,22 @@ class _Search:
     def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
         """A warning."""
         source = node.meta.get("source")
+        module = (node.meta.get("custom") or {}).get("module")
+        where = f", in {module}" if module else ""
         return problem(
             self.program.name,
-            got,
+            f"{got}{where}",
             fix=fix,
             source=source,
         )
+
+
+def equal_parts(node: torch.fx.Node) -> int:
+    """The number of equal parts into which an op splits its input; 1 for other ops."""
+    parts = node.meta["val"]
+    if node.target not in SPLITS or len({tuple(x.shape) for x in parts}) > 1:
+        return 1
+    return len(parts)
 
 
 def largest_unasked(

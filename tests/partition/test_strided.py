@@ -185,14 +185,15 @@ def test_three_axes_in_an_order_of_their_own() -> None:
 
 
 def test_a_strided_shard_that_no_order_gives_is_refused_by_name() -> None:
-    strided = _compat.strided_shard(0, 3)
+    strided = _compat.strided_shard(0, 5)
     with sf.fake_world(4):
         mesh = sf.make_mesh((2, 2), ("a", "b"))
         with pytest.raises(sf.PlacementError) as caught:
             sf.distribute(drawn(12, 2), mesh, [strided, Replicate()])
     assert without_line(caught.value).splitlines()[0] == (
-        "distribute: the tensor: [_StridedShard(dim=0, sf=3), Replicate()] has a strided shard "
-        "that no order of axes on a dim of (12, 2) gives; redistribute it to Shard"
+        "distribute: the tensor: [_StridedShard(dim=0, sf=5), Replicate()] has a strided shard "
+        "that no order of axes, nor equal blocks, of a dim of (12, 2) give; redistribute it to "
+        "Shard"
     )
 
 

@@ -662,6 +662,9 @@ EDGES = {
     "aten.index.Tensor": [
         lambda: call(f(5, 3), [i(5, 0)]),
         lambda: call(f(5, 3), [-1 - i(5, 4)]),
+        lambda: call(f(5, 3, 4), [i(5, 2, 1), i(3, 3), None]),
+        lambda: call(f(5, 3, 4), [None, i(3, 6), -1 - i(4, 2, 1)]),
+        lambda: call(b(5, 3), [i(5, 7)]),
     ],
     "aten.index_put.default": [
         lambda: call(f(5, 3), [i(5, 0)], f(0, 3), True),
@@ -669,6 +672,7 @@ EDGES = {
         lambda: call(f(5, 3), [b(5)], f(3)),
         lambda: call(f(5, 3), [b(5)], f(1, 3), True),
         lambda: call(f(7, 3), [-1 - i(7, 5)], f(5, 3), True),
+        lambda: call(f(5, 3, 4), [i(5, 6), None, i(4, 6)], f(6, 3), True),
         lambda: call(f(5, 3), [i(5, 4), i(3, 4)], f(), True),
     ],
     "aten.index_select.default": [

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from . import copies
 from .hooks import HookedCall
 from .modes import Modes
 from .parameter_hooks import Hook, hooked
+from .paths import running_line
 from .returned import Returned
 
 # torch.func's error text for an in-place write to an unbatched buffer.
@@ -290,7 +290,7 @@ class Traced(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        line, kwargs = _line(PureModule.run.__code__), kwargs or {}
+        line, kwargs = running_line(sys._getframe(1), PureModule.run.__code__), kwargs or {}
         if line:
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, (*args, *kwargs.values()), line)
@@ -368,16 +368,3 @@ def _written_out(func: Any) -> Any:
     return (
         found or (_compat.inside_transform() and _compat.recurrent(func)) or func
     )
-
-
-def _line(until: CodeType) -> str | None:
-    """The innermost frame of user code inside the module, formatted as in a stack trace."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code is not until:
-        if not is_ours(frame.f_code.co_filename):
-            return (
-                f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in '
-                f"{frame.f_code.co_name}\n"
-            )
-        frame = frame.f_back
-    return None

@@ -11,7 +11,16 @@ from ...buckets import Wish
 from ...errors import PlacementError
 from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
-from ...placements import P, check_axes, named, names_in
+from ...placements import (
+    P,
+    blocks_of,
+    check_axes,
+    is_said,
+    named,
+    names_in,
+    names_of,
+    row_of,
+)
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 from ..protocols import Walk
@@ -26,7 +35,7 @@ def constrain(walk: Walk, node: torch.fx.Node) -> None:
     """Redistribute a value to the placements of the user's constraint."""
     constrained_node, text_of_spec = args_of(node)
     value = walk.values[constrained_node]
-    current = settled(value, walk.axes)
+    current = settled(value, walk.axes, walk.given)
     try:
         marks = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
@@ -39,6 +48,7 @@ def constrain(walk: Walk, node: torch.fx.Node) -> None:
             source=source,
             placements=text_of_spec,
         ) from None
+    walk.note_given(value.fake.shape, marks)
     slot = walk.redistribute(value, marks, node, implicit=False)
     walk.place_as(node, value, slot)
 
@@ -141,7 +151,8 @@ def constrained(
     if not axes.names:
         return ()
     entries = parse_spec(text)
-    axes_named = {name for entry in entries for name in entry} - {KEEP}
+    parts = [() if entry == (KEEP,) else entry for entry in entries]
+    axes_named = {name for names in names_of(P(*parts)) for name in names}
     unknown = axes_named - {*axes.names}
     if unknown:
         raise ValueError(
@@ -151,13 +162,13 @@ def constrained(
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"
         )
-    parts = [() if entry == (KEEP,) else entry for entry in entries]
     check_axes(P(*parts))
+    row_now = row_of if is_said(current, shape, axes) else names_in
     rows: list[tuple[str, ...]] = []
     for dim, entry in enumerate(entries):
         if entry == (KEEP,):
-            now = names_in(dim, current, axes)
-            entry = tuple(name for name in now if name not in axes_named)
+            now = row_now(dim, current, axes)
+            entry = tuple(x for x in now if blocks_of(x)[0] not in axes_named)
         rows.append(entry)
     return layout.fitted(shape, named(rows, shape, axes), axes.sizes)
 
@@ -166,7 +177,9 @@ def aligned(
     shape: Sequence[int], like: Sequence[int], wanted: Marks, axes: MeshAxes
 ) -> Marks:
     """The placements of `like` where its dims have the same size; replicated elsewhere."""
-    marks = ["R" if _differs(m, shape, like) else m for m in wanted]
+    marks = tuple("R" if _differs(m, shape, like) else m for m in wanted)
+    if is_said(marks, shape, axes):
+        return layout.fitted(shape, marks, axes.sizes)
     return in_plain_chunks(shape, marks, axes)
 
 

@@ -18,7 +18,7 @@ def cotangent(walk: Walk, node: torch.fx.Node) -> None:
     """The cotangent of a result enters with the placements of the result, reduced."""
     result, number = args_of(node)
     value = walk.values[result]
-    marks = walk.leaving.get(result) or settled(value, walk.axes)
+    marks = walk.leaving.get(result) or settled(value, walk.axes, walk.given)
     reduced = tuple("R" if m in REDUCTIONS else m for m in marks)
     slot = walk.cotangents[number] = walk.slot(value.fake, reduced)
     walk.place_as(node, value, slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -97,12 +97,20 @@ def is_partial(marks: Marks) -> bool:
     return any(m in PENDING for m in marks)
 
 
-def settled(value: Value, axes: MeshAxes) -> Marks:
-    """The default placements of a value: its own, with Partial reduced and in plain chunks."""
+def settled(
+    value: Value,
+    axes: MeshAxes,
+    given: Collection[Marks] = (),
+) -> Marks:
+    """The default placements of a value: its own, with Partial reduced and in plain chunks, or in
+    blocks as some given placement.
+    """
     if value.is_unmade:
         return ("R",) * len(axes.sizes)
     marks = next(iter(value.slots))
-    reduced = ["R" if m in PENDING else m for m in marks]
+    reduced = tuple("R" if m in PENDING else m for m in marks)
+    if reduced in given:
+        return reduced
     return in_plain_chunks(value.fake.shape, reduced, axes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
+from ...placements import is_said
 from ...types import IfPartial, Marks, MeshAxes
 from .. import layout, plan, rules
 from ..redistribute import Move
@@ -53,6 +54,8 @@ class Walk(Chooser):
         advice: Advice = NO_ADVICE,
     ) -> None:
         super().__init__(axes, name, advice)
+        # the placements of inputs and of constraints
+        self.given: set[Marks] = set()
         # the placements of the carries of loops, by shape
         self.carried: dict[tuple[int, ...], Marks] = {}
         # what was chosen for each op, and for the ops that one was written out as, that one
@@ -82,6 +85,7 @@ class Walk(Chooser):
         """Add an input. Returns its slot."""
         fake = node.meta["val"]
         slot = self.slot(fake, marks)
+        self.note_given(fake.shape, marks)
         as_sum = means.rescaled(self, node, slot, means.as_sums(marks))
         self.values[node] = Value(
             fake,
@@ -92,6 +96,11 @@ class Walk(Chooser):
         )
         return slot
 
+    def note_given(self, shape: Sequence[int], marks: Marks) -> None:
+        """Note placements that the user gave: results may have them, too."""
+        if is_said(marks, shape, self.axes):
+            self.given.add(marks)
+
     def leave(
         self,
         node: torch.fx.Node,
@@ -101,7 +110,7 @@ class Walk(Chooser):
     ) -> plan.Slot:
         """The slot of a result, at the placements of `out_placements`."""
         value = self.values[node]
-        wanted = marks or settled(value, self.axes)
+        wanted = marks or settled(value, self.axes, self.given)
         as_sums = means.as_sums(wanted)
         stays_partial = is_partial(as_sums)
         if stays_partial:

@@ -27,7 +27,7 @@ from . import (
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
-from .lookups import reads, writes
+from .lookups import indexing, reads, writes
 
 RULES: dict[object, Rule] = {
     **reduction.TABLE,
@@ -38,6 +38,7 @@ RULES: dict[object, Rule] = {
     **pool.TABLE,
     **attention.TABLE,
     **reads.TABLE,
+    **indexing.TABLE,
     **writes.TABLE,
     **batch.TABLE,
     **random.TABLE,
@@ -58,6 +59,7 @@ DECIDED_BY_FIRST = {
 # op -> the local computation, if it is not the op itself
 LOWER = {
     **reads.LOWER,
+    **indexing.LOWER,
     **writes.LOWER,
     **view.LOWER,
     **conv.LOWER,
@@ -111,6 +113,8 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
     cut = layout.split(choice[0][0]) if choice[0] else None
     if target in reads.TABLE:
         return cut is None or cut[0] not in reads.looked_up_dims(call)
+    if target in indexing.TABLE:
+        return cut is None or cut[0] not in indexing.indexed_dims(call)
     if target in writes.TABLE:
         return cut is None or cut[0] not in writes.written_dims(call)
     return False

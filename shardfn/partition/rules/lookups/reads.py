@@ -1,4 +1,4 @@
-"""Lookups and their gradients: embedding, gather, scatter, indexing.
+"""Lookups and their gradients: embedding, gather, scatter, index_select.
 
 A lookup in a table that is sharded along the indexed dim gives zeros for entries of other
 ranks, so the result is a Partial sum.
@@ -12,7 +12,6 @@ import torch
 
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated, together
-from .counted import along
 
 aten = torch.ops.aten
 
@@ -101,83 +100,10 @@ def scatter(call: OpCall) -> list[Choice]:
     return choices
 
 
-def adjacent(indices: list[Any]) -> tuple[int, int] | None:
-    """(first, count) of the indexed dims if they are adjacent."""
-    dims = [d for d, i in enumerate(indices) if i is not None]
-    first = dims[0]
-    count = len(dims)
-    run = list(range(first, first + count))
-    return (first, count) if dims == run else None
-
-
-def indices_of(call: OpCall, leading: int) -> list[torch.Tensor]:
-    """The index tensors of a call, after so many other tensors."""
-    count = sum(i is not None for i in call.args[1])
-    return list(call.ins[leading : leading + count])
-
-
-def index(call: OpCall) -> list[Choice]:
-    """x[..., i, j, ...]: shards dims that are not indexed, or dims of the indices."""
-    x = call.ins[0]
-    indices = indices_of(call, 1)
-    run = adjacent(call.args[1])
-    masked = any(i.dtype == torch.bool for i in indices)
-    if run is None or masked:
-        return [replicated(call)]
-    first, count = run
-    wide = call.outs[0].dim() - (x.dim() - count)
-    whole = ("R",) * len(indices)
-    choices = [replicated(call), (("sum", *whole), ("sum",))]
-    for d in range(x.dim()):
-        if not first <= d < first + count:
-            place = d if d < first else d - count + wide  # the dim of the result
-            choices.append(((d, *whole), (place,)))
-    for d in range(wide):
-        marks = index_marks(indices, wide, d)
-        choices.append((("R", *marks), (first + d,)))
-    choices += _every_element(call, indices, first, wide)
-    return choices
-
-
-def _every_element(
-    call: OpCall, indices: list[torch.Tensor], first: int, wide: int
-) -> list[Choice]:
-    """Shards a dim and its index together, where the index is all numbers of the dim in order,
-    along a dim of its own. Masks of models are read so.
-    """
-    nodes = [i for i in call.args[1] if i is not None]
-    choices: list[Choice] = []
-    for k, node in enumerate(nodes):
-        dim = along(node, call.ins[0].shape[first + k])
-        if dim is None:
-            continue
-        place = dim + wide - indices[k].dim()  # of the broadcast indices
-        others = [
-            i.shape[place - wide + i.dim()]
-            for i in indices[:k] + indices[k + 1 :]
-            if place - wide + i.dim() >= 0
-        ]
-        if all(n == 1 for n in others):
-            marks: list[Any] = ["R"] * len(indices)
-            marks[k] = dim
-            choices.append(((first + k, *marks), (first + place,)))
-    return choices
-
-
-def index_marks(indices: list[torch.Tensor], wide: int, d: int) -> list[Any]:
-    """Shards dim d of the broadcast indices in each index that has it."""
-    places = [d - wide + i.dim() for i in indices]
-    pairs = list(zip(places, indices, strict=True))
-    single = all(p < 0 or i.shape[p] == 1 for p, i in pairs)
-    marks: list[Any] = []
-    for p, i in pairs:
-        broadcast = p < 0 or (i.shape[p] == 1 and not single)
-        marks.append("R" if broadcast else p)
-    return marks
-
-
 def index_select(call: OpCall) -> list[Choice]:
-    """Shards the other dims, or the index."""
+    """Shards the other dims, or the index. Sharding the table along the dim gives a Partial
+    sum.
+    """
     n = call.ins[0].dim()
     index = call.ins[1]
     if n == 0:
@@ -187,6 +113,7 @@ def index_select(call: OpCall) -> list[Choice]:
     choices = [
         replicated(call),
         (("sum", "R"), ("sum",)),
+        ((dim, "R"), ("sum",)),
         *others,
     ]
     if index.dim():
@@ -243,7 +170,6 @@ TABLE: dict[object, Rule] = {
     aten.scatter.value: scatter,
     aten.scatter.src: scatter,
     aten.scatter_add.default: scatter,
-    aten.index.Tensor: index,
     aten.index_select.default: index_select,
 }
 
@@ -289,6 +215,24 @@ def lower_gather(
     elements = b.call(aten.gather.default, args[0], dim, inside)
     zeros = b.call(aten.zeros_like.default, elements)
     return b.call(aten.where.self, hit, elements, zeros)
+
+
+def lower_index_select(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
+) -> Any:
+    """Selects from the local shard, with zeros for slices of other ranks."""
+    table = pieces[0]
+    n = len(table.shape)
+    dim = args[1] % max(n, 1)
+    if not table.cuts(dim):
+        return b.call(aten.index_select.default, *args, **kwargs)
+    hit, shifted = hits(b, table, dim, args[2])
+    inside = b.call(aten.mul.Tensor, shifted, hit)
+    slices = b.call(aten.index_select.default, args[0], dim, inside)
+    wide = [-1 if d == dim else 1 for d in range(n)]
+    hit_slices = b.call(aten.view.default, hit, wide)
+    zeros = b.call(aten.zeros_like.default, slices)
+    return b.call(aten.where.self, hit_slices, slices, zeros)
 
 
 def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
@@ -345,26 +289,12 @@ def lower_scatter(target: Any) -> Any:
     return lower
 
 
-def lower_index(
-    b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
-) -> Any:
-    """Reads the local shard. The numbers of its elements count from its start."""
-    x, indices = args
-    own = [
-        b.call(aten.sub.Tensor, at, b.offset(pieces[0], dim))
-        if at is not None and pieces[0].cuts(dim)
-        else at
-        for dim, at in enumerate(indices)
-    ]
-    return b.call(aten.index.Tensor, x, own)
-
-
 SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
 
 LOWER = {
     aten.embedding.default: lower_embedding,
     aten.gather.default: lower_gather,
-    aten.index.Tensor: lower_index,
+    aten.index_select.default: lower_index_select,
     aten.scatter_reduce.two: lower_scatter_reduce,
     **{op: lower_scatter(op) for op in SCATTERS},
 }
@@ -375,8 +305,6 @@ def looked_up_dims(call: OpCall) -> list[int]:
     sharded, a rank must know where its shard starts.
     """
     x = call.ins[0]
-    if call.target is aten.index.Tensor:
-        return [d for d, i in enumerate(call.args[1]) if i is not None]
     if call.target in BY_ROWS:
         return [0]
     if call.target in BY_DIM and x.dim():

@@ -8,7 +8,15 @@ import torch
 
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated
-from .reads import adjacent, hits, index_marks, indices_of
+from .indexing import (
+    MASKS,
+    Indexed,
+    counted_from_start,
+    index_marks,
+    indexed,
+    indices_of,
+)
+from .reads import hits
 
 aten = torch.ops.aten
 
@@ -19,40 +27,34 @@ def index_put(call: OpCall) -> list[Choice]:
     """
     x = call.ins[0]
     indices = indices_of(call, 1)
-    run = adjacent(call.args[1])
     values = call.ins[-1]
-    wide = max((i.dim() for i in indices), default=0)
-    if any(i.dtype == torch.bool for i in indices):
+    if any(i.dtype in MASKS for i in indices):
         return _masked(call, indices)
-    if run is None:
-        return [replicated(call)]
-    first, count = run
+    at = indexed(call)
     whole = ("R",) * len(indices)
     choices = [replicated(call)]
-    for d in range(first, first + count):
+    for d in at.dims:
         choices.append(((d, *whole, "R"), (d,)))
-    if values.dim() != x.dim() - count + wide:
+    if values.dim() != x.dim() - len(at.dims) + at.wide:
         return choices
-    for d in range(x.dim()):
-        is_indexed = first <= d < first + count
-        place = d if d < first else d - count + wide  # the dim of the values
-        if not is_indexed and values.shape[place] == x.shape[d]:
+    for d, place in at.others:  # of x, of the values
+        if values.shape[place] == x.shape[d]:
             choices.append(((d, *whole, place), (d,)))
     if call.arg(3, "accumulate", False):
-        choices += _accumulated(values, indices, first, wide)
+        choices += _accumulated(values, indices, at)
     return choices
 
 
 def _accumulated(
-    values: torch.Tensor, indices: list[torch.Tensor], first: int, wide: int
+    values: torch.Tensor, indices: list[torch.Tensor], at: Indexed
 ) -> list[Choice]:
     """With accumulation: shards any dim of the indices, or takes Partial values."""
     whole = ("R",) * len(indices)
     choices: list[Choice] = [(("sum", *whole, "sum"), ("sum",))]
-    for d in range(wide):
-        if values.shape[first + d] != 1:
-            marks = index_marks(indices, wide, d)
-            choices.append((("sum", *marks, first + d), ("sum",)))
+    for d in range(at.wide):
+        if values.shape[at.lead + d] != 1:
+            marks = index_marks(indices, at.wide, d)
+            choices.append((("sum", *marks, at.lead + d), ("sum",)))
     return choices
 
 
@@ -86,7 +88,7 @@ def lower_index_put(
     sharded = [
         d
         for d, at in enumerate(indices)
-        if at is not None and at.meta["val"].dtype != torch.bool and table.cuts(d)
+        if at is not None and at.meta["val"].dtype not in MASKS and table.cuts(d)
     ]
     for dim in sharded:
         behind = len(table.shape) - 1 - dim
@@ -102,10 +104,7 @@ def lower_index_put(
 
 def _local_index(b: Builder, table: Piece, dim: int, at: Any) -> Any:
     """An index relative to the start of the shard: its size for elements of other ranks."""
-    size = table.shape[dim]
-    is_negative = b.call(aten.lt.Scalar, at, 0)
-    from_end = b.call(aten.add.Tensor, at, size)
-    at = b.call(aten.where.self, is_negative, from_end, at)
+    at = counted_from_start(b, at, table.shape[dim])
     hit, shifted = hits(b, table, dim, at)
     outside = b.call(aten.full_like.default, shifted, table.local_shape[dim])
     return b.call(aten.where.self, hit, shifted, outside)
@@ -123,5 +122,5 @@ def written_dims(call: OpCall) -> list[int]:
     return [
         d
         for d, i in enumerate(call.args[1])
-        if i is not None and i.meta["val"].dtype != torch.bool
+        if i is not None and i.meta["val"].dtype not in MASKS
     ]
