@@ -139,7 +139,7 @@ def shardfn_rival(args: argparse.Namespace, rank: int, name: str) -> Rival:
     def whole() -> dict[str, Tensor]:
         return {key: sf.full(w) for key, w in held[0].items()}
 
-    leaves = lambda: [x for x in torch.utils._pytree.tree_leaves(held)]
+    leaves = lambda: torch.utils._pytree.tree_leaves(held)
     size = lambda: local_bytes(leaves())
     planned = lowered.memory.peak
     return Rival(step=step, params=whole, held=size, planned=planned)
