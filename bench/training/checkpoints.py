@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import shutil
-import statistics
 import sys
 import tempfile
 import time

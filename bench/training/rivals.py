@@ -104,7 +104,7 @@ def shardfn_rival(args: argparse.Namespace, rank: int, name: str) -> Rival:
     opt = sf.optim(adamw, lr=RATE, weight_decay=DECAY, groups=no_decay)
     where = opt.state_placements(plan.state, params)
     cap = layer_bytes(params)
-    caps = {"cap": cap, "first_cap": cap} if name == "zero3" else {}
+    caps: dict[str, Any] = {"cap": cap, "first_cap": cap} if name == "zero3" else {}
 
     def loss_fn(params: Any, tokens: Tensor) -> Tensor:
         out, _ = fn(params, buffers, input_ids=tokens, labels=tokens)
@@ -153,7 +153,7 @@ def module_rival(
     wrap = {"DDP": _ddp, "FSDP2": _fsdp}[name.partition(" ")[0]]
     model = wrap(module, compiled)
     named = list(module.named_parameters())
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [w for key, w in named if not key.endswith(NORMS)]},
         {"params": [w for key, w in named if key.endswith(NORMS)]},
     ]

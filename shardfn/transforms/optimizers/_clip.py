@@ -51,7 +51,7 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
 def _norms(leaves: list[torch.Tensor]) -> torch.Tensor:
     """The norm of each gradient, (n,).
 
-    Where gradients are sharded, one all-reduce has the sums of squares of all of them.
+    Where all gradients are sharded, one all-reduce has the sums of their squares.
     """
     sizes = [x.abs() if x.is_complex() else x for x in leaves]
     squares = [_square_sum(x) for x in sizes]
