@@ -123,6 +123,7 @@ def shardfn_rival(args: argparse.Namespace, rank: int, name: str) -> Rival:
         in_placements=(plan.params, where, plan.batch),
         out_placements=(plan.params, where, P()),
         donate_argnums=(0, 1),
+        backend=args.backend,
     )
     held = [
         sf.distribute(sf.tree_map(torch.clone, params), mesh, plan.params),

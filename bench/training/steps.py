@@ -68,6 +68,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
+    backends = ("inductor", "aten")
+    parser.add_argument("--backend", choices=backends, default="inductor")
     parser.add_argument("--only", nargs="*", help="rivals, such as zero3")
     known = parser.parse_args(given)
     known.dtype = "float32"
