@@ -18,6 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent faults long-runs
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +109,13 @@ examples: venv  ## the training examples on one device, on simulated ranks and u
 
 bench-sent: venv  ## what a step of ddp and of zero1 to zero3 sends, next to DDP and FSDP2
 	$(BIN)/python -m bench.training.sent
+
+bench-train: venv  ## time and peak memory of a step of the Llama example on two ranks, next to DDP and FSDP2: ARGS="--rounds 5"
+	$(PIP) -e '.[models]'
+	$(BIN)/python -m bench.training.steps $(ARGS)
+
+bench-checkpoints: venv  ## saving and loading of sharded state next to torch.distributed.checkpoint: SIZE=1GB
+	$(BIN)/python -m bench.training.checkpoints $(SIZE)
 
 bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers
 	$(BIN)/python -m bench.planner $(ARGS)

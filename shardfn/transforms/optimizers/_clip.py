@@ -5,6 +5,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -46,13 +47,33 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     leaves = _tree.tensors(grads)
     if not leaves:
         return grads, torch.zeros(())
-    norms = [torch.linalg.vector_norm(x) for x in leaves]
-    stacked = torch.stack(norms)
-    norm = torch.linalg.vector_norm(stacked)
+    norm = torch.linalg.vector_norm(_norms(leaves))
     ratio = max_norm / (norm + 1e-6)
     scale = ratio.clamp(max=1.0)
     scaled = [x * scale.to(x.dtype) for x in leaves]
     return _tree.with_tensors(grads, scaled), norm
+
+
+def _norms(leaves: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of each gradient, (n,).
+
+    Where all gradients are sharded, one all-reduce has the sums of their squares.
+    """
+    sizes = [x.abs() if x.is_complex() else x for x in leaves]
+    squares = [_square_sum(x) for x in sizes]
+    totals = torch.stack(squares)  # (n,)
+    is_zero = totals == 0
+    roots = torch.where(is_zero, 1.0, totals).sqrt()  # whose derivative is finite
+    norms = torch.where(is_zero, 0.0, roots)
+    dtype = functools.reduce(torch.promote_types, [x.dtype for x in sizes])
+    return norms.to(dtype)
+
+
+def _square_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the squares, half precision in single precision, as torch's norms are."""
+    is_half = x.dtype in (torch.float16, torch.bfloat16)
+    wide = x.float() if is_half else x
+    return (wide * wide).sum()
 
 
 def _refuse_integers(grads: Any) -> None:

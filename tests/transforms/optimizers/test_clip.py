@@ -47,3 +47,39 @@ def test_the_norm_of_shards_is_that_of_all() -> None:
         grads, of_all = sf.full(fn(GRADS))
         assert table.largest(grads, wanted) < 1e-12
         assert abs(float(of_all - norm)) < 1e-12
+
+
+def test_the_norms_of_shards_are_one_all_reduce() -> None:
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("a",))
+        placed = {"w": P("a"), "b": P("a"), "v": P(None, "a")}
+        clip = lambda g: sf.clip_by_global_norm(g, 1.0)
+        fn = sf.shard(clip, mesh, (placed,), (placed, P()), backend="aten")
+        grads = {**GRADS["in"], "v": GRADS["out"][0]}
+        (sent,) = fn.lower(grads).collectives
+    assert (sent.kind, sent.nbytes) == ("all_reduce", 3 * 8)
+
+
+def test_the_derivative_at_a_gradient_of_zeros_is_that_of_torch() -> None:
+    w = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    grads = [torch.zeros(3, dtype=torch.float64), w]
+    found = sf.grad(lambda g: sf.clip_by_global_norm(g, 1.0)[1])(grads)
+    assert torch.equal(found[0], grads[0])
+    assert torch.allclose(found[1], w / 5)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float32]
+)
+def test_the_norm_has_the_dtype_and_the_range_of_torch(dtype: torch.dtype) -> None:
+    x = torch.full((7,), 300.0, dtype=dtype)  # the square is no float16
+    y = torch.full((2, 3), 200.0, dtype=dtype)
+    wanted = torch.nn.utils.get_total_norm([x, y])
+    _, norm = sf.clip_by_global_norm([x, y], 1.0)
+    assert norm.dtype == wanted.dtype
+    torch.testing.assert_close(norm, wanted)
+
+
+def test_a_norm_that_is_not_a_number_stays_so() -> None:
+    (x,), norm = sf.clip_by_global_norm([torch.tensor([1.0, float("nan")])], 1.0)
+    assert x.isnan().all() and norm.isnan()
