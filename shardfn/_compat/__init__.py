@@ -97,6 +97,7 @@ from .dynamo.sizes import (
     sizes_named,
     torch_marks,
 )
+from .dynamo.spared import graph_module
 from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import (
     class_name,
@@ -263,6 +264,7 @@ __all__ = [
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated_code",
+    "graph_module",
     "gone_spec",
     "has_come",
     "has_tangent",
