@@ -119,9 +119,8 @@ def differentiate(
     """(value, aux or None, gradients) of a function at arguments."""
     flat = Loss(fn, args, numbers, kwargs, has_aux)
     check_moving(verb, flat)
-    found: Any = torch.func.grad_and_value(flat, argnums=0, has_aux=True)
-    gradients, (value, aux) = found(flat.primals)
-    return value, flat.aux(aux) if has_aux else None, list(gradients)
+    gradients, value, aux = _compat.grad_and_value(flat, flat.primals)
+    return value, flat.aux(aux) if has_aux else None, gradients
 
 
 class Loss(Flattened):
