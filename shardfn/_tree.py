@@ -331,6 +331,12 @@ def is_floating(x: Any) -> bool:
 
 
 @_compat.of_trees
+def are_floating(tree: Any) -> bool:
+    """Whether every leaf of a container is a tensor that has derivatives."""
+    return all(map(is_floating, quick_leaves(tree)))
+
+
+@_compat.of_trees
 def tensors(
     tree: Any, chosen: Callable[[Any], bool] = is_tensor
 ) -> list[torch.Tensor]:

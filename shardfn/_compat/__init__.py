@@ -97,6 +97,7 @@ from .dynamo.sizes import (
     sizes_named,
     torch_marks,
 )
+from .dynamo.spared import graph_module
 from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import (
     class_name,
@@ -112,7 +113,7 @@ from .inductor import (
     lower_by_formula,
     trace_artifact,
 )
-from .levels import Level, jvp, stops_pulls
+from .levels import Level, grad_and_value, jvp, stops_pulls
 from .loops import (
     in_body,
     substitutes,
@@ -263,6 +264,8 @@ __all__ = [
     "forward_hooks_of",
     "forward_pre_hooks_of",
     "generated_code",
+    "grad_and_value",
+    "graph_module",
     "gone_spec",
     "has_come",
     "has_tangent",

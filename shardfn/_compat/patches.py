@@ -12,7 +12,7 @@ from typing import Any
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
 from .cpp_kernels.units import kernels_joined
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
-from .dynamo import reading, refused, sizes
+from .dynamo import reading, refused, sizes, spared
 from .dynamo.patches import READING
 from .patching import NEVER, Patch, enter, methods
 
@@ -40,6 +40,12 @@ def _others_checked(donated: frozenset[int], original: Any, wrapper: Any) -> Non
 
 
 TRACING = (  # the graph that Dynamo read, by make_fx
+    Patch(
+        ("torch.fx's modules of graphs, of all threads",),
+        "the code of each is written whenever it changes; none is run",
+        NEVER,
+        enter=spared.code_on_demand,
+    ),
     Patch(
         ("torch._subclasses.fake_tensor:FakeTensorMode.dispatch",),
         "zeros that stand for no tangent: numbers added to them, and strides of theirs",

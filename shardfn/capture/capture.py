@@ -278,7 +278,7 @@ def _captured(
         *outside.paths(),
     )
     memory = strides.settled(graph, inputs.name, in_paths, list(outside.tensors))
-    graph = torch.fx.GraphModule(graph, simplified(graph.graph))
+    graph = _compat.graph_module(graph, simplified(graph.graph))
     if gradients is None:
         derivative = None
     else:

@@ -31,6 +31,13 @@ def pulled_back(pull: Callable[..., Any], *args: Any) -> Any:
     return pull(*args)
 
 
+def picked(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+    """The arguments at these positions. Mostly one, which Dynamo then reads without a loop."""
+    if len(numbers) == 1:
+        return (args[numbers[0]],)
+    return tuple([args[n] for n in numbers])
+
+
 class Flattened:
     """A function of trees as a function of the tensors in some of its arguments. It keeps its
     last result.
@@ -60,28 +67,33 @@ class Flattened:
     ) -> None:
         self.fn, self.args, self.numbers, self.kwargs = fn, args, numbers, kwargs
         self.has_aux, self.moving, self.where = has_aux, moving, where
+        # the arguments whose tensors are passed in
+        self.chosen = picked(args, numbers)
         self.returned: list[Any] = []
-
-    @property
-    def chosen(self) -> tuple[Any, ...]:
-        """The arguments whose tensors are passed in."""
-        return tuple(self.args[n] for n in self.numbers)
 
     @property
     def primals(self) -> tuple[torch.Tensor, ...]:
         """The tensors that are passed in."""
         return tuple(_tree.tensors(self.chosen, self.moving))
 
-    def __call__(self, *tensors: torch.Tensor) -> Any:
+    def called(self, tensors: Iterable[torch.Tensor]) -> tuple[Any, Any]:
+        """One call of the function with these tensors: the tuples (value,) and (aux,)."""
         filled = list(self.args)
         chosen = _tree.with_tensors(self.chosen, tensors, self.moving)
-        for n, arg in zip(self.numbers, chosen, strict=True):
-            filled[n] = arg
+        if len(chosen) == 1:
+            filled[self.numbers[0]] = chosen[0]
+        else:
+            for n, arg in zip(self.numbers, chosen, strict=True):
+                filled[n] = arg
         out = self.fn(*filled, **self.kwargs)
-        if self.has_aux:
-            is_pair = isinstance(out, (tuple, list)) and len(out) == 2
-            check_aux(name_of(self.fn), is_pair, type(out).__name__)
-        value, aux = ((out[0],), (out[1],)) if self.has_aux else ((out,), ())
+        if not self.has_aux:
+            return (out,), ()
+        is_pair = isinstance(out, (tuple, list)) and len(out) == 2
+        check_aux(name_of(self.fn), is_pair, type(out).__name__)
+        return (out[0],), (out[1],)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        value, aux = self.called(tensors)
         if self.where is not None:
             leaves = _tree.quick_leaves(value)
             if not all(map(_tree.is_floating, leaves)):
@@ -129,15 +141,20 @@ class Flattened:
         return _tree.refill(self.chosen, filled)
 
 
-def check_moving(where: str, flat: Flattened) -> None:
+def check_moving(verb: str, flat: Flattened) -> None:
     """Check that every differentiated leaf has a derivative or is None.
+
+    Args:
+        verb: the transform, for errors.
+        flat: the function with its arguments.
 
     Raises:
         TreeError: names the leaves without a derivative.
     """
-    leaves = _tree.quick_leaves(flat.chosen)
-    if all(map(_tree.is_floating, leaves)):
+    if _tree.are_floating(flat.chosen):
         return
+    leaves = _tree.quick_leaves(flat.chosen)
+    where = f"{verb}({name_of(flat.fn)})"
     names = parameter_names(flat.fn, len(flat.args))
     roots = [names[n] if n < len(names) else f"args[{n}]" for n in flat.numbers]
     rows = zip(flat.chosen, roots, strict=True)

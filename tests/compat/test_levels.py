@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardfn._compat.levels import Level, jvp, stops_pulls
+from shardfn._compat.levels import Level, grad_and_value, jvp, stops_pulls
 
 X = torch.tensor([2.0, 3.0])
 T = torch.tensor([5.0, 7.0])
@@ -148,3 +148,28 @@ def test_tangents_have_the_dtypes_of_their_values() -> None:
     assert aux.tolist() == [3, 4]
     with torch.autograd.forward_ad.dual_level():
         assert jvp(lambda x: (x * 3,), (X,), (T,))[1][0].tolist() == [15.0, 21.0]
+
+
+def test_gradients_are_those_of_torch_func_at_every_level() -> None:
+    def cubed(xs: Any) -> Any:
+        return (xs[0] ** 3 * xs[1]).sum(), (xs[0] * 2,)
+
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return grad_and_value(cubed, (x, T))[0][0]
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad_and_value(cubed, has_aux=True)((x, T))[0][0]
+
+    grads, value, aux = grad_and_value(cubed, (X, T))
+    expected, (scalar, extra) = torch.func.grad_and_value(cubed, has_aux=True)(
+        (X, T)
+    )
+    assert all(map(torch.equal, grads, expected)) and value == scalar
+    assert torch.equal(aux[0], extra[0]) and not aux[0].requires_grad
+    for around in (torch.func.jacrev, torch.func.jacfwd):
+        assert torch.equal(around(ours)(X), around(theirs)(X))
+
+
+def test_the_gradient_of_an_unread_primal_is_zero() -> None:
+    grads, _, aux = grad_and_value(lambda xs: (xs[0].sum(), ()), (X, T))
+    assert aux == () and torch.equal(grads[1], torch.zeros(2))

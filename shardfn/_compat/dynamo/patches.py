@@ -11,6 +11,7 @@ from . import (
     refused,
     restored,
     sizes,
+    spared,
     tree_functions,
 )
 
@@ -19,6 +20,12 @@ BUILDER = "torch._dynamo.variables.builder:"
 REFUSED = "a captured function may not do this: an error by name, in place of a wrong program"
 
 READING = (  # a captured function, by Dynamo
+    Patch(
+        ("torch._dynamo.trace_rules:check_file",),
+        "it goes through lists of folders for each function that is read",
+        NEVER,
+        enter=spared.files_asked_once,
+    ),
     Patch(
         ("torch._dynamo.trace_rules:is_callable_allowed",),
         "our own ops stay one op in the graph; allow_in_graph is for good",

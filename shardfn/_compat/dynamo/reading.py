@@ -295,8 +295,9 @@ def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
 def is_substituted(
     table: dict[Any, Any], known: Callable[[Any], bool], fn: Any
 ) -> bool:
-    """Dynamo's check whether a function has a substitute."""
-    return any(fn is original for original in table) or known(fn)
+    """Dynamo's check whether a function, which has a hash, has a substitute."""
+    is_ours = fn in table and any(fn is original for original in table)
+    return is_ours or known(fn)
 
 
 def substitutes(

@@ -15,7 +15,7 @@ from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, positions
 from ...errors import CaptureError
 from ...ops import placement
-from .._flattened import Flattened, check_moving
+from .._flattened import Flattened, check_moving, picked
 from .._options import check_flag, check_function
 from .._transformed import Transformed, name_of
 
@@ -40,7 +40,12 @@ class ValueAndGrad(Transformed):
     ) -> tuple[Any, Any, list[torch.Tensor]]:
         """(value, aux or None, gradients); the gradients are not placed yet."""
         return differentiate(
-            self.verb, self.fn, self.numbers(len(args)), self.has_aux, args, kwargs
+            self.verb,
+            self.held[0],
+            self.numbers(len(args)),
+            self.has_aux,
+            args,
+            kwargs,
         )
 
     def placed(
@@ -53,16 +58,15 @@ class ValueAndGrad(Transformed):
         is).
         """
         value, aux, gradients = found
-        chosen = tuple(args[n] for n in self.numbers(len(args)))
+        chosen = picked(args, self.numbers(len(args)))
         placed = placement.align(gradients, _tree.tensors(chosen), wishes)
         trees = _tree.with_tensors(chosen, placed)
         return value, aux, trees[0] if isinstance(self.argnums, int) else trees
 
     def wishes(self, args: tuple[Any, ...]) -> list[str]:
         """The bucketing options of each gradient: none."""
-        return [""] * len(
-            _tree.tensors(tuple(args[n] for n in self.numbers(len(args))))
-        )
+        chosen = picked(args, self.numbers(len(args)))
+        return [""] * len(_tree.tensors(chosen))
 
     def returned(self, value: Any, aux: Any, grads: Any) -> Any:
         """The result of the transformed function."""
@@ -70,9 +74,11 @@ class ValueAndGrad(Transformed):
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """The positions of the arguments to differentiate, given the number of arguments."""
-        return positions(
-            f"{self.verb}({name_of(self.fn)})", "argnums", self.argnums, count
-        )
+        n = self.argnums
+        if isinstance(n, int) and 0 <= n < count:
+            return (n,)  # what Dynamo mostly reads
+        where = f"{self.verb}({name_of(self.fn)})"
+        return positions(where, "argnums", n, count)
 
     def options(self) -> Any:
         return self.argnums, self.has_aux
@@ -112,10 +118,9 @@ def differentiate(
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """(value, aux or None, gradients) of a function at arguments."""
     flat = Loss(fn, args, numbers, kwargs, has_aux)
-    check_moving(f"{verb}({name_of(fn)})", flat)
-    found: Any = torch.func.grad_and_value(flat, argnums=0, has_aux=True)
-    gradients, (value, aux) = found(flat.primals)
-    return value, flat.aux(aux) if has_aux else None, list(gradients)
+    check_moving(verb, flat)
+    gradients, value, aux = _compat.grad_and_value(flat, flat.primals)
+    return value, flat.aux(aux) if has_aux else None, gradients
 
 
 class Loss(Flattened):
@@ -124,15 +129,16 @@ class Loss(Flattened):
     """
 
     def __call__(self, primals: tuple[torch.Tensor, ...]) -> Any:
-        out = Flattened.__call__(self, *primals)
-        value = self.returned[-1][0][0]
+        values, aux = self.called(primals)
+        self.returned.append((values, aux))
+        value = values[0]
         if not isinstance(value, torch.Tensor):
             refuse_loss(name_of(self.fn), f"a {type(value).__name__}")
         elif not value.dtype.is_floating_point:
             refuse_loss(name_of(self.fn), f"of {value.dtype}")
         elif value.dim():
             refuse_loss(name_of(self.fn), f"of shape {tuple(value.shape)}")
-        return (value, out[1]) if self.has_aux else (value, ())
+        return (value, tuple(_tree.tensors(aux))) if self.has_aux else (value, ())
 
 
 @_compat.constant_in_graph

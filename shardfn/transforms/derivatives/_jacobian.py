@@ -39,7 +39,7 @@ class Jacobian(Transformed):
         where = f"{self.verb}({name_of(self.fn)})"
         numbers = positions(where, "argnums", self.argnums, len(args))
         flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
-        check_moving(where, flat)
+        check_moving(self.verb, flat)
         primals = flat.primals
         found = self.derived(flat, tuple(range(len(primals))))(*primals)
         rows, aux = found if self.has_aux else (found, ())

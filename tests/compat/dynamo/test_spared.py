@@ -1,0 +1,71 @@
+"""What a capture is spared: the code of graphs, and lookups of files."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch._dynamo import trace_rules
+
+import shardfn as sf
+from shardfn._compat.dynamo.spared import (
+    code_on_demand,
+    files_asked_once,
+    graph_module,
+)
+from shardfn._compat.threads import capturing
+
+
+def doubling() -> torch.fx.Graph:
+    """The graph of x + x."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.add, (x, x)))
+    return graph
+
+
+def test_the_code_of_a_graph_is_written_when_it_is_read_or_run() -> None:
+    module = graph_module(torch.nn.Module(), doubling())
+    assert module._needs_recompile()
+    assert module(torch.tensor(2.0)) == 4 and not module._needs_recompile()
+    assert "torch.add(x, x)" in graph_module(module, doubling()).code
+
+
+def test_what_is_changed_later_is_in_the_code() -> None:
+    module = graph_module(torch.nn.Module(), doubling())
+    assert module(torch.tensor(3.0)) == 6
+    (node,) = module.graph.find_nodes(op="call_function", target=torch.add)
+    node.target = torch.mul
+    module.recompile()
+    assert module(torch.tensor(3.0)) == 9
+
+
+def test_modules_are_torchs_own_again_afterwards() -> None:
+    make = torch.fx._lazy_graph_module._make_graph_module
+    with code_on_demand():
+        assert make(torch.nn.Module(), doubling())._needs_recompile()
+    assert not hasattr(make(torch.nn.Module(), doubling()), "_needs_recompile")
+
+
+def test_a_file_is_asked_about_once_in_the_capturing_thread(monkeypatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        trace_rules, "check_file", lambda file, inlined=False: asked.append(file)
+    )
+    with capturing(), files_asked_once():
+        for _ in range(3):
+            trace_rules.check_file("a.py", True)
+        trace_rules.check_file("a.py", False)
+        assert asked == ["a.py", "a.py"]
+        for _ in range(2):
+            other = threading.Thread(
+                target=trace_rules.check_file, args=("b.py",)
+            )
+            other.start()
+            other.join()
+    assert asked[2:] == ["b.py", "b.py"]
+
+
+def test_a_program_prints_and_runs_its_graph() -> None:
+    program = sf.jit(lambda x: x + x, backend="aten").trace(torch.ones(2)).program
+    assert "add" in str(program) and "torch.ops.aten.add" in program.graph.code
