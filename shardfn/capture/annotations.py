@@ -173,11 +173,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
                 None,
             )
         phase = noted.get("phase", "forward")
-        module = (
-            noted.get("module")
-            or (owner and owner.meta["custom"].get("module"))
-            or module_of(node.meta.get("stack_trace"))
-        )
+        module = _module(node, noted, owner)
         node.meta.update(
             phase=phase,
             source=line,
@@ -186,7 +182,7 @@ def attach(graph: torch.fx.GraphModule) -> None:
                 **_inherited(owner),
                 "phase": phase,
                 "source": line,
-                **({"module": module} if module else {}),
+                **module,
             },
         )
         if owner and phase == "backward" and "inside" not in noted:
@@ -198,6 +194,22 @@ def attach(graph: torch.fx.GraphModule) -> None:
         if is_known and node.meta.get("seq_nr", -1) > newest:
             numbers.append(node.meta["seq_nr"])
             owners.append(node)
+
+
+def _module(
+    node: torch.fx.Node,
+    noted: dict[str, Any],
+    owner: torch.fx.Node | None,
+) -> dict[str, str]:
+    """The note of the submodule that an op, or the op of a backward, was in."""
+    path = (
+        noted.get("module")
+        or (owner and owner.meta["custom"].get("module"))
+        or module_of(node.meta.get("stack_trace"))
+    )
+    if not path:
+        return {}
+    return {"module": path}
 
 
 def _inherited(owner: torch.fx.Node | None) -> dict[str, Any]:

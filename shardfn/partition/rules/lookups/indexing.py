@@ -146,9 +146,17 @@ def lower_index(
             continue
         at = counted_from_start(b, indices[dim], table.shape[dim])
         hit, shifted = hits(b, table, dim, at)
-        own[dim] = b.call(aten.mul.Tensor, shifted, hit)
+        own[dim] = b.call(
+            aten.mul.Tensor,
+            shifted,
+            hit,
+        )
         here.append(hit)
-    read = b.call(aten.index.Tensor, x, own)
+    read = b.call(
+        aten.index.Tensor,
+        x,
+        own,
+    )
     return _where(b, here, read, indices, len(table.shape)) if here else read
 
 
@@ -167,23 +175,48 @@ def _cuts(mark: Any, dim: int) -> bool:
 def _where(
     b: Builder, here: list[Any], read: Any, indices: Sequence[Any], n: int
 ) -> Any:
-    """What was read, with zeros where some index is not of this rank."""
+    """The elements read, with zeros where some index is not of this rank."""
     both = lambda x, y: b.call(aten.logical_and.default, x, y)
     hit = reduce(both, here)
     dims = [d for d, at in enumerate(indices) if at is not None]
     has_gap = dims[-1] - dims[0] >= len(dims)
     after = n - len(dims) if has_gap else n - 1 - dims[-1]
     for _ in range(after):
-        hit = b.call(aten.unsqueeze.default, hit, -1)
-    zeros = b.call(aten.zeros_like.default, read)
-    return b.call(aten.where.self, hit, read, zeros)
+        hit = b.call(
+            aten.unsqueeze.default,
+            hit,
+            -1,
+        )
+    zeros = b.call(
+        aten.zeros_like.default,
+        read,
+    )
+    return b.call(
+        aten.where.self,
+        hit,
+        read,
+        zeros,
+    )
 
 
 def counted_from_start(b: Builder, at: Any, size: int) -> Any:
     """An index without negative numbers."""
-    is_negative = b.call(aten.lt.Scalar, at, 0)
-    from_end = b.call(aten.add.Tensor, at, size)
-    return b.call(aten.where.self, is_negative, from_end, at)
+    is_negative = b.call(
+        aten.lt.Scalar,
+        at,
+        0,
+    )
+    from_end = b.call(
+        aten.add.Tensor,
+        at,
+        size,
+    )
+    return b.call(
+        aten.where.self,
+        is_negative,
+        from_end,
+        at,
+    )
 
 
 TABLE: dict[object, Rule] = {aten.index.Tensor: index}

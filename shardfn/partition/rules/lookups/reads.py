@@ -225,14 +225,34 @@ def lower_index_select(
     n = len(table.shape)
     dim = args[1] % max(n, 1)
     if not table.cuts(dim):
-        return b.call(aten.index_select.default, *args, **kwargs)
+        return b.call(
+            aten.index_select.default,
+            *args,
+            **kwargs,
+        )
     hit, shifted = hits(b, table, dim, args[2])
-    inside = b.call(aten.mul.Tensor, shifted, hit)
+    inside = b.call(
+        aten.mul.Tensor,
+        shifted,
+        hit,
+    )
     slices = b.call(aten.index_select.default, args[0], dim, inside)
     wide = [-1 if d == dim else 1 for d in range(n)]
-    hit_slices = b.call(aten.view.default, hit, wide)
-    zeros = b.call(aten.zeros_like.default, slices)
-    return b.call(aten.where.self, hit_slices, slices, zeros)
+    hit_slices = b.call(
+        aten.view.default,
+        hit,
+        wide,
+    )
+    zeros = b.call(
+        aten.zeros_like.default,
+        slices,
+    )
+    return b.call(
+        aten.where.self,
+        hit_slices,
+        slices,
+        zeros,
+    )
 
 
 def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
