@@ -108,6 +108,11 @@ def simulation() -> tuple[float, float]:
     return statistics.median(alone), statistics.median(eight)
 
 
+def again(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as a new one, which has no capture yet."""
+    return lambda *args: fn(*args)
+
+
 def one_line() -> dict[str, Callable[[], Any]]:
     """A capture of one line under each transform. The line is a new function each time."""
     x = torch.ones(3)
@@ -117,9 +122,6 @@ def one_line() -> dict[str, Callable[[], Any]]:
 
     def pushed(x: torch.Tensor) -> Any:
         return sf.jvp(lambda x: x * x, (x,), (x,))
-
-    def again(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: fn(*args)
 
     squares = lambda x: (x * x).sum()
     return {
@@ -141,7 +143,7 @@ def print_lines() -> None:
     Other work on the machine adds little to the least.
     """
     step, args = step_and_args()
-    demo = lambda: sf.jit(lambda *xs: step(*xs), backend="aten").trace(*args)
+    demo = lambda: sf.jit(again(step), backend="aten").trace(*args)
     cases = {**one_line(), "the demo's step": demo}
     times: dict[str, list[float]] = {name: [] for name in cases}
     for k in range(3 * ROUNDS):
