@@ -110,7 +110,11 @@ def simulation() -> tuple[float, float]:
 
 def again(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same function as a new one, which has no capture yet."""
-    return lambda *args: fn(*args)
+
+    def called(*args: Any) -> Any:
+        return fn(*args)
+
+    return called
 
 
 def one_line() -> dict[str, Callable[[], Any]]:
