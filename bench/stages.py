@@ -1,10 +1,12 @@
 """What the stages cost on the demo's training step: capture, partition, simulation, and a world
-of a million ranks.
+of a million ranks. And what the capture of one line costs under each transform; `--lines` prints
+that alone.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +108,62 @@ def simulation() -> tuple[float, float]:
     return statistics.median(alone), statistics.median(eight)
 
 
+def again(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as a new one, which has no capture yet."""
+
+    def called(*args: Any) -> Any:
+        return fn(*args)
+
+    return called
+
+
+def one_line() -> dict[str, Callable[[], Any]]:
+    """A capture of one line under each transform. The line is a new function each time."""
+    x = torch.ones(3)
+
+    def stepped(c: torch.Tensor, y: torch.Tensor) -> Any:
+        return sf.scan(lambda c, y: (c + y, c * y), c, y)
+
+    def pushed(x: torch.Tensor) -> Any:
+        return sf.jvp(lambda x: x * x, (x,), (x,))
+
+    squares = lambda x: (x * x).sum()
+    return {
+        "jit": lambda: sf.jit(again(squares), backend="aten").trace(x),
+        "grad": lambda: sf.grad(again(squares)).trace(x),
+        "value_and_grad": lambda: sf.value_and_grad(again(squares)).trace(x),
+        "bucketed_grad": lambda: sf.bucketed_grad(again(squares)).trace(x),
+        "vmap": lambda: sf.vmap(again(squares)).trace(torch.ones(2, 3)),
+        "jvp": lambda: sf.jit(again(pushed), backend="aten").trace(x),
+        "hessian": lambda: sf.hessian(again(squares)).trace(x),
+        "scan": lambda: sf.jit(again(stepped), backend="aten").trace(
+            x, torch.ones(4, 3)
+        ),
+    }
+
+
+def print_lines() -> None:
+    """The processor time of each of those captures, and of the demo's, in turn: least and median.
+    Other work on the machine adds little to the least.
+    """
+    step, args = step_and_args()
+    demo = lambda: sf.jit(again(step), backend="aten").trace(*args)
+    cases = {**one_line(), "the demo's step": demo}
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for k in range(3 * ROUNDS):
+        for name, capture in cases.items():
+            if name in one_line() or k < 3:
+                start = time.process_time()
+                capture()
+                times[name].append(time.process_time() - start)
+    for name, found in times.items():
+        rest = found[1:]  # the first imports what torch needs
+        print(
+            f"capture, {name:<20} {min(rest) * 1e3:7.1f} ms  "
+            f"median {statistics.median(rest) * 1e3:7.1f}"
+        )
+
+
 def median(rows: list[dict[str, float]], key: str) -> float:
     """The median of one column."""
     return statistics.median(row[key] for row in rows)
@@ -114,6 +172,9 @@ def median(rows: list[dict[str, float]], key: str) -> float:
 def main() -> None:
     """Print the figures."""
     torch.set_num_threads(1)
+    print_lines()
+    if "--lines" in sys.argv:
+        return
     staging(
         8, (2, 4), ("dp", "tp"), P("dp"), numerics=True
     )  # imports, and torch's own first-time work

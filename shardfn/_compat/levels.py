@@ -30,7 +30,7 @@ def grad_and_value(
     fn: Callable[..., Any], primals: tuple[torch.Tensor, ...]
 ) -> tuple[Any, Any, Any]:
     """torch.func.grad_and_value of a function of a tuple of tensors, which returns a scalar and
-    a tuple of tensors: the same calls, of which Dynamo reads a third of the Python.
+    a tuple of tensors: the same calls, with less Python for Dynamo to read.
 
     Returns:
         The gradients, the scalar and the tuple.
