@@ -19,10 +19,9 @@ Pull = Callable[
 ]  # cotangents of results -> cotangents of arguments
 
 
-HOOKED = (  # torch.func's own words
-    "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks. "
-    "Please open an issue with your use case."
-)
+HOOKED = "hooks of saved tensors cannot be set in a function that is being differentiated"
+# The steps of a gradient, which torch does not export.
+steps: Any = eager_transforms
 
 
 @read_by_dynamo
@@ -37,18 +36,18 @@ def grad_and_value(
     """
     with (
         torch.autograd.graph.disable_saved_tensors_hooks(HOOKED),
-        eager_transforms.grad_increment_nesting() as level,
+        steps.grad_increment_nesting() as level,
         torch.enable_grad(),
     ):
-        xs = [eager_transforms._wrap_for_grad(x, level) for x in primals]
-        with eager_transforms.enable_inplace_requires_grad(True):
-            xs = [eager_transforms._set_tensor_requires_grad(x) for x in xs]
+        xs = [steps._wrap_for_grad(x, level) for x in primals]
+        with steps.enable_inplace_requires_grad(True):
+            xs = [steps._set_tensor_requires_grad(x) for x in xs]
         value, aux = fn(tuple(xs))
-        found = eager_transforms._autograd_grad((value,), xs, create_graph=True)
-        gradients = [eager_transforms._unwrap_for_grad(g, level) for g in found]
-        value = eager_transforms._unwrap_for_grad(value, level)
+        found = steps._autograd_grad((value,), xs, create_graph=True)
+        gradients = [steps._unwrap_for_grad(g, level) for g in found]
+        value = steps._unwrap_for_grad(value, level)
         if aux:
-            aux = tuple([eager_transforms._unwrap_for_grad(x, level) for x in aux])
+            aux = tuple([steps._unwrap_for_grad(x, level) for x in aux])
     return gradients, value, aux
 
 
@@ -123,7 +122,7 @@ class Level:
         return (
             x
             if self.kind == "vmap"
-            else eager_transforms._unwrap_for_grad(x, self.number)
+            else steps._unwrap_for_grad(x, self.number)
         )
 
     def wrapped(self, x: torch.Tensor) -> torch.Tensor:
@@ -131,7 +130,7 @@ class Level:
         return (
             x.view_as(x)
             if self.kind is None
-            else eager_transforms._wrap_for_grad(x, self.number)
+            else steps._wrap_for_grad(x, self.number)
         )
 
     def dual(self, x: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
