@@ -93,6 +93,7 @@ KEYS: tuple[Key, ...] = (
     # torch writes these while Dynamo and make_fx trace.
     Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _anything),
     Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
+    Key("grapharg", PYTHON, TORCH, ("capture",), "where an input comes from", _anything),
     Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _anything),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
     Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),

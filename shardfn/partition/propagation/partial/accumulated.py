@@ -103,8 +103,12 @@ def _passes_on(step: plan.Step, computed: set[int]) -> bool:
 
 def _is_linear(step: plan.Apply) -> bool:
     target = step.node.target
-    of_one = target in SCALES or target in SUMS or target in rules.REARRANGES
-    return target in ADDS or (of_one and len(step.ins) == 1)
+    if target in ADDS:
+        return True
+    is_of_one = len(step.ins) == 1
+    return is_of_one and (
+        target in SCALES or target in SUMS or target in rules.REARRANGES
+    )
 
 
 def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:
@@ -112,7 +116,7 @@ def _is_sum(slot: plan.Slot, computed: set[int]) -> bool:
     return is_own and is_partial(slot.marks)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Widened:
     """The steps with a slot in float32 beside each slot of `wanted`. Casts that nothing reads are
     removed later, with all unread steps.
@@ -133,21 +137,27 @@ class _Widened:
         """A step, and the casts around it."""
         if isinstance(step, plan.Redistribute):
             source = self.wide.get(step.source.number)
-            return [step] if source is None else self.reduced(step, source)
+            if source is None:
+                return [step]
+            return self.reduced(step, source)
         if not isinstance(step, plan.Apply) or len(step.outs) != 1:
             return [step]
         (out,) = step.outs
         if out.number not in self.wanted:
             return [step]
         wide = self.wide[out.number] = self.beside(out)
-        ins = tuple(self.wide.get(slot.number, slot) for slot in step.ins)
+        ins = tuple(
+            self.wide.get(slot.number, slot)
+            for slot in step.ins
+        )
         is_sum = step.node.target in SUMS
         are_wide = all(slot.number in self.wide for slot in step.ins)
         if not is_sum and not (are_wide and _is_linear(step)):
             return [step, _cast(step.node, out, wide)]
         options = {"dtype": WIDE} if is_sum else {}
         node = _copied(step.node, ins, wide, **options)
-        return [plan.Apply(node, ins, (wide,)), _cast(step.node, wide, out)]
+        applied = plan.Apply(node, ins, (wide,))
+        return [applied, _cast(step.node, wide, out)]
 
     def reduced(
         self, step: plan.Redistribute, source: plan.Slot
@@ -172,7 +182,11 @@ def _copied(
         (node.args, dict(node.kwargs)), lambda _: _holder(graph, next(feed))
     )
     copy = graph.create_node(
-        "call_function", node.target, args, {**kwargs, **options}, name=node.name
+        "call_function",
+        node.target,
+        args,
+        {**kwargs, **options},
+        name=node.name,
     )
     copy.meta = {**node.meta, "val": out.value}
     return copy
