@@ -129,8 +129,10 @@ def no_cotangent(x: torch.Tensor, axes: str) -> torch.Tensor:
 @prim(
     axes=named_axes, takes_varying=False, gives_varying=False, communicates=False
 )
-def as_invariant(x: torch.Tensor, axes: str) -> torch.Tensor:
-    """A value that varies in name, and is the same on all ranks, as an invariant one."""
+def as_invariant(x: torch.Tensor, axes: str, *, where: str = "") -> torch.Tensor:
+    """A value that varies in name, and is the same on all ranks, as an invariant one. With
+    `where`, the call that takes it, a value that varies is refused.
+    """
     return torch.empty_like(x)
 
 

@@ -6,6 +6,7 @@ functions on constants, so errors reach the user unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,41 @@ def columns(axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 def ranks_here() -> tuple[int, ...]:
     """The ranks of the world in the mesh whose code is read, in row-major order."""
     return tuple(ranks_of(current_scope().mesh))
+
+
+@_compat.constant_in_graph
+def by_axes(column: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The axes over which a number of each rank differs, at least one, and the numbers by the
+    place on these axes. Both orders are row-major.
+    """
+    known = axes_of(current_scope().mesh)
+    names, sizes = list(known.names), list(known.sizes)
+    rows = list(column)
+    for name in known.names:
+        k = names.index(name)
+        first = _first_on(k, sizes, rows)
+        repeated = _repeated(k, sizes, first)
+        if repeated == rows and len(names) > 1:
+            rows = first
+            del names[k], sizes[k]
+    return tuple(names), tuple(rows)
+
+
+def _first_on(k: int, sizes: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """The numbers at the first place on dim k, in row-major order."""
+    inner = math.prod(sizes[k + 1 :])
+    block = sizes[k] * inner
+    starts = range(0, len(rows), block)
+    return [x for start in starts for x in rows[start : start + inner]]
+
+
+def _repeated(k: int, sizes: Sequence[int], first: Sequence[int]) -> list[int]:
+    """Numbers that are the same at all places on dim k, in row-major order."""
+    inner = math.prod(sizes[k + 1 :])
+    starts = range(0, len(first), inner)
+    return [
+        x for start in starts for x in [*first[start : start + inner]] * sizes[k]
+    ]
 
 
 @_compat.constant_in_graph

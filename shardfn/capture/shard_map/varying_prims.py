@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...errors import PlacementError
+from ...errors import CaptureError, PlacementError
 from ...ops import shard_map
 from ...ops.prims import CALLS, Axes, constants_of, implement
 from ...ops.text_formats import parse_shards
@@ -62,4 +62,20 @@ def _check_invariant(before: Axes, node: torch.fx.Node) -> None:
         raise PlacementError.of(head, got, fix=fix, source=source, arg_path=path)
 
 
+def _check_one_rank(before: Axes, node: torch.fx.Node) -> None:
+    """Check that all ranks of a group name the same rank to a collective."""
+    where = str(node.kwargs.get("where", ""))
+    wrong = sorted(CALLS[node.target].axes_of(node) & before)
+    if where and wrong:
+        said = " and ".join(wrong)
+        raise CaptureError.of(
+            where,
+            f"ranks of one group name different ranks: src or dst varies over {said}",
+            needed="the same rank from all ranks of the group",
+            fix="dist.get_global_rank(group, 0), or group_src= or group_dst= with a number",
+            source=sources.line_of(node.meta.get("stack_trace")),
+        )
+
+
 implement(shard_map.from_local, check=_check_invariant)
+implement(shard_map.as_invariant, check=_check_one_rank)

@@ -12,6 +12,8 @@ import torch
 
 from ... import _compat
 from ...capture.dtensors import group_ranks, groups
+from ...ops import shard_map as prims
+from ...ops.text_formats import print_axes
 from ..sharding import _collectives as ours
 from ..sharding._scatter import all_to_all, psum_scatter
 
@@ -119,6 +121,7 @@ def chosen(what: str, group: Any, src: Any, group_src: Any, name: str) -> Any:
     """
     if isinstance(src, torch.Tensor):
         axes = groups.axes_of_group(what, group)
+        src = prims.as_invariant(src, print_axes(axes), where=what)
         return axes, looked_up(group_ranks.ranks_here()) == src
     is_ordered = group_src is not None
     find = group_ranks.ordered_axes if is_ordered else groups.axes_of_group
@@ -138,6 +141,7 @@ def looked_up(column: tuple[int, ...]) -> torch.Tensor:
     """A number that each rank of the mesh has of its own, of those of all ranks in row-major
     order.
     """
-    place = ours.axis_index(group_ranks.all_axes())
-    every = torch.tensor(column, device=place.device)
+    axes, rows = group_ranks.by_axes(column)
+    place = ours.axis_index(axes)
+    every = torch.tensor(rows, device=place.device)
     return every.index_select(0, place.reshape(1)).squeeze(0)

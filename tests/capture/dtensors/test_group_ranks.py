@@ -35,3 +35,14 @@ def test_the_group_of_all_ranks() -> None:
         assert group_ranks.of_all(dist.group.WORLD) == (0, 1, 2)
         assert group_ranks.of_all(some) is None
         assert group_ranks.group_rank("f", None, 2) == 2
+
+
+def test_numbers_are_read_on_the_axes_over_which_they_differ() -> None:
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        with axis_names.scope(mesh, "cpu"):
+            assert group_ranks.by_axes((0, 0, 0, 3, 3, 3)) == (("dp",), (0, 3))
+            assert group_ranks.by_axes((0, 1, 2, 0, 1, 2)) == (("tp",), (0, 1, 2))
+            everywhere = (0, 1, 2, 3, 4, 5)
+            assert group_ranks.by_axes(everywhere) == (("dp", "tp"), everywhere)
+            assert group_ranks.by_axes((7,) * 6) == (("tp",), (7, 7, 7))

@@ -149,3 +149,54 @@ def test_a_mistake_is_named_with_what_to_do(case: str) -> None:
         with pytest.raises(sf.CaptureError) as caught:
             sf.jit(fn, backend="aten")(DRAWN[0])
     assert without_line(caught.value) == text
+
+
+OF_ONE_RANK: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "tp": (lambda group: dist.get_global_rank(group, 1), [1, 1, 1, 4, 4, 4]),
+    "dp": (
+        lambda group: dist.get_process_group_ranks(group)[1],
+        [3, 4, 5, 3, 4, 5],
+    ),
+}
+
+
+def sent_by(find: Callable[[Any], Any], axis: str) -> Any:
+    """What the ranks of a mesh (2, 3) have after a broadcast over an axis."""
+    mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+    group = mesh.get_group(axis)
+
+    def fn(y: Any) -> Any:
+        y = y.clone()
+        dist.broadcast(y, src=find(group), group=group)
+        return y
+
+    spec = sf.P(("dp", "tp"))
+    per_rank = sf.shard_map(fn, mesh, (spec,), spec)
+    x = torch.arange(6.0, dtype=torch.float64)
+    return sf.full(sf.jit(per_rank, backend="aten")(x)).tolist()
+
+
+@pytest.mark.parametrize("axis", OF_ONE_RANK)
+def test_s7_3_a_rank_of_the_world_that_differs_between_groups(axis: str) -> None:
+    find, wanted = OF_ONE_RANK[axis]
+    with sf.fake_world(6):
+        assert sent_by(find, axis) == wanted
+
+
+DIFFERING: dict[str, Callable[[Any], Any]] = {
+    "its own number": lambda group: dist.get_rank(),
+    "the next one's": lambda group: dist.get_global_rank(group, 0)
+    + (dist.get_rank(group) + 1) % dist.get_world_size(group),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERING)
+def test_ranks_of_a_group_that_name_different_ranks_are_refused(name: str) -> None:
+    with sf.fake_world(6), pytest.raises(sf.CaptureError) as caught:
+        sent_by(DIFFERING[name], "tp")
+    assert without_line(str(caught.value)) == (
+        "torch.distributed.broadcast: ranks of one group name different ranks: src or dst "
+        "varies over tp\n"
+        "  needed: the same rank from all ranks of the group\n"
+        "  try: dist.get_global_rank(group, 0), or group_src= or group_dst= with a number"
+    )
