@@ -40,7 +40,9 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            self.text if self.source is None else f"{self.text}, at {self.source}"
+            self.text
+            if self.source is None
+            else f"{self.text}, at {self.source}"
         )
 
 
@@ -59,12 +61,16 @@ def gathered(name: str, kind: str, mine: Any) -> list[Any]:
     watch = watch_of(current_world())
     texts = watch.gathered(name, json.dumps([kind, mine]))
     rows = [json.loads(text) for text in texts]
-    other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
+    other = next(
+        (r for r, row in enumerate(rows) if row[0] != rows[0][0]), None
+    )
     if other is None:
         return [value for _, value in rows]
     lines = [f"rank {r} compares {rows[r][0]}" for r in (0, other)]
     fix = "the same calls in the same order on every rank"
-    raise DivergenceError.of(name, "ranks are in different calls", *lines, fix=fix)
+    raise DivergenceError.of(
+        name, "ranks are in different calls", *lines, fix=fix
+    )
 
 
 def agree(
@@ -129,7 +135,9 @@ def _different(
     )
 
 
-def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> None:
+def agree_on_collectives(
+    name: str, placed: Placed, program: LocalProgram
+) -> None:
     """Compare the collectives of this rank's program with those of the ranks that it
     communicates with. Ranks whose shards are uneven have programs of their own.
 
@@ -179,7 +187,9 @@ def _lines(plan: Plan) -> list[Line]:
         f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.marks}"
         for slot in plan.ins
     ]
-    steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
+    steps = [
+        line for step in plan.steps for line in (_line(step), *_inside(step))
+    ]
     return [Line(str(plan.axes)), *map(Line, ins), *steps]
 
 
@@ -188,7 +198,9 @@ def _inside(step: Any) -> list[Line]:
         return []
     loop = step.node.target
     settings = [
-        x for x in attrs.astuple(loop, recurse=False) if isinstance(x, (int, bool))
+        x
+        for x in attrs.astuple(loop, recurse=False)
+        if isinstance(x, (int, bool))
     ]
     return [
         Line(f"{loop} of {settings}"),
@@ -266,7 +278,8 @@ def compare_ranks(
         (f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)
     ]
     rows += [
-        (f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)
+        (f"tensor {i} that it closes over", x)
+        for i, x in enumerate(closed_over)
     ]
     mine = [
         [_kind(what, x), _digest(x) if _is_plain(x) else ""]
@@ -305,7 +318,11 @@ def _by_path(rows: Sequence[Any]) -> dict[str, Any]:
 
 def _kind(what: str, x: torch.Tensor) -> list[Any]:
     """The facts of a tensor that ranks compare while they stage: plans tell DTensors apart."""
-    return [what, list(x.shape), str(x.dtype)] if _is_plain(x) else [what, None, ""]
+    return (
+        [what, list(x.shape), str(x.dtype)]
+        if _is_plain(x)
+        else [what, None, ""]
+    )
 
 
 def _differing(

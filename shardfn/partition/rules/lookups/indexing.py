@@ -43,7 +43,8 @@ class Indexed:
         """(dim, dim of the result) for each dim that is not indexed."""
         rest = [d for d in range(self.n) if d not in self.dims]
         return [
-            (d, k if k < self.lead else k + self.wide) for k, d in enumerate(rest)
+            (d, k if k < self.lead else k + self.wide)
+            for k, d in enumerate(rest)
         ]
 
 
@@ -142,7 +143,9 @@ def lower_index(
         if not table.cuts(dim):
             continue
         if _follows(table, dim, number):
-            own[dim] = b.call(aten.sub.Tensor, indices[dim], b.offset(table, dim))
+            own[dim] = b.call(
+                aten.sub.Tensor, indices[dim], b.offset(table, dim)
+            )
             continue
         at = counted_from_start(b, indices[dim], table.shape[dim])
         hit, shifted = hits(b, table, dim, at)

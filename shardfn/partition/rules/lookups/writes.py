@@ -88,7 +88,9 @@ def lower_index_put(
     sharded = [
         d
         for d, at in enumerate(indices)
-        if at is not None and at.meta["val"].dtype not in MASKS and table.cuts(d)
+        if at is not None
+        and at.meta["val"].dtype not in MASKS
+        and table.cuts(d)
     ]
     for dim in sharded:
         behind = len(table.shape) - 1 - dim
