@@ -214,8 +214,9 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
         ... )
         tensor([0., 2., 6.])
     """
+    bound = axis_names.bound("axis_index", axis_name)
     rank_numbers.note_call("axis_index", axis_name)
-    return linear_index(axis_names.bound("axis_index", axis_name))
+    return linear_index(bound)
 
 
 def axis_size(axis_name: AxisName) -> int:
