@@ -25,6 +25,7 @@ FAMILIES = (
     rules.attention,
     rules.batch,
     rules.conv,
+    rules.indexing,
     rules.matmul,
     rules.norm,
     rules.pool,
