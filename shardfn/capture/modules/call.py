@@ -24,7 +24,7 @@ from . import copies
 from .hooks import HookedCall
 from .modes import Modes
 from .parameter_hooks import Hook, hooked
-from .paths import running_line
+from .paths import Paths
 from .returned import Returned
 
 # torch.func's error text for an in-place write to an unbatched buffer.
@@ -283,6 +283,7 @@ class Traced(TorchFunctionMode):
     def __init__(self, mode: _compat.FakeTensorMode | None, name: str) -> None:
         super().__init__()
         self.mode, self.name = mode, name
+        self.paths = Paths()
         self.fakes: dict[
             int, tuple[Any, Any, int]
         ] = {}  # held tensors by id, with their counts of in-place writes
@@ -290,7 +291,8 @@ class Traced(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        line, kwargs = running_line(sys._getframe(1), PureModule.run.__code__), kwargs or {}
+        kwargs = kwargs or {}
+        line = self.paths.running_line(sys._getframe(1), PureModule.run.__code__)
         if line:
             torch.fx.traceback.set_stack_trace([line])
         refuse_dropped_call(func, (*args, *kwargs.values()), line)

@@ -77,7 +77,8 @@ def tracing(
         leaks.swept() as watched,
         _compat.unwound(),
         recorder as recorded,
-        scope as names,rank_numbers.noted(names)
+        scope as names,
+        rank_numbers.noted(names),
     ):
         yield Tracing(recorded, watched, names)
 

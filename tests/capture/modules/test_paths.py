@@ -11,7 +11,7 @@ from torch import nn
 import shardfn as sf
 from shardfn import P
 from shardfn.capture.annotations import module_of
-from shardfn.capture.modules.paths import path_in
+from shardfn.capture.modules.paths import Paths
 
 
 class Layer(nn.Module):
@@ -52,6 +52,7 @@ def test_a_stack_trace_may_name_a_module() -> None:
     line = '  File "a.py", line 3, in forward'
     assert module_of(f"{line} of module a.0.b\n") == "a.0.b"
     assert module_of(f"{line}\n") is None
+    path_in = Paths().path_in
     assert path_in(MODEL, MODEL[1].up) == "1.up"
     assert path_in(MODEL, MODEL) == path_in(MODEL, None) == ""
 
