@@ -16,6 +16,7 @@ import torch
 from ....types import MeshAxes
 from ... import plan, rules
 from ...payload import nbytes
+from ...rules.pointwise import LINEAR_IN_FIRST
 from ..values import is_partial
 
 aten = torch.ops.aten
@@ -25,15 +26,6 @@ WIDE = torch.float32
 MOST_BYTES = 64 * 1024  # that a redistribution may send more than it would
 SUMS = {aten.sum.default, aten.sum.dim_IntList}  # they take the dtype of the sum
 ADDS = {aten.add.Tensor, aten.sub.Tensor}
-SCALES = {
-    aten.mul.Tensor,
-    aten.mul.Scalar,
-    aten.div.Tensor,
-    aten.div.Scalar,
-    aten.neg.default,
-    aten.clone.default,
-    aten.alias.default,
-}
 ALIGN = "prim_align"
 
 NewSlot = Callable[[torch.Tensor, Any], plan.Slot]
@@ -107,7 +99,9 @@ def _is_linear(step: plan.Apply) -> bool:
         return True
     is_of_one = len(step.ins) == 1
     return is_of_one and (
-        target in SCALES or target in SUMS or target in rules.REARRANGES
+        target in LINEAR_IN_FIRST
+        or target in SUMS
+        or target in rules.REARRANGES
     )
 
 
