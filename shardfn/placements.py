@@ -162,9 +162,7 @@ def named(
             outer = ranks if k < last else outer
             last = k
             if shape[dim] % outer:
-                raise ValueError(
-                    _undivided(dim, shape[dim], names, outer, axes)
-                )
+                raise ValueError(_undivided(dim, shape[dim], names, outer, axes))
             is_plain = outer == 1 or axes.sizes[k] == 1 or shape[dim] == 0
             marks[k] = dim if is_plain else (dim, 1, outer)
             ranks *= axes.sizes[k]
@@ -196,9 +194,7 @@ def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
 def _undivided(
     dim: int, size: int, names: Sequence[str], ranks: int, axes: MeshAxes
 ) -> str:
-    in_order = tuple(
-        sorted(names, key=lambda x: axes.names.index(blocks_of(x)[0]))
-    )
+    in_order = tuple(sorted(names, key=lambda x: axes.names.index(blocks_of(x)[0])))
     return (
         f"P({tuple(names)}) shards dim {dim} of size {size} over axes in another order than the "
         f"mesh's {axes}, so {ranks} must divide it; pad it by {-size % ranks}, or write {in_order}"
