@@ -41,8 +41,10 @@ class Paths:
                 owner = frame.f_locals.get("self")
                 inner = owner if isinstance(owner, torch.nn.Module) else None
             frame = frame.f_back
-        if line is None or frame is None:
+        if line is None:
             return None
+        if frame is None:  # code of an optimizer, which no module runs
+            return f"{line}\n"
         path = self.path_in(frame.f_locals["module"], inner)
         return f"{line}{MODULE}{path}\n" if path else f"{line}\n"
 
