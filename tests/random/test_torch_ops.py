@@ -287,7 +287,7 @@ def test_distributions_of_torch_draw_what_one_device_draws(name: str) -> None:
 
 def test_a_distribution_that_checks_values_is_refused_by_name() -> None:
     with pytest.raises(CaptureError, match="try: validate_args=False"):
-        sf.jit(lambda x: D.Normal(x, 1.0).rsample())(X)
+        sf.jit(lambda x: D.Normal(x, 1.0, validate_args=True).rsample())(X)
 
 
 def test_custom_vjp_draws_in_its_forward() -> None:
