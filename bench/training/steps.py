@@ -84,13 +84,18 @@ def resident(field: str) -> int:
     return int(found[1]) * 1024
 
 
+def reset_peak() -> None:
+    """Let VmHWM start anew from what is in memory now."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
 def growth(step: Any) -> int:
     """Bytes that a call adds to the memory of this process at its peak.
 
     It needs `PAGED` in the environment of the process, so that freed tensors leave.
     """
     gc.collect()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    reset_peak()
     before = resident("VmRSS")
     step()
     return resident("VmHWM") - before

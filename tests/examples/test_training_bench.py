@@ -70,10 +70,36 @@ def test_a_distance_is_a_share_of_the_way() -> None:
     assert math.isclose(steps.distance(found, wanted, start), 0.1)
 
 
-def test_memory_that_a_call_frees_is_in_its_growth() -> None:
-    size = 64 * 2**20
-    grown = steps.growth(lambda: bytearray(size).count(b"x"))
-    assert 0.9 * size < grown < 1.5 * size
+def test_growth_is_the_peak_since_the_call_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peak, held = 70, 50  # the peak of an earlier call
+    calls: list[str] = []
+
+    def resident(field: str) -> int:
+        calls.append(field)
+        return {"VmRSS": held, "VmHWM": peak}[field]
+
+    def reset() -> None:
+        nonlocal peak
+        calls.append("reset")
+        peak = held
+
+    def step() -> None:
+        nonlocal peak
+        calls.append("step")
+        peak = held + 8
+
+    monkeypatch.setattr(steps, "resident", resident)
+    monkeypatch.setattr(steps, "reset_peak", reset)
+    assert steps.growth(step) == 8
+    assert calls == ["reset", "VmRSS", "step", "VmHWM"]
+
+
+def test_a_process_states_its_memory() -> None:
+    steps.reset_peak()
+    assert steps.resident("VmRSS") > 2**20
+    assert steps.resident("VmHWM") > 2**20
 
 
 def test_memory_that_two_tensors_share_is_held_once() -> None:
