@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import itertools
 import os
 import shutil
 import tempfile
 import types
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +42,7 @@ LAWS = [  # folders in which nearly every test captures a program
     )
 ]
 KEPT_OF_LAWS = (
-    5  # make quick runs one law of so many, make test one case of a sweep
+    5  # make quick runs one law of so many, make test about as many cases of a sweep
 )
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
@@ -87,8 +88,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    cases = [item.nodeid for item in items]
+    swept = left_out(case for case in cases if function_of(case) in SWEEPS)
     for item in items:
-        for name in sorted(markers(item)):
+        for name in sorted(markers(item, swept)):
             item.add_marker(name)
 
 
@@ -109,16 +112,20 @@ def _skip_inductor() -> None:
     _compat.inductor = skip
 
 
-def markers(item: pytest.Item) -> set[str]:
-    """Those of `ranks`, `inductor`, `slow`, `laws`, `quick` and `sweep` that hold of a test."""
+def markers(item: pytest.Item, swept: Collection[str]) -> set[str]:
+    """Those of `ranks`, `inductor`, `slow`, `laws`, `quick` and `sweep` that hold of a test.
+
+    Args:
+        item: the test.
+        swept: the cases of sweeps that `make test` leaves out.
+    """
     names: set[str] = set()
     if isinstance(item, pytest.Function):  # not the example of a docstring
         params = item.callspec.params if hasattr(item, "callspec") else {}
         names |= needs(_functions(item), params)
-    function = item.nodeid.partition("[")[0]
-    if function in SLOW:
+    if function_of(item.nodeid) in SLOW:
         names.add("slow")
-    if function in SWEEPS and not is_kept(item.nodeid):
+    if item.nodeid in swept:
         names.add("sweep")
     fast = not names
     if is_law(item):
@@ -136,7 +143,28 @@ def is_law(item: pytest.Item) -> bool:
 
 def is_kept(nodeid: str) -> bool:
     """Whether a law is in the fixed fifth: the same one at every run and on every machine."""
-    return zlib.crc32(nodeid.encode()) % KEPT_OF_LAWS == 0
+    return _hash(nodeid) % KEPT_OF_LAWS == 0
+
+
+def left_out(cases: Iterable[str]) -> set[str]:
+    """The cases of sweeps that `make test` does not run: the same ones at every run and on every
+    machine. Of each function it runs a fifth, rounded up, and none of a function of one case.
+    """
+    found: set[str] = set()
+    for _, group in itertools.groupby(sorted(cases, key=function_of), function_of):
+        ordered = sorted(group, key=_hash)
+        kept = -(-len(ordered) // KEPT_OF_LAWS) if len(ordered) > 1 else 0
+        found |= set(ordered[kept:])
+    return found
+
+
+def function_of(nodeid: str) -> str:
+    """The test function of a case."""
+    return nodeid.partition("[")[0]
+
+
+def _hash(nodeid: str) -> int:
+    return zlib.crc32(nodeid.encode())
 
 
 def needs(

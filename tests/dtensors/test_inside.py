@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from asked import asked
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
 
@@ -41,7 +42,7 @@ def _eager_gradients(loss: Program, mesh: Any, x: Any, w: Any) -> Any:
     return torch.autograd.grad(loss(x, w, mesh), (x, w))
 
 
-def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
+def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     """For each program what eager torch returns here, and what `jit` does."""
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
     found = {
@@ -50,6 +51,7 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
             plain(_staged(program, mesh, "aten")(*own(rank))),
         )
         for name, program in PROGRAMS.items()
+        if name in names
     }
     unsaid = _gradients(loss_of_rows_unsaid, mesh, "aten")(*own(rank))
     wrong = _eager_gradients(loss_of_rows_unsaid, mesh, *own(rank))
@@ -57,7 +59,8 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
     eager = PROGRAMS["functions"](*own(rank), mesh)
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
-    for name, loss in LOSSES.items():
+    for name in LOSSES.keys() & names:
+        loss = LOSSES[name]
         found[name] = (
             plain(_eager_gradients(loss, mesh, *own(rank))),
             plain(_gradients(loss, mesh, "aten")(*own(rank))),
@@ -69,7 +72,8 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
 def answers(request: pytest.FixtureRequest) -> Any:
     """(shape of the mesh, the answers of each real rank)."""
     shape = request.param
-    return shape, run_ranks(torch.Size(shape).numel(), _on_a_rank, shape)
+    size = torch.Size(shape).numel()
+    return shape, run_ranks(size, _on_a_rank, shape, asked(request, "name"))
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -61,19 +60,15 @@ COMPILED = (  # one of each formula that Inductor writes
     "gumbel torch.float32",
     "truncated_normal",
 )
+GROUPS = {"exact": EXACT, "rounded": ROUNDED, "composed": COMPOSED}
 
 
 def every(
-    key: torch.Tensor, w: torch.Tensor, names: tuple[str, ...] = tuple(ALL)
+    key: torch.Tensor, w: torch.Tensor, names: tuple[str, ...]
 ) -> dict[str, torch.Tensor]:
-    """A draw of every kind, each from a key of its own."""
+    """Draws of some kinds, each from a key of its own."""
     keys = random.split(key, len(names))
     return {name: ALL[name](keys[i], w) for i, name in enumerate(names)}
-
-
-def compiled(key: torch.Tensor, w: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The draws that are tried with Inductor."""
-    return every(key, w, COMPILED)
 
 
 def _weights() -> torch.Tensor:
@@ -100,18 +95,27 @@ def _assert_same(
             assert ulps(x, wanted[name]) <= most, name
 
 
-def _on_ranks(fn: Draw, backend: str, spec: Any) -> dict[str, torch.Tensor]:
+def _on_ranks(names: tuple[str, ...], backend: str) -> dict[str, torch.Tensor]:
     mesh = sf.make_mesh((2,), ("dp",))
-    draw = sf.shard(fn, mesh, (P(), spec), backend=backend)
+    fn = lambda key, w: every(key, w, names)
+    draw = sf.shard(fn, mesh, (P(), P("dp")), backend=backend)
     return {name: sf.full(x) for name, x in draw(KEY, _weights()).items()}
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_two_processes_draw_what_one_device_draws(backend: str) -> None:
-    fn = compiled if backend == "inductor" else every
-    wanted = fn(KEY, _weights())
-    for got in run_ranks(2, _on_ranks, fn, backend, P("dp")):
+def _draws_are_those_of_one_device(names: tuple[str, ...], backend: str) -> None:
+    wanted = every(KEY, _weights(), names)
+    for got in run_ranks(2, _on_ranks, names, backend):
         _assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_two_processes_draw_what_one_device_draws(group: str) -> None:
+    _draws_are_those_of_one_device(tuple(GROUPS[group]), "aten")
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_draws_of_two_processes_are_those_of_one_device(name: str) -> None:
+    _draws_are_those_of_one_device((name,), "inductor")
 
 
 def _state_on_ranks() -> list[torch.Tensor]:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from tests.conftest import SLOW, SWEEPS, TESTS, is_kept, markers, needs
+from tests.conftest import (
+    SLOW,
+    SWEEPS,
+    TESTS,
+    function_of,
+    is_kept,
+    left_out,
+    needs,
+)
 
 
 def plain() -> None: ...
@@ -75,10 +83,20 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
     assert not gone
 
 
-def test_a_sweep_is_split_between_two_commands(
-    request: pytest.FixtureRequest,
-) -> None:
-    """Each case of a sweep runs in `make test` or in `make sweeps`, never in neither."""
+FIFTH = (6, 8, 9)  # of eleven cases
+
+
+def test_of_each_sweep_a_fixed_fifth_stays() -> None:
+    cases = [f"tests/test_a.py::test_b[{n}]" for n in range(11)]
+    swept = left_out([*cases, "tests/test_a.py::test_alone"])
+    assert [case for case in cases if case not in swept] == [
+        f"tests/test_a.py::test_b[{n}]" for n in FIFTH
+    ]
+    assert "tests/test_a.py::test_alone" in swept
+    assert left_out(reversed(cases)) == left_out(cases)
+
+
+def test_nothing_but_sweeps_is_left_out(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
-        swept = item.nodeid.partition("[")[0] in SWEEPS
-        assert ("sweep" in markers(item)) == (swept and not is_kept(item.nodeid))
+        is_swept = item.get_closest_marker("sweep") is not None
+        assert not is_swept or function_of(item.nodeid) in SWEEPS

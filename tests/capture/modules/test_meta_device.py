@@ -132,7 +132,7 @@ def test_a_large_llama_is_lowered_without_its_memory() -> None:
     config = transformers.LlamaConfig(
         hidden_size=8192,
         intermediate_size=28672,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=64,
         num_key_value_heads=8,
         vocab_size=128256,
@@ -143,7 +143,7 @@ def test_a_large_llama_is_lowered_without_its_memory() -> None:
     fn, params, buffers = sf.functionalize(model)
     assert list(params) == [name for name, _ in model.named_parameters()]
     nbytes = sum(x.nbytes for x in params.values())
-    assert nbytes > 14 * 2**30
+    assert nbytes > 11 * 2**30
     before = peak()
 
     def loss(p: Any, ids: torch.Tensor) -> torch.Tensor:
