@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from asked import asked
+from effort import asked
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from asked import asked
+from effort import asked
 from ranks import run_ranks
 
 import shardfn as sf
