@@ -89,6 +89,9 @@ REGISTRIES = (
         "who runs torch for all ranks",
     ),
     State(
+        "_compat.cpp_kernels.folder", "_named", "who needs the folder of kernels"
+    ),
+    State(
         "_compat.threads", "_replaced", "attributes of torch that are replaced now"
     ),
 )

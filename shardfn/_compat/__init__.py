@@ -6,6 +6,7 @@ from attr._compat import repr_context  # reprs that attrs writes look for it her
 
 from .compilations.environment import environment, has_own_passes, machine
 from .compilations.modules import Generated, Rerun, generated
+from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_own
 from .cpp_kernels.units import compiler_line, compiler_place, remember_line
 from .dispatch import aten_ops, ops_replaced, takes_context
 from .distributed.checkpoint_plans import (
@@ -200,6 +201,7 @@ from .zeros import write_out_zeros
 
 __all__ = [
     "ASKS_RANK",
+    "CACHE_DIR",
     "COMMUNICATES",
     "Chunk",
     "DATA_DEPENDENT",
@@ -241,6 +243,7 @@ __all__ = [
     "backward_pre_hooks_of",
     "base_of",
     "buffers_of",
+    "cache_folder",
     "can_be_taken",
     "capture_python",
     "carries_tangent",
@@ -316,6 +319,7 @@ __all__ = [
     "named_group",
     "namespace_of",
     "neutral",
+    "not_own",
     "of_trees",
     "one_thread",
     "open_dual",

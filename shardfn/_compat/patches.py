@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .cpp_kernels.folder import own_kernels
 from .cpp_kernels.units import kernels_joined
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
 from .dynamo import reading, refused, sizes, spared
@@ -228,6 +229,12 @@ KERNELS = Patch(
     NEVER,
     enter=kernels_joined,
 )
+PLACE = Patch(
+    ("the environment: TORCHINDUCTOR_CACHE_DIR, if the user has not set it",),
+    "torch keeps kernels in a folder of /tmp that others may read, or have made",
+    NEVER,
+    enter=own_kernels,
+)
 
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES),
@@ -334,10 +341,11 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             enter=tracing.dual_level_counted,
         ),
     ),
-    "loading": (KERNELS,),
+    "loading": (KERNELS, PLACE),
     "compilation": (
         SIZES,
         KERNELS,
+        PLACE,
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",

@@ -18,8 +18,9 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from .._compat import CACHE_DIR
 from ..buckets import human_bytes
-from ..stored import PLACE, limit, own_folder, place
+from ..stored import limit, own_folder, place
 
 PYTHON = (3, 11)
 OLDEST, NEWEST = (2, 11), (2, 15)  # of torch
@@ -198,7 +199,7 @@ def gpu() -> Finding:
 
 def stored_compilations() -> Finding:
     """Where are compilations stored, and how many?"""
-    name, off = "stored", f"Compilations are not stored: {PLACE} is empty."
+    name, off = "stored", f"Compilations are not stored: {CACHE_DIR} is empty."
     if place() is None:
         return Finding(name, True, off)
     with warnings.catch_warnings(record=True) as problems:
@@ -208,7 +209,7 @@ def stored_compilations() -> Finding:
         said = (
             "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
         )
-        fix = f"name a folder of your own in {PLACE}"
+        fix = f"name a folder of your own in {CACHE_DIR}"
         return Finding(name, False, said.removeprefix("shardfn: ") + ".", fix)
     rows = where.entries()
     size = human_bytes(sum(size for _, size, _ in rows))

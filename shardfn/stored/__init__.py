@@ -1,6 +1,6 @@
 """Compilations on disk, which the processes of a user share."""
 
 from . import contents
-from .folder import PLACE, Folder, limit, own_folder, place
+from .folder import Folder, limit, own_folder, place
 
-__all__ = ["PLACE", "Folder", "contents", "limit", "own_folder", "place"]
+__all__ = ["Folder", "contents", "limit", "own_folder", "place"]

@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import attrs
 
+from .._compat import cache_folder, not_own
 from ..byte_sizes import bytes_of
 from . import complete_files
 
@@ -29,7 +29,6 @@ try:
 except ImportError:  # Windows: nothing is stored there
     fcntl = None
 
-PLACE = "SHARDFN_CACHE_DIR"
 LIMIT = "SHARDFN_CACHE_SIZE"
 DEFAULT_LIMIT = "1GB"
 NAME = "compilations"
@@ -162,33 +161,17 @@ def own_folder() -> Folder | None:
     path = place()
     if path is None or fcntl is None:
         return None
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = os.lstat(path)
-    except OSError as error:
-        complain(f"compilations are not stored in {path}: {error}")
-        return None
-    is_own = (
-        about.st_uid == os.getuid() and not stat.S_IMODE(about.st_mode) & 0o077
-    )
-    if stat.S_ISDIR(about.st_mode) and is_own:
+    problem = not_own(path)
+    if problem is None:
         return Folder(path)
-    complain(
-        f"compilations are not stored in {path}: it must be yours alone, mode 0700"
-    )
+    complain(f"compilations are not stored in {path}: {problem}")
     return None
 
 
 def place() -> Path | None:
     """Where the folder is, or would be. None if SHARDFN_CACHE_DIR is empty."""
-    said = os.environ.get(PLACE)
-    if said is not None:
-        return Path(said).expanduser() / NAME if said else None
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # a user without a home
-        return None
-    return Path(base, "shardfn", NAME)
+    parent = cache_folder()
+    return parent / NAME if parent is not None else None
 
 
 def limit() -> int:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from shardfn._compat import CACHE_DIR
 from shardfn.stored import Folder, own_folder, place
-from shardfn.stored.folder import KEY, LIMIT, PLACE, SUFFIX, _warned, limit
+from shardfn.stored.folder import KEY, LIMIT, SUFFIX, _warned, limit
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def told_nothing() -> Iterator[None]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
     found = own_folder()
     assert found is not None
     return found
@@ -114,9 +115,9 @@ def test_a_limit_that_is_no_size_is_a_warning(
 
 
 def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PLACE, "")
+    monkeypatch.setenv(CACHE_DIR, "")
     assert place() is None and own_folder() is None
-    monkeypatch.delenv(PLACE)
+    monkeypatch.delenv(CACHE_DIR)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert place() == tmp_path / "shardfn" / "compilations"
 
@@ -136,7 +137,7 @@ def test_a_file_in_the_place_of_the_folder_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").write_text("")
-    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
     with pytest.warns(UserWarning, match="compilations are not stored"):
         assert own_folder() is None
 

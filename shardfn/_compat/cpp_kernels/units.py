@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from .. import threads
+from .folder import own_kernels
 from .source import Kernel, can_join, name_of, unit
 
 Function = Callable[..., None]
@@ -194,6 +195,7 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.node()} {digest}"
 
 
+@own_kernels()
 def _asked_line() -> str:
     """The compiler's version, and its options: torch tries what the processor can run."""
     from torch._inductor.cpp_builder import (
