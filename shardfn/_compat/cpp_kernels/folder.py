@@ -140,7 +140,7 @@ def cache_folder() -> Path | None:
 
 
 def not_own(path: Path) -> str | None:
-    """Make a folder of mode 0700. What is wrong with it; None if it is this user's alone."""
+    """Make a folder of mode 0700. The fault of it; None if it is this user's alone."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = os.lstat(path)
