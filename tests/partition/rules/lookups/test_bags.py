@@ -1,0 +1,18 @@
+"""Embedding bags: every choice of their rules is right on shards, and nothing large is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardfn.partition.rules.lookups import bags
+from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
+
+
+@pytest.mark.parametrize(("name", "position"), family(bags))
+def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
+    prove_on_lines(name, position)
+
+
+@pytest.mark.parametrize(("name", "position"), family(bags))
+def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
+    prove_on_grids(name, position)
