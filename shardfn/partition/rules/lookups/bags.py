@@ -14,7 +14,7 @@ import torch
 
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated
-from .reads import hits
+from .reads import hits, zeros_elsewhere
 
 aten = torch.ops.aten
 FORWARD = aten._embedding_bag.default
@@ -334,16 +334,7 @@ def _masked(b: Builder, rows: Any, mask: Any) -> Any:
         mask,
         -1,
     )
-    zeros = b.call(
-        aten.zeros_like.default,
-        rows,
-    )
-    return b.call(
-        aten.where.self,
-        column,
-        rows,
-        zeros,
-    )
+    return zeros_elsewhere(b, column, rows)
 
 
 def _scaled(b: Builder, rows: Any, weights: Any) -> Any:
