@@ -31,22 +31,33 @@ SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expens
 FLOOR = 1e9  # FLOPs of a rank that are never expensive: some microseconds
 LESS = 0.9  # of the bytes, or of the time, below which another placement mends a program
 TRIES = 6  # placements that are tried for one finding
+AHEAD = 3  # ops from the sum with a bias to the split of its result
 LARGE = 2000  # ops of a program for which fewer are tried
 SPLITS = {
     torch.ops.aten.split.Tensor,
     torch.ops.aten.split_with_sizes.default,
 }
 Placing = Callable[[Sequence[Marks]], plan.Plan]
+Changes = dict[int, Marks]  # of arguments, by their number
 
 
 @attrs.frozen(eq=False)
 class Mend:
-    """Another placement of an argument, and of what follows it, and the program with it."""
+    """Other placements of arguments, and of what follows them, and the program with them.
 
-    path: str
-    before: str
-    after: str
+    Args:
+        rows: of each argument its path, and its placements before and after.
+        plan: the plan of the program.
+    """
+
+    rows: list[tuple[str, str, str]]
     plan: plan.Plan
+
+    def __str__(self) -> str:
+        return " and ".join(
+            f"{path} at {after} in place of {before}"
+            for path, before, after in self.rows
+        )
 
 
 def expensive(
@@ -101,29 +112,34 @@ class _Search:
         if not steps:
             return
         before = unasked_bytes(self.chosen, self.graph)
-        step, axis = steps[0]
-        near = self.nearest(step.node)
-        mend = self.best(
-            near,
-            axis,
-            self.is_less(before),
-            is_sharded=True,
-            blocks=equal_parts(step.node),
-        )
-        if mend is None:
-            return
+        splits = [row for row in steps if parts_after(row[0].node) > 1]
+        for step, axis in dict.fromkeys([steps[0], *splits[:1]]):
+            mend = self.best(
+                self.nearest(step.node),
+                axis,
+                self.is_less(before),
+                is_sharded=True,
+                blocks=parts_after(step.node),
+            )
+            if mend is not None:
+                how_many = "most" if step is steps[0][0] else "many"
+                yield self.sent_by(step, axis, mend, how_many)
+                return
+
+    def sent_by(
+        self, step: plan.Redistribute, axis: int, mend: Mend, how_many: str
+    ) -> str:
+        """A warning of activations that are sent, with how many of them one step sends."""
+        before = unasked_bytes(self.chosen, self.graph)
         after = unasked_bytes(mend.plan, self.graph)
         kind = next(move.kind for move in step.moves if move.axis == axis)
         name = self.chosen.axes.names[axis]
         got = (
             f"a rank sends {human_bytes(before)} of activations that no placement asks for, "
-            f"most of them by {kind} over {name} for {op_name(step.node)}"
+            f"{how_many} of them by {kind} over {name} for {op_name(step.node)}"
         )
-        fix = (
-            f"{mend.path} at {mend.after} in place of {mend.before}, with which it sends "
-            f"{human_bytes(after)}"
-        )
-        yield self.text(got, fix, step.node)
+        fix = f"{mend}, with which it sends {human_bytes(after)}"
+        return self.text(got, fix, step.node)
 
     def is_less(self, before: float) -> Callable[[plan.Plan], bool]:
         """Whether a plan sends clearly fewer bytes that nothing asks for, and no more in all."""
@@ -163,8 +179,7 @@ class _Search:
                 f"{alike / every:.0%} of a rank's FLOPs are computed alike by all {n} ranks of "
                 f"{name}, most of them by {op_name(node)}"
             )
-            fix = f"{mend.path} at {mend.after} in place of {mend.before}"
-            yield self.text(got, fix, node)
+            yield self.text(got, str(mend), node)
 
     def is_alike(self, step: plan.Apply, axis: int) -> bool:
         """Whether all ranks of an axis compute the same."""
@@ -228,23 +243,23 @@ class _Search:
         """
         most = TRIES if len(self.graph.nodes) < LARGE else 2
         tried = [
-            (i, marks)
+            changes
             for i in dict.fromkeys(near)
-            for marks in (
-                *self.in_blocks(i, axis, blocks),
+            for changes in (
+                *self.together(i, near, axis, blocks),
                 *self.others(i, axis, is_sharded=is_sharded),
             )
         ]
         best: tuple[PlanPrice, Mend] | None = None
-        for i, marks in tried[:most]:
-            found = self.place(self.changed(i, marks))
+        for changes in tried[:most]:
+            found = self.place(self.changed(changes))
             price = self.price(found)
             is_best = best is None or price.total < best[0].total
             if is_best and mends(found):
-                best = price, self.mend(i, marks, found)
+                best = price, self.mend(changes, found)
         return None if best is None else best[1]
 
-    def others(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Marks]:
+    def others(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Changes]:
         """An argument evenly sharded on other dims over an axis."""
         slot = self.chosen.ins[i]
         sizes = self.chosen.axes.sizes
@@ -259,7 +274,24 @@ class _Search:
                 count *= n
             is_plain = layout.canonical(shape, marks, sizes) == marks
             if marks != slot.marks and is_plain and size and size % count == 0:
-                yield marks
+                yield {i: marks}
+
+    def together(
+        self, i: int, near: Sequence[int], axis: int, blocks: int
+    ) -> Iterator[Changes]:
+        """An argument in blocks, with those near it that are sharded as it is, such as the bias
+        of a weight.
+        """
+        size_of = lambda k: self.chosen.ins[k].value.shape[
+            self.chosen.ins[k].marks[axis]
+        ]
+        for marks in self.in_blocks(i, axis, blocks):
+            changes = {i: marks}
+            for k in near:
+                for other in self.in_blocks(k, axis, blocks):
+                    if size_of(k) == size_of(i):
+                        changes[k] = other
+            yield changes
 
     def in_blocks(self, i: int, axis: int, blocks: int) -> Iterator[Marks]:
         """An argument with its dim over an axis viewed as equal blocks, each of them sharded."""
@@ -274,26 +306,28 @@ class _Search:
             strided = layout.joined(mark, 1, outer=blocks)
             yield (*slot.marks[:axis], strided, *slot.marks[axis + 1 :])
 
-    def changed(self, i: int, marks: Marks) -> list[Marks]:
-        """The placements of all inputs with another one for an argument and its followers."""
+    def changed(self, changes: Changes) -> list[Marks]:
+        """The placements of all inputs with others for some arguments and their followers."""
         followers = Followers(self.graph)
         holders = self.graph.find_nodes(op="placeholder")
-        leader = followers.leader(holders[i])
-        rows = zip(holders, self.chosen.ins, strict=True)
-        return [
-            marks
-            if x is holders[i] or (leader and followers.leader(x) is leader)
-            else slot.marks
-            for x, slot in rows
-        ]
+        given = [slot.marks for slot in self.chosen.ins]
+        for i, marks in changes.items():
+            leader = followers.leader(holders[i])
+            for k, x in enumerate(holders):
+                if k == i or (leader and followers.leader(x) is leader):
+                    given[k] = marks
+        return given
 
-    def mend(self, i: int, marks: Marks, found: plan.Plan) -> Mend:
-        """A placement of an argument as a mend."""
-        slot = self.chosen.ins[i]
-        dims = slot.value.dim()
-        before = spec_of(slot.marks, dims, self.chosen.axes)
-        after = spec_of(marks, dims, self.chosen.axes)
-        return Mend(self.program.in_paths[i], repr(before), repr(after), found)
+    def mend(self, changes: Changes, found: plan.Plan) -> Mend:
+        """Placements of arguments as a mend."""
+        rows = []
+        for i, marks in changes.items():
+            slot = self.chosen.ins[i]
+            dims = slot.value.dim()
+            before = spec_of(slot.marks, dims, self.chosen.axes)
+            after = spec_of(marks, dims, self.chosen.axes)
+            rows.append((self.program.in_paths[i], repr(before), repr(after)))
+        return Mend(rows, found)
 
     def text(self, got: str, fix: str, node: torch.fx.Node) -> str:
         """A warning."""
@@ -310,10 +344,18 @@ class _Search:
 
 def equal_parts(node: torch.fx.Node) -> int:
     """The number of equal parts into which an op splits its input; 1 for other ops."""
-    parts = node.meta["val"]
-    if node.target not in SPLITS or len({tuple(x.shape) for x in parts}) > 1:
+    if node.target not in SPLITS:
         return 1
-    return len(parts)
+    parts = node.meta["val"]
+    return 1 if len({tuple(x.shape) for x in parts}) > 1 else len(parts)
+
+
+def parts_after(node: torch.fx.Node) -> int:
+    """The number of equal parts into which an op, or one of the next ops, splits a value."""
+    nodes = [node]
+    for _ in range(AHEAD):
+        nodes += [user for x in nodes for user in x.users if user not in nodes]
+    return next((n for n in map(equal_parts, nodes) if n > 1), 1)
 
 
 def largest_unasked(

@@ -9,7 +9,8 @@ import torch
 
 from ..types import Mark, Marks, MeshAxes
 from . import plan
-from .propagation.values import Advice, Unaligned, Value
+from .propagation.values import Advice, Placed, Unaligned, Value
+from .rule_api.strategy import Choice, OpCall
 
 
 class Prices(Protocol):
@@ -87,6 +88,10 @@ class Walk(Prices, Protocol):
         self, value: Value, marks: Marks, node: torch.fx.Node, *, implicit: bool
     ) -> plan.Slot:
         """The value at a placement."""
+        ...
+
+    def fit(self, call: OpCall, strategy: Choice, placed: Placed) -> Placed | None:
+        """The placements of the axes so far with one more; None if it does not fit."""
         ...
 
     def reaches(self, value: Value, marks: Marks) -> bool:

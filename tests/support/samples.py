@@ -519,6 +519,36 @@ ATTENTION = {
     ],
 }
 
+STARTS = (0, 2, 2, 5)  # of bags, the second of which is empty
+
+
+def _bag(
+    mode: int, *, weights: torch.Tensor | None = None, padding: int = -1
+) -> Sample:
+    starts = torch.tensor(STARTS)
+    rest = (False, mode, False, weights, False, padding)
+    return call(f(7, 3), i(7, 11), starts, *rest)
+
+
+def _bag_backward(
+    mode: int,
+    *,
+    weights: torch.Tensor | None = None,
+    padding: int = -1,
+    by_freq: bool = False,
+) -> Sample:
+    args, _ = _bag(mode, weights=weights, padding=padding)
+    _, *made = torch.ops.aten._embedding_bag.default(*args)
+    rest = (7, by_freq, mode, False, weights, padding)
+    return call(f(4, 3), *args[1:3], *made, *rest)
+
+
+def _weights_backward(padding: int) -> Sample:
+    args, _ = _bag(0, padding=padding)
+    _, bags, *_ = torch.ops.aten._embedding_bag.default(*args)
+    return call(f(4, 3), *args[:3], bags, 0, padding)
+
+
 LOOKUPS = {
     "aten.embedding.default": [
         lambda: call(f(7, 3), i(7, 5)),
@@ -530,6 +560,25 @@ LOOKUPS = {
         lambda: call(f(5, 3), i(7, 5), 7, -1, False),
         lambda: call(f(2, 3, 5), i(3, 2, 3), 3, 1, False),
         lambda: call(f(5, 3), i(3, 5), 3, -1, True),
+    ],
+    "aten._embedding_bag.default": [
+        lambda: _bag(0),
+        lambda: _bag(0, weights=f(11)),
+        lambda: _bag(0, padding=2),
+        lambda: _bag(1, padding=2),
+        lambda: _bag(2),
+    ],
+    "aten._embedding_bag_forward_only.default": [lambda: _bag(1)],
+    "aten._embedding_bag_backward.default": [
+        lambda: _bag_backward(0),
+        lambda: _bag_backward(0, weights=f(11), padding=2),
+        lambda: _bag_backward(1, padding=2),
+        lambda: _bag_backward(2),
+        lambda: _bag_backward(0, by_freq=True),
+    ],
+    "aten._embedding_bag_per_sample_weights_backward.default": [
+        lambda: _weights_backward(-1),
+        lambda: _weights_backward(2),
     ],
     "aten.gather.default": [
         lambda: call(f(5, 3), 0, i(5, 5, 3)),

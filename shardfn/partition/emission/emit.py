@@ -171,7 +171,8 @@ def _fill(b: Builder, step: steps.Fill, pieces: dict[int, Piece]) -> None:
 def _apply(b: Builder, step: steps.Apply, pieces: dict[int, Piece]) -> None:
     mine = [pieces[slot.number] for slot in step.ins]
     deciding = mine[:1] if step.node.target in rules.DECIDED_BY_FIRST else mine
-    if any(_emptied(p) for p in deciding):
+    runs = step.node.target in rules.RUN_EMPTY
+    if not runs and any(_emptied(p) for p in deciding):
         results = [_nothing(b, slot) for slot in step.outs]
     else:
         results = _run(b, step, mine)

@@ -135,10 +135,17 @@ class Chooser:
 
     def best(self, node: torch.fx.Node, priced: list[Priced], axis: int) -> Placed:
         """The cheapest of some strategies. Among equals, the one whose result is cheapest for
-        its readers, then the first.
+        its readers, then the first. A reduce-scatter, which costs a start more, is the equal
+        of its all-reduce.
         """
-        least = min(price.cost for price, _ in priced)
-        equals = [pair for pair in priced if pair[0].cost == least]
+        least, shared = min(price.cost for price, _ in priced)
+        starts = (0.0, self.axes.cost(axis).start) if least else (0.0,)
+        costs = [least + start for start in starts]
+        equals = [
+            (price, placed)
+            for price, placed in priced
+            if price.nbytes in costs and price.shared_partial == shared
+        ]
         has_one_result = isinstance(node.meta.get("val"), torch.Tensor)
         if len(equals) == 1 or not has_one_result:
             return min(equals, key=lambda pair: pair[0])[1]

@@ -17,6 +17,7 @@ from ..rule_api.checked import answered
 from ..rule_api.strategy import Choice, OpCall
 from .values import Value
 
+COPY = torch.ops.aten._to_copy.default
 FEW = 4  # the number of readers considered
 
 
@@ -45,13 +46,14 @@ class Ahead:
         if key not in self.prices:
             self.prices[key] = sum(
                 self.best(node, reader, marks, axis)
-                for reader in list(node.users)[:FEW]
+                for reader in list(_past_copy(node).users)[:FEW]
             )
         return self.prices[key]
 
     def best(
         self, node: torch.fx.Node, reader: torch.fx.Node, marks: Marks, axis: int
     ) -> float:
+        node = _past_copy(node)
         prices = (
             self.paid(node, reader, choice, nodes, marks, axis)
             for choice, nodes in self.choices(reader)
@@ -147,3 +149,12 @@ class Ahead:
                 rules.find(call.target), call, self.walk.name, reader
             )
         ]
+
+
+def _past_copy(node: torch.fx.Node) -> torch.fx.Node:
+    """The only reader of a value, where that is a cast, whose result has any placement of the
+    value.
+    """
+    (reader, *others) = [*node.users] or [node]
+    is_copy = reader.target is COPY and not others
+    return reader if is_copy else node

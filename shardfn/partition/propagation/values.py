@@ -57,6 +57,8 @@ class Value:
         frozenset()
     )  # those of them over which it is known to be equal on all ranks
     asked: bool = False  # whether per-rank code needs its Partial sum
+    # how it is a view of another value (propagation/views.py)
+    view: Any = None
 
     @property
     def is_unmade(self) -> bool:

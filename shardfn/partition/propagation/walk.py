@@ -18,7 +18,7 @@ from .. import layout, plan, rules
 from ..redistribute import Move
 from ..rule_api.checked import answered
 from ..rule_api.strategy import OpCall
-from . import made_anywhere, refusals, residuals, walk_shard_map
+from . import made_anywhere, refusals, residuals, views, walk_shard_map
 from .choose import Chooser, Chosen
 from .constraints import ALIGN, add_unaligned, align, constrain
 from .decompose import is_cut, written_out
@@ -211,6 +211,8 @@ class Walk(Chooser):
     def apply(self, node: torch.fx.Node) -> None:
         """Place an op by the cheapest strategy of its sharding rule."""
         call, values = self.call(node)
+        for value in values:
+            views.follow(self, value, node.meta["phase"])
         readable = [v.readable(node.meta["phase"]) for v in values]
         advised = node in self.advice.ops
         if not advised and is_cut(call, readable, self.axes.sizes):
@@ -235,6 +237,7 @@ class Walk(Chooser):
         results = self.results(node, values, outs)
         if len(values) == len(results) == 1 and results[0].early:
             self.rearrange(node, call, values[0], results[0])
+        views.note(node, call, values, results)
         self.assign(node, results)
 
     def choose(
@@ -332,6 +335,7 @@ class Walk(Chooser):
             PlacementError: this would reduce an unreduced gradient implicitly.
         """
         phase = node.meta.get("phase", "forward")
+        views.follow(self, value, phase)
         for slot in value.readable(phase):
             if slot.marks == marks:
                 return slot
@@ -339,6 +343,9 @@ class Walk(Chooser):
             return self.fill(value, marks)
         if value.recipe is not None:
             return made_anywhere.make(self, value, marks)
+        shared = views.gathered(self, value, marks, node, implicit=implicit)
+        if shared is not None:
+            return shared
         source, moves = self.cheapest(value, marks, phase)
         reduces = any(move.sends and move.collective.reduces for move in moves)
         if implicit and value.unreduced and reduces:

@@ -175,6 +175,30 @@ def test_a_plain_shard_is_told_the_blocks() -> None:
     assert not untold
 
 
+@pytest.mark.parametrize(
+    ("bias", "said"),
+    [
+        (P("tp"), "b at P('tp*3') in place of P('tp') and w at P(None, 'tp*3')"),
+        (P(), "try: w at P(None, 'tp*3') in place of P(None, 'tp')"),
+        (P("tp*3"), "try: w at P(None, 'tp*3') in place of P(None, 'tp')"),
+    ],
+    ids=str,
+)
+def test_blocks_are_said_with_a_bias_beside_the_weight(bias: P, said: str) -> None:
+    width = 4096
+    of = lambda *shape: sf.ShapeDtype(shape, torch.float32)
+    x, out = of(16, 256, width), of(width, width)
+    args = x, of(width, 3 * width), of(3 * width), out
+    fn = lambda x, w, b, out: _attended((x @ w + b).chunk(3, -1), out, 64)
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("tp",))
+        places = (P(), P(None, "tp"), bias, P("tp"))
+        sharded = sf.shard(fn, mesh, places, backend="aten")
+        with pytest.warns(UserWarning) as seen:
+            sharded.lower(*args)
+    assert said in "".join(str(warning.message) for warning in seen)
+
+
 def _on_two_ranks() -> Any:
     sharded = over(step(by_conv1d), sf.make_mesh((2,), ("tp",)))
     loss, weights = sharded(*UNEVEN)

@@ -4,6 +4,7 @@ scatters of the sequence stand where textbooks have them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,6 @@ def drawn(length: int) -> torch.Tensor:
 
 
 def test_forward_gathers_before_and_scatters_after_each_half() -> None:
-    """Queries, keys and values gather the sequence one after the other."""
     module, fn, params = block()
     x = drawn(6)
     with sf.fake_world(2):
@@ -92,9 +92,70 @@ def test_forward_gathers_before_and_scatters_after_each_half() -> None:
         equal(sf.full(sharded(params, x)), fn(params, x))
         lowered = sharded.lower(params, x)
         kinds = [c.kind for c in lowered.collectives]
-    attention = ["all_gather"] * 3 + ["reduce_scatter"]
-    assert kinds == [*attention, "all_gather", "reduce_scatter"]
+    assert kinds == ["all_gather", "reduce_scatter"] * 2
     assert {c.nbytes for c in lowered.collectives} == {x.nbytes}
+
+
+def test_a_step_gathers_and_scatters_twice_in_the_forward_and_in_the_backward() -> None:
+    """The gradients of the norms are small. The input is computed, as in a model."""
+    module, fn, params = block()
+    x = drawn(6)
+    one = step(lambda params, x: fn(params, x.sin()))
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        sharded = over(mesh, one, module, params)
+        equal(sf.full(sharded(params, x)), one(params, x))
+        lowered = sharded.lower(params, x)
+    count = Counter(c.kind for c in lowered.collectives if c.nbytes == x.nbytes)
+    assert count == {"all_gather": 4, "reduce_scatter": 4}
+    small = [c.kind for c in lowered.collectives if c.nbytes < x.nbytes]
+    assert {*small} == {"all_reduce"}
+
+
+def of_hub(name: str) -> nn.Module:
+    """A model of transformers with one layer."""
+    hub = pytest.importorskip("transformers")
+    config = getattr(hub, f"{name}Config")(
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=WIDTH // 4,
+        vocab_size=48,
+    )
+    torch.manual_seed(0)
+    return getattr(hub, f"{name}ForCausalLM")(config).double()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_a_language_model_sends_what_textbooks_say(name: str) -> None:
+    """With its published plan. The embedding scatters and its gradient is gathered, the head
+    gathers and its gradient is scattered.
+    """
+    module = of_hub(name)
+    fn, params, _ = sf.functionalize(module)
+    tokens = torch.arange(8).view(2, 4) * 5 % 48
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        base = sf.placements(params, module.tp_plan, axis="tp")
+        plan = sf.strategy("sequence", params, mesh, base=base)
+        layers = ("model.embed_tokens", "model.layers.*")
+        sf.pin(module, dict.fromkeys(layers, plan.activations))
+        fn, params, buffers = sf.functionalize(module)
+
+        def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
+            out, _ = fn(params, buffers, input_ids=tokens, use_cache=False)
+            return out.logits.sin().square().sum()
+
+        one = sf.value_and_grad(loss)
+        sharded = sf.shard(one, mesh, (plan.params, P()), backend="aten")
+        lowered = sharded.lower(params, tokens)
+        equal(sf.full(sharded(params, tokens)), one(params, tokens))
+    activation = tokens.numel() * WIDTH * 8
+    large = [c for c in lowered.collectives if c.nbytes >= activation]
+    count = Counter(c.kind for c in large)
+    assert count == {"all_gather": 4 + 2, "reduce_scatter": 4 + 2}
 
 
 def equal(got: Any, wanted: Any) -> None:

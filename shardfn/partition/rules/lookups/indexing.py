@@ -16,7 +16,7 @@ import torch
 from ...emission.builder import Builder, Piece
 from ...rule_api.strategy import Choice, OpCall, Rule, replicated
 from .counted import along
-from .reads import hits
+from .reads import hits, zeros_elsewhere
 
 aten = torch.ops.aten
 MASKS = (torch.bool, torch.uint8)  # dtypes of indices that are masks
@@ -190,16 +190,7 @@ def _where(
             hit,
             -1,
         )
-    zeros = b.call(
-        aten.zeros_like.default,
-        read,
-    )
-    return b.call(
-        aten.where.self,
-        hit,
-        read,
-        zeros,
-    )
+    return zeros_elsewhere(b, hit, read)
 
 
 def counted_from_start(b: Builder, at: Any, size: int) -> Any:

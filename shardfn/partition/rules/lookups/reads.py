@@ -187,6 +187,20 @@ def hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
     return hit, shifted
 
 
+def zeros_elsewhere(b: Builder, hit: Any, read: Any) -> Any:
+    """What was read where the mask is true, zeros elsewhere."""
+    zeros = b.call(
+        aten.zeros_like.default,
+        read,
+    )
+    return b.call(
+        aten.where.self,
+        hit,
+        read,
+        zeros,
+    )
+
+
 def lower_embedding(
     b: Builder, args: list[Any], kwargs: dict[str, Any], pieces: list[Piece]
 ) -> Any:
@@ -198,8 +212,7 @@ def lower_embedding(
     inside = b.call(aten.mul.Tensor, shifted, hit)
     rows = b.call(aten.embedding.default, table, inside)  # (*index.shape, columns)
     hit_rows = b.call(aten.unsqueeze.default, hit, -1)
-    zeros = b.call(aten.zeros_like.default, rows)
-    return b.call(aten.where.self, hit_rows, rows, zeros)
+    return zeros_elsewhere(b, hit_rows, rows)
 
 
 def lower_gather(
@@ -213,8 +226,7 @@ def lower_gather(
     hit, shifted = hits(b, table, dim, args[2])
     inside = b.call(aten.mul.Tensor, shifted, hit)
     elements = b.call(aten.gather.default, args[0], dim, inside)
-    zeros = b.call(aten.zeros_like.default, elements)
-    return b.call(aten.where.self, hit, elements, zeros)
+    return zeros_elsewhere(b, hit, elements)
 
 
 def lower_index_select(
@@ -243,16 +255,7 @@ def lower_index_select(
         hit,
         wide,
     )
-    zeros = b.call(
-        aten.zeros_like.default,
-        slices,
-    )
-    return b.call(
-        aten.where.self,
-        hit_slices,
-        slices,
-        zeros,
-    )
+    return zeros_elsewhere(b, hit_slices, slices)
 
 
 def _with_own_index(b: Builder, args: list[Any]) -> list[Any]:
