@@ -336,3 +336,42 @@ def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(
             held.grad = None
             fn(A[:6]).backward()
             torch.testing.assert_close(held.grad, w.grad)
+
+
+def other_parameter(model: torch.nn.Sequential) -> None:
+    model[2].weight = torch.nn.Parameter(torch.ones(3, 5, dtype=F64))
+
+
+def assigned(model: torch.nn.Sequential) -> None:
+    values = {name: 2 * x for name, x in model.state_dict().items()}
+    model.load_state_dict(values, assign=True)
+
+
+def other_module(model: torch.nn.Sequential) -> None:
+    model[2] = torch.nn.Linear(5, 3, bias=False, dtype=F64)
+
+
+CHANGES = (other_parameter, assigned, other_module)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_parameter_that_takes_the_place_of_another_is_read(
+    change: Callable[..., None],
+    is_global: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = torch.nn.Linear(5, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    own = torch.nn.Sequential(*layers).double()
+    monkeypatch.setitem(globals(), "MODEL", own)
+    fn = (lambda a: MODEL(a).sum()) if is_global else (lambda a: own(a).sum())  # noqa: F821
+    with sf.fake_world(3):
+        step = sf.shard(fn, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")
+        step(A).backward()
+        change(own)
+        own.zero_grad()
+        step(A).backward()
+        found = [p.grad for p in own.parameters()]
+    own.zero_grad()
+    own(A).sum().backward()
+    torch.testing.assert_close(found, [p.grad for p in own.parameters()])
