@@ -245,8 +245,8 @@ def _read(
         terms.settle(python)
         traits = own_sizes.traits(python) if settings.rank else None
         own_sizes.mark(python, name, settings.differing)
-        varying.settle(python, name)
         follow_primals(python)
+        varying.settle(python, name)
         # the conditions on sizes, now that all that looks at the graph has done so
         sizes = sizes_of() if settings.dynamic else None
         flat = flatten(python, inputs, mode)

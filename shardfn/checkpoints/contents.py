@@ -77,8 +77,8 @@ def contents(tree: Any) -> Contents:
     wrong: list[str] = []
     for name, x in named("save", tree).items():
         if isinstance(x, torch.Tensor):
-            wrong += _unsaved(name, x)
-            tensors[name] = x.detach()
+            wrong += unsaved(name, x)
+            _add(tensors, name, x)
         elif is_stateful(x):
             constants[name] = {"state": _skeleton(name, x.state_dict(), tensors)}
         elif isinstance(x, CONSTANTS):
@@ -94,21 +94,43 @@ def contents(tree: Any) -> Contents:
     return Contents(tensors, constants)
 
 
-def _unsaved(name: str, x: torch.Tensor) -> list[str]:
-    if not isinstance(x, DTensor):
-        return []
-    strange = [p for p in x.placements if type(p) not in (Shard, Replicate)]
-    return [f"{name} is placed as {p}" for p in strange]
+def unsaved(name: str, x: torch.Tensor) -> list[str]:
+    """Why a tensor cannot be saved; empty if it can."""
+    kinds = {
+        "is on the meta device, without values": x.is_meta,
+        f"is {x.layout}": x.layout is not torch.strided,
+        f"is quantized, {x.dtype}": x.is_quantized,
+    }
+    wrong = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
+    placements = x.placements if isinstance(x, DTensor) else ()
+    strange = [p for p in placements if type(p) not in (Shard, Replicate)]
+    return wrong + [f"{name} is placed as {p}" for p in strange]
+
+
+def _add(tensors: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> None:
+    """Add a tensor to those of a checkpoint.
+
+    Raises:
+        CheckpointError: there is one of this name.
+    """
+    if name in tensors:
+        got = f"two tensors are called {name}"
+        fix = "keys without a dot, where dicts are nested"
+        raise CheckpointError.of("save", got, fix=fix)
+    tensors[name] = x.detach()
 
 
 def _skeleton(path: str, x: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """An object's state as JSON; its tensors are added to those of the checkpoint.
 
     Raises:
-        CheckpointError: a part that is not a dict, a list, a tuple, a plain tensor or a constant.
+        CheckpointError: a part that is not a dict, a list, a tuple, a plain tensor or a constant;
+            a name that another tensor has.
     """
     if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
-        tensors[path] = x.detach()
+        if wrong := unsaved(path, x):
+            raise CheckpointError.of("save", *wrong, needed="strided tensors")
+        _add(tensors, path, x)
         return {"tensor": path}
     if isinstance(x, dict) and all(type(key) in (str, int) for key in x):
         return {

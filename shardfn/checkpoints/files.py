@@ -64,7 +64,11 @@ class Files:
         self._opened: dict[str, Any] = {}
 
     def block(
-        self, file: str, key: str, slices: tuple[slice, ...], dtype: torch.dtype
+        self,
+        file: str,
+        key: str,
+        slices: tuple[slice, ...],
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """A block of a tensor in a file; only its bytes are read.
 
@@ -72,7 +76,7 @@ class Files:
             file: its name in the folder.
             key: the name of the tensor in the file.
             slices: one for each dim.
-            dtype: of the tensor.
+            dtype: of the tensor, if `write` may have stored it as bytes.
 
         Raises:
             CheckpointError: the file is missing, incomplete or damaged.
@@ -91,7 +95,10 @@ class Files:
             raise CheckpointError.of(
                 self.where, got, str(error), fix=fix
             ) from None
-        return block.view(dtype).squeeze(-1) if dtype in AS_BYTES else block
+        if dtype not in AS_BYTES:
+            return block
+        # the file is aligned to 8 bytes, and torch's copy of complex128 crashes at less than 16
+        return block.clone().view(dtype).squeeze(-1)
 
     def _file(self, name: str) -> Any:
         if name not in self._opened:

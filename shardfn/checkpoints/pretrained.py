@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..errors import CheckpointError
 from ..transforms import full
 from ..world import current_world
 from . import files
-from .contents import listed, named, shape_of
+from .contents import listed, named, shape_of, unsaved
 from .targets import (
     device_of,
     empty,
@@ -29,6 +30,7 @@ from .targets import (
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
+OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 @attrs.frozen
@@ -98,9 +100,7 @@ def load_safetensors(
 
     def block(chunk: _compat.Chunk, slices: tuple[slice, ...]) -> torch.Tensor:
         entry = entries[chunk.name]
-        return opened.block(
-            entry.file, chunk.name, slices, targets[chunk.name].dtype
-        )
+        return opened.block(entry.file, chunk.name, slices)
 
     chunks = {
         name: (_compat.Chunk(name, (0,) * x.dim(), tuple(x.shape), 0),)
@@ -115,14 +115,18 @@ def _entries(folder: str) -> dict[str, Entry]:
     """The tensors of a folder by name.
 
     Raises:
-        CheckpointError: it has none, or one of its files cannot be read.
+        CheckpointError: it has none, or one of its files cannot be read; two files have a
+            tensor of one name.
     """
     out: dict[str, Entry] = {}
+    wrong: list[str] = []
     for file in _files(folder):
         try:
             with safe_open(os.path.join(folder, file), framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 (not a dict)
                     shape = tuple(opened.get_slice(name).get_shape())
+                    if name in out:
+                        wrong.append(f"{name}: in {out[name].file} and in {file}")
                     out[name] = Entry(file, shape)
         except (SafetensorError, OSError) as error:
             got = f"{os.path.join(folder, file)} cannot be read"
@@ -130,6 +134,12 @@ def _entries(folder: str) -> dict[str, Entry]:
             raise CheckpointError.of(
                 "load_safetensors", got, str(error), fix=fix
             ) from None
+    if wrong:
+        got = f"{folder} has tensors twice"
+        fix = f"a folder with the files of one model, or with their {INDEX}"
+        raise CheckpointError.of(
+            "load_safetensors", got, *listed(wrong), fix=fix
+        )
     return out
 
 
@@ -207,7 +217,7 @@ def save_safetensors(
     """Write tensors as a folder of safetensors, as `from_pretrained` of Hugging Face reads it.
 
     Tensors are unsharded one after the other, and one rank writes them: it holds one file of
-    them at a time.
+    them at a time. Files of this name that are not part of the model are removed.
 
     Args:
         path: the folder, made if there is none.
@@ -230,14 +240,10 @@ def save_safetensors(
     accept("save_safetensors", path=path, max_bytes=max_bytes)
     refuse_without_values("save_safetensors")
     leaves = named("save_safetensors", tree)
-    wrong = [
-        f"{name} is a {type(x).__name__}"
-        for name, x in leaves.items()
-        if not isinstance(x, torch.Tensor)
-    ]
+    wrong = [line for name, x in leaves.items() for line in _unsaved(name, x)]
     if wrong:
         raise CheckpointError.of(
-            "save_safetensors", *wrong, needed="tensors and DTensors"
+            "save_safetensors", *listed(wrong), needed="tensors and DTensors"
         )
     groups = _groups(leaves, bytes_of(max_bytes))
     folder = os.path.abspath(os.fspath(path))
@@ -252,12 +258,31 @@ def save_safetensors(
                 files.write(os.path.join(folder, file), tensors, {"format": "pt"})
         if is_writer and len(groups) > 1:
             _write_index(folder, leaves, dict(zip(names, groups, strict=True)))
+        if is_writer:
+            _remove_others(folder, names)
     except OSError as error:
         got = f"{folder} cannot be written"
         fix = "free space, or another folder"
         raise CheckpointError.of(
             "save_safetensors", got, str(error), fix=fix
         ) from None
+
+
+def _unsaved(name: str, x: Any) -> list[str]:
+    """Why a leaf cannot be written; empty if it can."""
+    if not isinstance(x, torch.Tensor):
+        return [f"{name} is a {type(x).__name__}"]
+    if x.dtype.is_complex:
+        return [f"{name} is {x.dtype}, and the format has no complex numbers"]
+    return unsaved(name, x)
+
+
+def _remove_others(folder: str, names: list[str]) -> None:
+    """Remove what an earlier call has written of a model of more or fewer files."""
+    for name in os.listdir(folder):
+        is_stale = OURS.fullmatch(name) is not None and name not in names
+        if is_stale or (name == INDEX and len(names) == 1):
+            os.remove(os.path.join(folder, name))
 
 
 def _groups(leaves: Mapping[str, torch.Tensor], most: int) -> list[list[str]]:

@@ -57,6 +57,12 @@ READING = (  # a captured function, by Dynamo
         takes="device",
     ),
     Patch(
+        (BUILDER + "make_dupe_guard",),
+        "an object that a global and a closure variable lead to has a guard for one of them",
+        "later than 2.13",
+        new=reading.guarded_twice,
+    ),
+    Patch(
         methods("torch.fx.experimental.symbolic_shapes:ShapeEnv", "_get_sloc"),
         "a condition on sizes is said to come from a line of ours",
         NEVER,

@@ -331,3 +331,13 @@ def python_results(graph: torch.fx.GraphModule, outputs: Any) -> Any:
         compiled_fn=lambda *_: outputs, extra_globals=rebuild.f_globals
     )
     return torch.compiler.disable(run)(*args, **kwargs)
+
+
+def guarded_twice(original: Any, source: Any, other: Any) -> Any:
+    """Dynamo's guard on two places of one object: also where only one of them is a global."""
+    from torch._dynamo.guards import GuardBuilder
+
+    guard = original(source, other)
+    if guard is not None or not other or other == source:
+        return guard
+    return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other)

@@ -131,6 +131,26 @@ class Reads:
             f"lambda: {' and '.join(terms.values())}", names
         )  # an expression of one test for each place
 
+    def with_those_of(self, other: Reads) -> Reads:
+        """These reads, and those of a function that this one calls.
+
+        Dynamo records only one of several places that lead to one tensor.
+        """
+        root = ("scope", _compat.Itself(other.fn))
+        both = Reads(self.fn, ())
+        both.asks_world = self.asks_world or other.asks_world
+        for reads in (self, other):
+            is_own = reads is self
+            for path, value in reads.values.items():
+                is_rooted = path[0] == ("fn", None) and not is_own
+                place = (root, *path[1:]) if is_rooted else path
+                both.values.setdefault(place, value)
+                both.fixed |= {place} if path in reads.fixed else set()
+                answers = both.answers.setdefault(place, [])
+                answers += reads.answers.get(path, ())
+        both.check = both._compiled()
+        return both
+
     def same(self) -> bool:
         """Whether all reads are unchanged. A new object counts as unchanged if the reads from
         it are equal.

@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...random import torch_ops
-from . import reductions
+from . import foreach, reductions
 from .reductions import narrow, wide
 
 aten = torch.ops.aten
@@ -189,4 +189,4 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
         op: fn
         for op, fn in _compat.core_decompositions().items()
         if op not in kept
-    } | OWN
+    } | {**OWN, **foreach.table()}

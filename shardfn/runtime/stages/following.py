@@ -10,7 +10,6 @@ import torch
 
 from ... import _tree
 from ...capture import Captured
-from ...capture.closure.closed_over import ClosedOver
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
 from ..arguments import Placed
@@ -35,14 +34,13 @@ def followed_capture(
     """
     closed: tuple[torch.Tensor, ...] = ()
     names: tuple[str, ...] = ()
-    first: ClosedOver | None = (
-        None  # which has the user's names of what is closed over
-    )
+    # the capture without gradients, which has the user's names of what is closed over
+    first: Captured | None = None
     while True:
         mine = _following(request, args, kwargs, placed, closed, names)
         captured = captured_for(mine, args, kwargs, placed)
         outside = captured.outside
-        first = first or outside
+        first = first or captured
         lost = outside.lost(closed) if request.differentiated is not None else []
         if not lost:
             break
@@ -53,7 +51,10 @@ def followed_capture(
     reached = derivative.primals[count:] if derivative is not None else ()
     pairs = zip(closed, reached, strict=True)
     known = [x for x, is_reached in pairs if is_reached]
-    first.refuse_lost(request.name, known)
+    first.outside.refuse_lost(request.name, known)
+    if captured is not first:
+        every = captured.reads.with_those_of(first.reads)
+        captured = attrs.evolve(captured, reads=every)
     if derivative is not None and not any(derivative.results):
         return request, captured_for(request, args, kwargs, placed)
     return mine, captured

@@ -2,14 +2,16 @@
 
 Two rules keep it correct. A bucket has one mesh axis, dtype and reduction. And no member of a
 bucket depends on another member, not even through other buckets. The reduction of the loss
-shares the next bucket that is filled. Of gradients that become ready together, such as those of
-a layer's weight and bias, the one with fewer dims comes first, as in autograd. So a bucket that
-closes with a weight also has its bias. A bucket lists its leaves as they are computed.
+shares the next bucket that is filled. Small reductions whose results one op reads are one
+collective. Of gradients that become ready together, such as those of a layer's weight and bias,
+the one with fewer dims comes first, as in autograd. So a bucket that closes with a weight also
+has its bias. A bucket lists its leaves as they are computed.
 """
 
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +22,10 @@ from ...collectives import ALL_GATHER, ALL_REDUCE
 from ...errors import TreeError
 from ..flow import Flow, Transfer
 from .batches import SAME_PROGRAM, Batch, follow, reaches, sort_leaves
-from .small_reductions import riders
+from .small_reductions import common_readers, riders
 
 FEW = 8
+UNBOUNDED = sys.maxsize  # of the bytes of a batch of small reductions
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +68,7 @@ def assign(flow: Flow, name: str) -> Assignment:
     order = tuple(
         sorted(range(len(anchors)), key=lambda i: (anchors[i], ranks[i], i))
     )
-    joiner = _Joiner(name)
+    joiner = _Joiner(name, common_readers(flow))
     depends = [0] * len(anchors)
     for i in order:
         bits = 0
@@ -163,8 +166,9 @@ def _first_steps(flow: Flow) -> set[int]:
 class _Joiner:
     """The batches so far, and the open batch of each stream."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, readers: dict[Any, int]) -> None:
         self.name = name
+        self.readers = readers  # of small reductions, by key
         self.batches: list[Batch] = []
         self.of: dict[Any, Batch] = {}
         self.open: dict[Any, Batch] = {}
@@ -237,6 +241,8 @@ class _Joiner:
         """The stream of a transfer, and the bytes at which its bucket closes. Transfers of one
         stream may share a bucket.
         """
+        if t.wish is None and t.key in self.readers:
+            return (self.readers[t.key], t.axis, t.op, t.dtype, t.phase), UNBOUNDED
         if t.wish is None or t.wish.ignored:
             return None, 0
         if t.wish.rows is not None:

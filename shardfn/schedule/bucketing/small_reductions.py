@@ -1,5 +1,5 @@
-"""Fused small reductions: a small sum that only results need, such as the loss, shares a
-bucket.
+"""Fused small reductions. A small sum that only results need, such as the loss, shares a bucket.
+Small sums that one op reads, such as the squares of a global norm, are one collective.
 """
 
 from __future__ import annotations
@@ -30,6 +30,33 @@ def riders(flow: Flow) -> frozenset[Any]:
         for i, t in light.items()
         if not _is_term(flow, i) and _is_last(flow, i)
     )
+
+
+def common_readers(flow: Flow) -> dict[Any, int]:
+    """For the key of each small reduction whose results a single op reads: the step of this op.
+    Ops of one input in between count as part of the reduction.
+    """
+    found: dict[Any, int] = {}
+    for i, sent in flow.transfers.items():
+        reader = _reader(flow, i)
+        if reader is None:
+            continue
+        found.update((t.key, reader) for t in sent if _is_light(t))
+    return found
+
+
+def _reader(flow: Flow, step: int) -> int | None:
+    """The first step of several inputs that a step leads to; None where several steps read it."""
+    while True:
+        readers = set(flow.readers[step])
+        if len(readers) != 1 or step in flow.returned:
+            return None
+        (reader,) = readers
+        if not isinstance(flow.plan.steps[reader], plan.Apply):
+            return None
+        if set(flow.sources(reader)) != {step}:
+            return reader
+        step = reader
 
 
 def _is_term(flow: Flow, step: int) -> bool:

@@ -94,7 +94,10 @@ def join(
         return {}
     packing = COLLECTIVES[first.meta["collective"].kind].packing
     with graph.inserting_before(first):
-        pack = _Pack.beside(first, f"bucket {number}")
+        record = first.meta["collective"]
+        origin = record.name if number is None else f"bucket {number}"
+        source = record.source if number is None else None
+        pack = _Pack.beside(first, origin, source)
         parts = [pack.cast(packing.payload(node), dtype) for node in starts]
         wait = _sent(pack, packing, first, parts)
         wait.meta["batch"] = index
@@ -120,7 +123,7 @@ def _sent(
         first.meta["collective"],
         nbytes=packing.nbytes(packed, n),
         name=pack.about["origin"],
-        source=None,
+        source=pack.about["source"],
     )
     start.meta.update(
         collective=record,
@@ -183,10 +186,12 @@ class _Pack:
     about: dict[str, Any]
 
     @classmethod
-    def beside(cls, node: torch.fx.Node, origin: str) -> _Pack:
+    def beside(
+        cls, node: torch.fx.Node, origin: str, source: str | None = None
+    ) -> _Pack:
         """Adds calls of the same phase and step as a node."""
         about = {
-            "source": None,
+            "source": source,
             "phase": node.meta["phase"],
             "step": node.meta["step"],
             "origin": origin,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
+import shardfn as sf
 from shardfn import _compat
 from shardfn.capture.closure.reads import Reads, held_reads
 
@@ -110,3 +112,34 @@ def test_constants_of_functions_that_are_kept_whole() -> None:
 
     names = [read.path[-1][1] for read in held_reads([held, torch.relu, 3])]
     assert names == ["SCALE", "rate"], "a list is no constant"
+
+
+TABLE = torch.arange(3.0)
+
+
+class _Held:
+    """An object with a tensor."""
+
+    def __init__(self, w: torch.Tensor) -> None:
+        self.w = w
+
+
+@pytest.mark.parametrize("transform", [sf.jit, sf.grad])
+def test_each_of_two_places_of_one_tensor_is_looked_at(
+    transform: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = _Held(TABLE), _Held(TABLE)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * TABLE * first.w * second.w.exp()).sum()
+
+    plain = torch.func.grad(fn) if transform is sf.grad else fn
+    x = torch.ones(3)
+    call = transform(fn)
+    call(x)
+    first.w = torch.ones(3)
+    torch.testing.assert_close(call(x), plain(x))
+    second.w = torch.ones(3)
+    torch.testing.assert_close(call(x), plain(x))
+    monkeypatch.setitem(globals(), "TABLE", torch.ones(3) * 2)
+    torch.testing.assert_close(call(x), plain(x))

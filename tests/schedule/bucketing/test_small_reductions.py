@@ -169,3 +169,41 @@ def test_an_edited_plan_says_where_it_rides() -> None:
             assert [(b.leaves, b.riding) for b in found.buckets] == [
                 (b.leaves, b.riding) for b in edited.buckets
             ]
+
+
+JOINED: dict[str, tuple[Any, list[int]]] = {
+    "of one op": (lambda x, y: torch.stack([x.sum(), y.sum()]).exp(), [16]),
+    "through ops of one input": (
+        lambda x, y: torch.stack([x.sum().sqrt(), y.sum().exp().sin()]),
+        [16],
+    ),
+    "one that two ops read": (
+        lambda x, y: (torch.stack([(t := x.sum()).exp(), y.sum()]), t),
+        [8, 8],
+    ),
+    "one that depends on the other": (
+        lambda x, y: torch.stack([(t := x.exp().sum().exp()), (y * t).amax()]),
+        [8, 8],
+    ),
+    "by other reductions": (
+        lambda x, y: torch.stack([x.sum().exp(), y.amax()]),
+        [8, 8],
+    ),
+    "of other dtypes": (
+        lambda x, y: x.sum().exp() * y.float().sum(),
+        [4, 8],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_small_reductions_that_one_op_reads_are_one_collective(name: str) -> None:
+    fn, nbytes = JOINED[name]
+    x, y = X.abs(), X.abs() + 1
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        sharded = sf.shard(fn, mesh, (P("dp"), P("dp")), P(), backend="aten")
+        sent = sorted(c.nbytes for c in sharded.lower(x, y).collectives)
+        got = sf.full(sharded(x, y))
+    assert sent == nbytes
+    torch.testing.assert_close(got, fn(x, y))

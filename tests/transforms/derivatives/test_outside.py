@@ -306,3 +306,72 @@ def test_on_two_gloo_processes_it_is_one_device(backend: str) -> None:
             assert backend == "inductor" or same == (True, {"w": True, "b": True})
             torch.testing.assert_close(value, wanted.detach())
             torch.testing.assert_close(found, gradients)
+
+
+PER_RANK: dict[str, Callable[..., torch.Tensor]] = {
+    "whole": lambda a, w: (a @ w).sin().sum(),
+    "a view": lambda a, w: (a @ w[:, :2]).sin().sum(),
+    "read by an op alone": lambda a, w: (a @ (w * 1)).sin().sum(),
+    "invariant": lambda a, w: a.sum() * w.sin().sum(),
+    "in a loop": lambda a, w: sf.scan(
+        lambda c, r: ((c + r @ w).sin(), None), torch.zeros(3, dtype=F64), a
+    )[0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", PER_RANK)
+def test_a_tensor_that_per_rank_code_closes_over_is_one_of_all_ranks(
+    name: str,
+) -> None:
+    body = PER_RANK[name]
+    w = B.clone().requires_grad_()
+    torch.stack([body(a, w) for a in A[:6].chunk(3)]).sum().backward()
+    held = B.clone().requires_grad_()
+    with sf.fake_world(3):
+        mesh = sf.make_mesh((3,), ("dp",))
+        mapped = sf.shard_map(
+            lambda a: sf.psum(body(a, held), "dp"), mesh, (P("dp"),), P()
+        )
+        for fn in (mapped, sf.shard(lambda a: mapped(a) + 0, mesh)):
+            held.grad = None
+            fn(A[:6]).backward()
+            torch.testing.assert_close(held.grad, w.grad)
+
+
+def other_parameter(model: torch.nn.Sequential) -> None:
+    model[2].weight = torch.nn.Parameter(torch.ones(3, 5, dtype=F64))
+
+
+def assigned(model: torch.nn.Sequential) -> None:
+    values = {name: 2 * x for name, x in model.state_dict().items()}
+    model.load_state_dict(values, assign=True)
+
+
+def other_module(model: torch.nn.Sequential) -> None:
+    model[2] = torch.nn.Linear(5, 3, bias=False, dtype=F64)
+
+
+CHANGES = (other_parameter, assigned, other_module)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_parameter_that_takes_the_place_of_another_is_read(
+    change: Callable[..., None],
+    is_global: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = torch.nn.Linear(5, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
+    own = torch.nn.Sequential(*layers).double()
+    monkeypatch.setitem(globals(), "MODEL", own)
+    fn = (lambda a: MODEL(a).sum()) if is_global else (lambda a: own(a).sum())  # noqa: F821
+    with sf.fake_world(3):
+        step = sf.shard(fn, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")
+        step(A).backward()
+        change(own)
+        own.zero_grad()
+        step(A).backward()
+        found = [p.grad for p in own.parameters()]
+    own.zero_grad()
+    own(A).sum().backward()
+    torch.testing.assert_close(found, [p.grad for p in own.parameters()])

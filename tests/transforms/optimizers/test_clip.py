@@ -49,15 +49,40 @@ def test_the_norm_of_shards_is_that_of_all() -> None:
         assert abs(float(of_all - norm)) < 1e-12
 
 
-def test_the_norms_of_shards_are_one_all_reduce() -> None:
+@pytest.mark.parametrize("replicated", [(), ("b",), ("b", "v"), ("w", "b", "v")])
+def test_the_norms_of_shards_are_one_all_reduce(
+    replicated: tuple[str, ...],
+) -> None:
+    grads = {**GRADS["in"], "v": GRADS["out"][0]}
+    wanted, norm = sf.clip_by_global_norm(grads, 1.0)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
         placed = {"w": P("a"), "b": P("a"), "v": P(None, "a")}
+        placed |= dict.fromkeys(replicated, P())
         clip = lambda g: sf.clip_by_global_norm(g, 1.0)
         fn = sf.shard(clip, mesh, (placed,), (placed, P()), backend="aten")
-        grads = {**GRADS["in"], "v": GRADS["out"][0]}
-        (sent,) = fn.lower(grads).collectives
-    assert (sent.kind, sent.nbytes) == ("all_reduce", 3 * 8)
+        sent = fn.lower(grads).collectives
+        clipped, of_all = sf.full(fn(grads))
+    nbytes = 8 * (3 - len(replicated))
+    assert [(c.kind, c.nbytes) for c in sent] == [("all_reduce", nbytes)] * (
+        nbytes > 0
+    )
+    assert table.largest(clipped, wanted) < 1e-12
+    assert abs(float(of_all - norm)) < 1e-12
+
+
+def test_on_two_axes_it_is_one_all_reduce_over_each() -> None:
+    grads = {**GRADS["in"], "v": GRADS["out"][0]}
+    _, norm = sf.clip_by_global_norm(grads, 1.0)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("a", "b"))
+        placed = {"w": P("a", "b"), "b": P("a"), "v": P(None, "b")}
+        clip = lambda g: sf.clip_by_global_norm(g, 1.0)
+        fn = sf.shard(clip, mesh, (placed,), (placed, P()), backend="aten")
+        sent = fn.lower(grads).collectives
+        of_all = sf.full(fn(grads)[1])
+    assert [(c.axis, c.nbytes) for c in sent] == [("a", 16), ("b", 16)]
+    assert abs(float(of_all - norm)) < 1e-12
 
 
 def test_the_derivative_at_a_gradient_of_zeros_is_that_of_torch() -> None:

@@ -1,0 +1,120 @@
+"""torch._foreach ops as one op for each tensor: each then has a placement of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import _compat
+from .reductions import narrow, wide
+
+aten = torch.ops.aten
+# ops whose function of one tensor has the same name and arguments
+ALIKE = """
+abs acos add asin atan ceil clone cos cosh div erf erfc exp expm1 floor frac lerp lgamma log
+log10 log1p log2 mm mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh
+trunc
+""".split()
+
+
+def _norm(x: torch.Tensor, ord: float = 2, dtype: Any = None) -> torch.Tensor:
+    return aten.linalg_vector_norm.default(x, ord, dtype=dtype)
+
+
+def _addcmul(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1
+) -> torch.Tensor:
+    return torch.addcmul(x, a, b, value=value)
+
+
+def _addcdiv(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: float = 1
+) -> torch.Tensor:
+    return torch.addcdiv(x, a, b, value=value)
+
+
+def _copy(
+    x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    return aten.copy.default(x, source)
+
+
+def _minimum(x: torch.Tensor, other: Any) -> torch.Tensor:
+    is_number = not isinstance(other, torch.Tensor)
+    return torch.clamp(x, max=other) if is_number else torch.minimum(x, other)
+
+
+def _maximum(x: torch.Tensor, other: Any) -> torch.Tensor:
+    is_number = not isinstance(other, torch.Tensor)
+    return torch.clamp(x, min=other) if is_number else torch.maximum(x, other)
+
+
+# ops whose function of one tensor has another name or other arguments
+OF_ONE: dict[str, Callable[..., torch.Tensor]] = {
+    "norm": _norm,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "copy": _copy,
+    "zero": torch.zeros_like,
+    "max": torch.amax,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "clamp_max": _minimum,
+    "clamp_min": _maximum,
+}
+
+
+def of_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """An op of lists of tensors as a function of their elements, applied to each.
+
+    Args:
+        op: an overload of a _foreach op.
+        fn: of one element of each list; the other arguments stay as they are.
+    """
+    kinds = [str(argument.type) for argument in _compat.schema(op).arguments]
+    is_list = [kind.startswith("List") for kind in kinds]
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        rows = list(zip(args, is_list, strict=False))
+        count = next(len(x) for x, is_one in rows if is_one)
+        columns = [x if is_one else [x] * count for x, is_one in rows]
+        return [fn(*row, **kwargs) for row in zip(*columns, strict=True)]
+
+    return decomposed
+
+
+def unscaled(
+    grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Gradients times an inverse scale, and 1 where any element of one is not finite."""
+    results = []
+    for x in grads:
+        is_bad = torch.logical_not(torch.isfinite(x)).any()
+        found = torch.maximum(found, is_bad.to(found.dtype))
+        size, dtype = wide(x)
+        results.append(narrow(size * inverse, dtype))
+    return results, found
+
+
+@functools.cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """The decompositions, by op."""
+    found: dict[Any, Callable[..., Any]] = {}
+    for name in (*OF_ONE, *ALIKE):
+        fn = OF_ONE.get(name) or getattr(torch, name)
+        packet = getattr(aten, f"_foreach_{name}", None)
+        overloads = [] if packet is None else packet.overloads()
+        for overload in overloads:
+            if "out" not in overload and not _reads_values(name, overload):
+                op = getattr(packet, overload)
+                found[op] = of_each(op, fn)
+    found[aten._amp_foreach_non_finite_check_and_unscale.default] = unscaled
+    return found
+
+
+def _reads_values(name: str, overload: str) -> bool:
+    """Whether an overload takes its numbers from a tensor."""
+    return name in ("addcmul", "addcdiv") and overload == "Tensor"
