@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .cpp_kernels.dtypes import rules_kept
 from .cpp_kernels.units import kernels_joined
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
 from .dynamo import reading, refused, sizes, spared
@@ -338,6 +339,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "compilation": (
         SIZES,
         KERNELS,
+        Patch(
+            ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),
+            "it makes the same rules for each op of each kernel",
+            NEVER,
+            enter=rules_kept,
+        ),
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",
