@@ -25,6 +25,7 @@ from .distributed.every_rank import (
 )
 from .distributed.groups import (
     FUNCTIONAL,
+    are_dtensors,
     dtensor_spec,
     dtensors,
     empty_dtensor,
@@ -235,6 +236,7 @@ __all__ = [
     "all_ranks",
     "another_client",
     "are_alone",
+    "are_dtensors",
     "are_plain",
     "aten_ops",
     "autocast_off",

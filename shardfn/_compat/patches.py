@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
+from .cpp_kernels.dtypes import rules_kept
 from .cpp_kernels.folder import own_kernels
 from .cpp_kernels.units import kernels_joined
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
@@ -346,6 +347,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         SIZES,
         KERNELS,
         PLACE,
+        Patch(
+            ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),
+            "it makes the same rules for each op of each kernel",
+            NEVER,
+            enter=rules_kept,
+        ),
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",

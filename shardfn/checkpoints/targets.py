@@ -11,7 +11,7 @@ from .. import _compat, _tree, tree_pairs
 from ..errors import FakeValueError, PlacementError, TreeError
 from ..mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ..partition import layout
-from ..placements import check_whole, is_spec, marks_of, torch_placements
+from ..placement import check_whole, is_spec, marks_of, torch_placements
 from ..simulated import SimulatedTensor, dtensors, shown
 from ..types import Marks
 from ..world import current_world

@@ -11,7 +11,7 @@ from .. import _tree
 from ..accepted import described
 from ..errors import CheckpointError, PlacementError, ShardError
 from ..mesh import axes_of
-from ..placements import P, is_spec, names_of
+from ..placement import P, is_spec, names_of
 from .sources import is_indexed
 
 STATE = {

@@ -12,7 +12,7 @@ from .. import _compat, _tree, tree_pairs
 from ..errors import PlacementError, TreeError
 from ..mesh import all_coordinates, axes_of
 from ..partition import layout
-from ..placements import P, check_whole, is_spec, marks_of, torch_placements
+from ..placement import P, check_whole, is_spec, marks_of, torch_placements
 from ..runtime.arguments import cut
 from ..simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ..types import Marks

@@ -24,7 +24,7 @@ from ..partition.planner.share import share_of
 from ..partition.planner.starts import parameter_slots
 from ..partition.propagate import WORTH
 from ..partition.propagation.walk import op_name
-from ..placements import spec_of
+from ..placement import spec_of
 from ..types import Marks, Program
 
 SHARE = 0.01  # of a rank's FLOPs, above which what others compute too is expensive

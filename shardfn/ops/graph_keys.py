@@ -40,17 +40,20 @@ class Key:
     fits: Callable[[Any], bool]
 
 
+VALUES = (torch.Tensor, int, float, complex, type(None))
+
+
 def _is_a(*types: type) -> Callable[[Any], bool]:
     """Whether a value is of one of the types. A bool does not count as an int."""
-    return lambda value: (
-        isinstance(value, types) and (bool in types or not isinstance(value, bool))
-    )
+    if bool in types or int not in types:
+        return lambda value: isinstance(value, types)
+    return lambda value: isinstance(value, types) and not isinstance(value, bool)
 
 
 def _is_value(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_value, value))
-    return value is None or isinstance(value, (torch.Tensor, int, float, complex))
+    if isinstance(value, VALUES):
+        return True
+    return isinstance(value, (list, tuple)) and all(map(_is_value, value))
 
 
 def _is_type(value: Any) -> bool:

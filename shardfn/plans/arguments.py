@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from .. import _tree
-from ..placements import is_spec, spec_of
+from ..placement import is_spec, spec_of
 from ..types import Aval, Marks, MeshAxes
 from .leaves import Leaf
 from .table import Placements

@@ -10,7 +10,7 @@ from torch import nn
 from .. import _compat, tree_pairs
 from ..errors import PlacementError, TreeError
 from ..mesh import axes_of, check_mesh
-from ..placements import P, is_spec
+from ..placement import P, is_spec
 from ..types import MeshAxes
 from . import styles
 from .leaves import Leaf, Params, check_fit, checked_axes, params_of

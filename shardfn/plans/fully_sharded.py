@@ -9,7 +9,7 @@ from .. import _compat, tree_pairs
 from ..byte_sizes import bytes_of
 from ..errors import PlacementError, ShardError, TreeError
 from ..mesh import axes_of, check_mesh
-from ..placements import P, is_spec, marks_of
+from ..placement import P, is_spec, marks_of
 from ..types import REDUCTIONS, MeshAxes
 from .leaves import Leaf, Params, checked_axes, params_of
 from .table import Placements

@@ -11,7 +11,7 @@ import torch
 
 from .. import _tree
 from ..errors import PlacementError, TreeError
-from ..placements import marks_of
+from ..placement import marks_of
 from ..types import MeshAxes, ShapeDtype
 
 

@@ -10,7 +10,7 @@ import attrs
 from torch import nn
 
 from ..errors import PlacementError, TreeError
-from ..placements import is_spec
+from ..placement import is_spec
 from . import styles
 from .leaves import Leaf
 from .patterns import compiled, near, parent, written

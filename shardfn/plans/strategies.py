@@ -10,7 +10,7 @@ from .. import _compat
 from ..byte_sizes import human_bytes
 from ..errors import PlacementError
 from ..mesh import axes_of, check_mesh
-from ..placements import P
+from ..placement import P
 from ..types import MeshAxes
 from .fully_sharded import Dims, base_of, placed, smallest_of, spec_of
 from .leaves import checked_axes, params_of

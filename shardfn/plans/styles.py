@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from ..placements import P
+from ..placement import P
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ import attrs
 
 from .. import _tree
 from ..byte_sizes import human_bytes
-from ..placements import is_spec, marks_of
+from ..placement import is_spec, marks_of
 from ..types import MeshAxes
 from .leaves import Leaf
 from .patterns import general

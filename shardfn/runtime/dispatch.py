@@ -283,16 +283,19 @@ class Entry:
         return leaves if leaves is not None and self.alike(*leaves) else None
 
     def remember(self, leaves: list[Any]) -> None:
-        """Make the check of `repeats`, if the leaves are plain tensors."""
-        if (
-            self.alike is None
-            and leaves
-            and not self.suspects
-            and _compat.ORDINARY.issuperset(map(type, leaves))
-        ):
-            self.is_grad_enabled = torch.is_grad_enabled()
-            self.leaves_of = leaves_like(self.treedef) or self._flattened
+        """Make the check of `repeated`, if the leaves are plain tensors, or DTensors that
+        autograd does not follow.
+        """
+        if self.alike is not None or not leaves or self.suspects:
+            return
+        if _compat.ORDINARY.issuperset(map(type, leaves)):
             self.alike = _compat.same_tensors(leaves)
+        elif self.followed is None and _compat.are_dtensors(leaves, self.key):
+            self.alike = lambda *xs: _compat.are_dtensors(xs, self.key)
+        else:
+            return
+        self.is_grad_enabled = torch.is_grad_enabled()
+        self.leaves_of = leaves_like(self.treedef) or self._flattened
 
     def _flattened(self, arguments: Any) -> list[Any] | None:
         """The leaves of arguments of this structure, else None."""

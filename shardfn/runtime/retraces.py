@@ -12,7 +12,7 @@ from ..capture import name_of, tensor_type
 from ..mesh import axes_of
 from ..partition import layout
 from ..partition.rule_api import registry
-from ..placements import marks_of
+from ..placement import marks_of
 from .arguments import Placed
 
 FIRST = "it is the first call: nothing is staged yet"

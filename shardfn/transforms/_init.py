@@ -10,7 +10,7 @@ import torch
 from .. import _compat
 from ..capture.modules.built import Building
 from ..errors import CaptureError, TreeError
-from ..placements import P
+from ..placement import P
 from ..plans.patterns import compiled
 from ..random.checks import check_key
 from ._functionalize import Functional, functionalize

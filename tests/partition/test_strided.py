@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import shardfn as sf
 from shardfn import P, _compat
 from shardfn.mesh import axes_of
-from shardfn.placements import marks_of, names_in, torch_placements
+from shardfn.placement import marks_of, names_in, torch_placements
 
 DTYPE = torch.float64
 ORDERED = P(("b", "a"))

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 import shardfn as sf
 from shardfn import P, ShapeDtype
-from shardfn.placements import marks_of, torch_placements
+from shardfn.placement import marks_of, torch_placements
 from shardfn.plans.styles import HUGGING_FACE, OF_ACTIVATIONS, known_names
 from shardfn.types import MeshAxes
 from tests.support.reading.sizes import ROOT

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
 import torch
 
 import shardfn as sf
-from shardfn.runtime import cache
+from shardfn import P
+from shardfn.runtime import cache, dispatch
+from tests.support.ranks import run_ranks
 
 X = torch.arange(3.0)
 
 
-def staged(call) -> dict[str, int]:
+def staged(call: Callable[[], Any]) -> dict[str, int]:
     """What a call added to the counts of stages."""
     before = dict(cache.counts)
     call()
@@ -43,3 +50,66 @@ def test_a_call_under_autograd_and_one_without_are_two_signatures() -> None:
     with torch.no_grad():
         assert not fn(w).requires_grad
     assert staged(lambda: fn(w)) == {}
+
+
+def trees(mesh: Any) -> list[dict[str, Any]]:
+    """The same tree twice, as DTensors of an uneven shard and of a replicated tensor."""
+    tree = {"w": torch.arange(15.0).reshape(5, 3), "b": torch.ones(3)}
+    marks = {"w": P("dp"), "b": P()}
+    return [sf.distribute(tree, mesh, marks) for _ in range(2)]
+
+
+def repeated_calls() -> list[int]:
+    """Calls of one structure with DTensors. Returns how many leaves were looked at in each."""
+    mesh = sf.make_mesh((2,), ("dp",))
+    scaled = lambda t, by=2.0: {k: x * by for k, x in t.items()}
+    fn = sf.shard(scaled, mesh, backend="aten")
+    tree, other = trees(mesh)
+    made: list[int] = []
+
+    def call(*args: Any) -> Any:
+        with mock.patch.object(dispatch, "_spec", wraps=dispatch._spec) as spec:
+            out = fn(*args)
+        made.append(spec.call_count)
+        assert sf.full(out)["w"].max().item() == 28
+        return out
+
+    for _ in range(3):
+        call(tree)
+    call(other)  # equal specs, which are not the same objects
+    call(other)
+    with torch.no_grad():
+        call(tree)
+    call({"w": tree["w"], "b": tree["b"]})
+    w = tree["w"].detach().requires_grad_()
+    out = call({"w": w, "b": tree["b"]})
+    out["w"].full_tensor().sum().backward()
+    assert w.grad.full_tensor().eq(2).all(), "autograd follows it"
+    whole = tree["w"].redistribute(placements=[sf.Replicate()])
+    assert call({"w": whole, "b": tree["b"]})["w"].placements == whole.placements
+    assert call({"w": sf.full(whole), "b": tree["b"]})["w"].shape == (5, 3)
+    assert fn({"w": tree["w"], "b": tree["b"]}, 3.0)["b"].full_tensor().eq(3).all()
+    return made
+
+
+def test_repeated_calls_with_dtensors_look_at_no_leaf_in_python() -> None:
+    for made in run_ranks(2, repeated_calls):
+        # the second call remembers; other specs and another grad mode are compared again
+        assert made[1:7] == [2, 0, 2, 0, 2, 0]
+
+
+def donated_calls() -> None:
+    mesh = sf.make_mesh((2,), ("dp",))
+    step = lambda t: {k: x + 1 for k, x in t.items()}
+    fn = sf.shard(step, mesh, backend="aten", donate_argnums=0)
+    first, _ = trees(mesh)
+    tree = first
+    for _ in range(4):
+        before, tree = tree, fn(tree)
+        with pytest.raises(sf.ShardError, match="donated"):
+            fn(before)
+    assert sf.full(tree)["w"].max() == 18
+
+
+def test_a_donated_tree_of_dtensors_is_refused_in_each_repeated_call() -> None:
+    run_ranks(2, donated_calls)

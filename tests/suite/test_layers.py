@@ -50,7 +50,7 @@ LAYERS: dict[str, int] = {
     "types": 3,
     "argnums": 3, "simulated": 3,
     "collectives": 3, "ranks": 3,
-    "byte_sizes": 4, "buckets": 4, "hardware": 4, "placements": 4, "mesh": 4, "world": 4,
+    "byte_sizes": 4, "buckets": 4, "hardware": 4, "placement": 4, "mesh": 4, "world": 4,
     "ops": 4,
     "plans": 5, "random": 5, "stored": 5,
     "capture": 6,
@@ -62,7 +62,7 @@ LAYERS: dict[str, int] = {
     "transforms": 12,
     "checkpoints": 12,
     "data": 12,
-    "": 13,
+    "public": 13, "": 13,
     "__main__": 14,
 }  # fmt: skip
 
@@ -81,8 +81,18 @@ OPTIONAL = {
 LATE = {
     "_compat"
 }  # may import torch late: torch._dynamo changes os.environ when it is imported
+DOOR = "public"  # imports the public names at the first use of one of them
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}
 HEAVY = ["matplotlib", "scipy", "rich", "jax", "torch._dynamo", "torch._inductor"]
+AT_FIRST_USE = [
+    "torch.distributed.tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "sympy",
+    "attrs",
+    "optree",
+    "safetensors",
+    "shardfn.public.names",
+]
 MAX_DENSITY = 9.0  # AST nodes a line of code
 
 # What is still too large. These lists only shrink: an entry that is small enough must be removed.
@@ -127,6 +137,7 @@ def late(found: list[Module]) -> list[str]:
         if i.inside
         and i.target.split(".")[0] not in OPTIONAL
         and not (module.unit in LATE and i.target.split(".")[0] == "torch")
+        and not (module.unit == DOOR and i.full == "shardfn.public.names")
     ]
 
 
@@ -243,18 +254,29 @@ def untitled(found: list[Module]) -> list[str]:
 
 
 def busy_door(found: list[Module]) -> list[str]:
-    """Statements of shardfn/__init__.py that are more than names."""
+    """Statements of shardfn/__init__.py that are more than names, for pyright or for Python."""
     names = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
     return [
         f"{module.at(node)}: {ast.unparse(node).splitlines()[0]}"
         for module in found
         if module.name == "shardfn"
-        for node in module.tree.body
+        for statement in module.tree.body
+        for node in _branches(statement)
         if not isinstance(node, names)
         and not (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         )
     ]
+
+
+def _branches(statement: ast.stmt) -> list[ast.stmt]:
+    """What pyright reads and what Python runs, or the statement."""
+    if (
+        isinstance(statement, ast.If)
+        and ast.unparse(statement.test) == "TYPE_CHECKING"
+    ):
+        return [*statement.body, *statement.orelse]
+    return [statement]
 
 
 def said(problems: list[str]) -> str:
@@ -339,10 +361,16 @@ LOOK = f"""
 import json, os, sys
 import torch
 before = dict(os.environ)
+slow = {AT_FIRST_USE!r}
+here = {{name for name in slow if name in sys.modules}}
 print("--- shardfn", flush=True)
 import shardfn
+at_once = [name for name in slow if name in sys.modules and name not in here]
+shardfn.jit
 print("--- end", flush=True)
 print(json.dumps({{
+    "at once": at_once,
+    "later": [name for name in slow if name in sys.modules],
     "environment": sorted(
         k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)
     ),
@@ -354,7 +382,7 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def fresh() -> dict:
-    """What a new interpreter saw of `import shardfn`."""
+    """What a new interpreter saw of `import shardfn`, and of the first use of a name."""
     run = subprocess.run(
         [sys.executable, "-c", LOOK],
         capture_output=True,
@@ -383,6 +411,11 @@ def test_import_creates_no_process_group(fresh):
 
 def test_import_loads_no_heavy_package(fresh):
     assert fresh["heavy"] == []
+
+
+def test_what_takes_long_is_imported_at_the_first_use_of_a_name(fresh):
+    assert fresh["at once"] == []
+    assert fresh["later"] == AT_FIRST_USE
 
 
 SAMPLES = [
@@ -466,6 +499,12 @@ def test_a_busy_door_is_noticed():
         "'''Door.'''\nimport torch\ndef f(): ...",
     )
     assert busy_door([door]) == ["shardfn/__init__.py:3: def f():"]
+
+
+def test_a_door_is_as_busy_as_its_branches():
+    text = "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n    f()"
+    door = parse("shardfn", PACKAGE / "__init__.py", text)
+    assert busy_door([door]) == ["shardfn/__init__.py:5: f()"]
 
 
 def test_an_oversized_function_is_noticed():

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import shardfn as sf
 from shardfn.mesh import all_coordinates, axes_of
-from shardfn.placements import marks_of
+from shardfn.placement import marks_of
 from shardfn.runtime.arguments import cut
 
 Shape = tuple[int, ...]

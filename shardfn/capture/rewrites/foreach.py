@@ -13,11 +13,7 @@ from .reductions import narrow, wide
 
 aten = torch.ops.aten
 # ops whose function of one tensor has the same name and arguments
-ALIKE = """
-abs acos add asin atan ceil clone cos cosh div erf erfc exp expm1 floor frac lerp lgamma log
-log10 log1p log2 mm mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh
-trunc
-""".split()
+ALIKE = ["abs", "acos", "add", "asin", "atan", "ceil", "clone", "cos", "cosh", "div", "erf", "erfc", "exp", "expm1", "floor", "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2", "mm", "mul", "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "sub", "tan", "tanh", "trunc"]
 
 
 def _norm(x: torch.Tensor, ord: float = 2, dtype: Any = None) -> torch.Tensor:

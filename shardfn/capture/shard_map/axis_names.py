@@ -26,7 +26,7 @@ from ...mesh import (
     refuse_other,
     return_to,
 )
-from ...placements import P, check_axes, names_of
+from ...placement import P, check_axes, names_of
 from ...types import MeshAxes
 
 MESH = -1  # the level of a name that is a mesh axis

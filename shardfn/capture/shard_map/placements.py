@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from ... import _compat
 from ...errors import PlacementError, TreeError
 from ...mesh import axes_of
-from ...placements import P, check_order, marks_of, names_of
+from ...placement import P, check_order, marks_of, names_of
 from ...types import MEAN, MeshAxes
 from .axis_names import current_scope, near
 

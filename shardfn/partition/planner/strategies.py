@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def fitting(
     axis = len(before.outs[0])
     found: dict[Any, Placed] = {}
     for row in _rows(walk, node, chosen, axis):
-        strided = rules.takes_strided(chosen.call, row)
+        strided = functools.partial(rules.takes_strided, chosen.call, row)
         for choice in in_units(row, held, strided=strided):
             placed = walk.fit(chosen.call, choice, before)
             if placed is not None and _can_read(chosen.values, placed, axis):

@@ -4,6 +4,7 @@ between placements.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -99,7 +100,9 @@ class Chooser:
                 fit
                 for row in rows
                 for strategy in in_units(
-                    row, marks, strided=rules.takes_strided(call, row)
+                    row,
+                    marks,
+                    strided=functools.partial(rules.takes_strided, call, row),
                 )
                 if (fit := self.fit(call, strategy, placed)) is not None
             ]

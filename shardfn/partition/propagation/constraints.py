@@ -11,7 +11,7 @@ from ...buckets import Wish
 from ...errors import PlacementError
 from ...ops.nodes import args_of
 from ...ops.text_formats import KEEP, parse_spec
-from ...placements import (
+from ...placement import (
     P,
     blocks_of,
     check_axes,

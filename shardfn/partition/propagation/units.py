@@ -5,7 +5,7 @@ combined with those of earlier axes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ...types import PENDING, Mark, Marks
 from .. import layout
@@ -13,7 +13,7 @@ from ..rule_api.strategy import Choice
 
 
 def in_units(
-    choice: Choice, held: Sequence[Collection[Mark]], *, strided: bool
+    choice: Choice, held: Sequence[Collection[Mark]], *, strided: Callable[[], bool]
 ) -> list[Choice]:
     """The strategy for each unit, and each number of blocks, in which an input is already
     sharded on the dim that the strategy shards.
@@ -21,12 +21,12 @@ def in_units(
     Args:
         choice: the strategy.
         held: for each input its placements so far, on the axis of the strategy.
-        strided: whether the op may run on strided shards.
+        strided: whether the op may run on strided shards. Called only if there are some.
     """
     scales = {(1, 1)}
     for mark, marks in zip(choice[0], held, strict=True):
         if not isinstance(mark, str):
-            scales.update(_scales(mark, marks, strided=strided))
+            scales.update(_scales(mark, marks, strided))
     if len(scales) == 1:
         return [choice]
     return [
@@ -36,7 +36,7 @@ def in_units(
 
 
 def _scales(
-    wanted: Mark, marks: Collection[Mark], *, strided: bool
+    wanted: Mark, marks: Collection[Mark], strided: Callable[[], bool]
 ) -> Iterator[tuple[int, int]]:
     """How often a strategy's unit, and its number of blocks, go into those of an input."""
     dim, unit = layout.cut_of(wanted)
@@ -46,7 +46,7 @@ def _scales(
         if cut is None or cut[0] != dim:
             continue
         blocks, rest = divmod(layout.outer_of(mark), outer)
-        if rest or (blocks > 1 and not strided):
+        if rest or (blocks > 1 and not strided()):
             continue
         # even chunks have the unit 1, whatever the strategy's
         if cut[1] % unit == 0:

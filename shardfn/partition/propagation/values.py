@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 
-from ...placements import in_some_order
+from ...placement import in_some_order
 from ...types import PENDING, Mark, Marks, MeshAxes
 from .. import layout, plan
 

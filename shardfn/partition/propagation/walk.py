@@ -12,7 +12,7 @@ from ...collectives import ALL_GATHER
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.prims import PRIMS
-from ...placements import is_said
+from ...placement import is_said
 from ...types import IfPartial, Marks, MeshAxes
 from .. import layout, plan, rules
 from ..redistribute import Move

@@ -11,7 +11,7 @@ from ... import _compat
 from ...mesh import all_coordinates
 from ...partition import layout
 from ...partition.strided import elements, strided_dims
-from ...placements import torch_placements
+from ...placement import torch_placements
 from ...simulated import SimulatedTensor
 from ...types import MEAN, Marks, MeshAxes
 from .placed import Placed

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _tree
 from ...capture import constant_key
-from ...placements import marks_of
+from ...placement import marks_of
 from ...simulated import SimulatedTensor, UnreadTensor
 from ..options import Request
 from .placed import Placed

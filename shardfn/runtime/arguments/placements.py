@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from ... import _compat, _tree, tree_pairs
 from ...errors import PlacementError, TreeError, call_site
 from ...mesh import axes_of, refuse_other
-from ...placements import (
+from ...placement import (
     AUTO,
     check_pending,
     check_whole,

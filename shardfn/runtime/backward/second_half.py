@@ -17,7 +17,7 @@ from ...capture import Captured
 from ...compile import Runner
 from ...mesh import all_coordinates
 from ...partition.halves import INPUT, SAVED, Halves
-from ...placements import torch_placements
+from ...placement import torch_placements
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import LocalProgram
 from ..arguments import Placed, spec_of

@@ -17,7 +17,7 @@ from ...partition import Plan
 from ...partition.auto.search import Candidate, Search, timed_on
 from ...partition.auto.unknowns import Contradiction, unknowns_of
 from ...partition.planner import integer_program
-from ...placements import describe
+from ...placement import describe
 from ...types import Marks, Program
 from .lowering import backward_of, forward_of, local_program
 from .traced import Traced

@@ -18,7 +18,7 @@ from ...ops.text_formats import parse_placed
 from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
-from ...placements import check_pending, is_spec, marks_of
+from ...placement import check_pending, is_spec, marks_of
 from ...types import TENSOR, IfPartial, LocalProgram, Marks, Program
 from ..arguments import Placed
 from ..options import Request

@@ -9,7 +9,7 @@ import torch
 from ... import _tree
 from ...capture.optimizers.step import Step
 from ...errors import TreeError
-from ...placements import P, is_spec
+from ...placement import P, is_spec
 from ...tree_pairs import broadcast_prefix
 from ._trees import dotted_paths
 

@@ -11,7 +11,7 @@ from ... import _tree
 from ...accepted import accept
 from ...errors import DivergenceError
 from ...mesh import make_mesh
-from ...placements import P
+from ...placement import P
 from ...world import fake_world
 from ..sharding._distribute import full
 from ..sharding._shard import shard

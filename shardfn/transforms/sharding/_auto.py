@@ -15,7 +15,7 @@ from ...capture import constant_key
 from ...errors import PlacementError, ShardError, call_site
 from ...hardware import H100, Hardware
 from ...mesh import axes_of, current_mesh
-from ...placements import AUTO, is_spec, marks_of, spec_of
+from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
 from ...types import Marks, ShapeDtype

@@ -14,7 +14,7 @@ from ...capture.shard_map import axis_names
 from ...errors import PlacementError, TreeError
 from ...ops import placement
 from ...ops.text_formats import print_spec
-from ...placements import AUTO, P
+from ...placement import AUTO, P
 from .._paired import kind
 
 

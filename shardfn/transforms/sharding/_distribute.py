@@ -17,7 +17,7 @@ from ...errors import PlacementError, TreeError
 from ...mesh import all_coordinates, axes_of, check_mesh, refuse_elsewhere
 from ...partition import layout
 from ...partition.emission import wire
-from ...placements import (
+from ...placement import (
     P,
     check_pending,
     check_whole,

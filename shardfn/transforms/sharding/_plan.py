@@ -12,7 +12,7 @@ from ...errors import PlacementError
 from ...hardware import H100, Hardware, hardware_of
 from ...inspect.mesh_plans import MeshPlan, MeshPlans
 from ...mesh import make_mesh
-from ...placements import AUTO
+from ...placement import AUTO
 from ...types import MeshAxes
 from ...world import fake_world
 from .._transformed import name_of

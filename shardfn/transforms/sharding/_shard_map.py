@@ -21,7 +21,7 @@ from ...capture.shard_map.placements import cuts
 from ...errors import PlacementError, TreeError
 from ...mesh import axes_of, check_mesh
 from ...ops import shard_map as manual
-from ...placements import P
+from ...placement import P
 from ...runtime import Request
 from .._options import check_function
 from .._paired import is_divided, multiples, numbers

@@ -9,7 +9,7 @@ def test_a_strategy_is_offered_in_every_unit_in_which_an_input_is_sharded() -> (
     None
 ):
     choice = ((0, "R"), (0,))
-    assert in_units(choice, [{(0, 4), 0}, {"R"}], strided=True) == [
+    assert in_units(choice, [{(0, 4), 0}, {"R"}], strided=lambda: True) == [
         ((0, "R"), (0,)),
         (((0, 4), "R"), ((0, 4),)),
     ]
@@ -17,16 +17,16 @@ def test_a_strategy_is_offered_in_every_unit_in_which_an_input_is_sharded() -> (
 
 def test_units_count_on_the_dim_of_the_strategy_alone() -> None:
     choice = ((0, "R"), (0,))
-    assert in_units(choice, [{(1, 4), "sum"}, {(0, 7)}], strided=True) == [choice]
+    assert in_units(choice, [{(1, 4), "sum"}, {(0, 7)}], strided=lambda: True) == [choice]
 
 
 def test_a_unit_of_the_strategy_divides_that_of_the_value() -> None:
     split = (((0, 3),), (0,))
-    assert in_units(split, [{(0, 6)}], strided=True) == [
+    assert in_units(split, [{(0, 6)}], strided=lambda: True) == [
         (((0, 3),), (0,)),
         (((0, 6),), ((0, 2),)),
     ]
-    assert in_units(split, [{(0, 4)}], strided=True) == [split]
+    assert in_units(split, [{(0, 4)}], strided=lambda: True) == [split]
 
 
 def test_one_more_axis_in_the_simplest_placements() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ....errors import PlacementError
 from ....ops.nodes import args_of
-from ....placements import describe
+from ....placement import describe
 from ....types import PENDING, Mark, Marks, MeshAxes
 from ... import layout
 from ... import plan as steps

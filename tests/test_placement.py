@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardfn import P
-from shardfn.placements import describe, is_spec, marks_of, torch_placements
+from shardfn.placement import describe, is_spec, marks_of, torch_placements
 from shardfn.types import Mark, Marks, MeshAxes
 
 AXES = MeshAxes(("dp", "tp"), (2, 3))

@@ -1,0 +1,31 @@
+"""Public names are imported at the first use of one of them: they need torch.distributed.tensor,
+which takes longer to import than all else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+PACKAGE = sys.modules[__name__.rpartition(".")[0]]
+
+
+def attribute(name: str) -> Any:
+    """One public name of the package. The first use imports them all."""
+    if name not in public_names():
+        raise AttributeError(f"module {PACKAGE.__name__!r} has no attribute {name!r}")
+    from . import names
+
+    public = {each: getattr(names, each) for each in public_names()}
+    vars(PACKAGE).update(public)
+    return public[name]
+
+
+def attributes() -> list[str]:
+    """What `dir` lists of the package."""
+    return sorted({*vars(PACKAGE), *public_names()})
+
+
+def public_names() -> tuple[str, ...]:
+    """`__all__`, and the version."""
+    return (*PACKAGE.__all__, "__version__")
