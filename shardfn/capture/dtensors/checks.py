@@ -26,6 +26,7 @@ from .flattened import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
+    "DTensor.full_tensor",
     "distribute_tensor",
     "torch.distributed.tensor.zeros",
     "torch.distributed.tensor.ones",

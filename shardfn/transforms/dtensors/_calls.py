@@ -80,6 +80,10 @@ def redistribute(
 ) -> torch.Tensor:
     """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
     what = "DTensor.redistribute"
+    if placements is None:
+        checks.refuse_option(
+            what, "without placements", "x.redistribute(mesh, [Replicate()])"
+        )
     is_constraint = checks.is_constraint()
     if not is_constraint:
         checks.refuse_plain(what, placed)
@@ -140,12 +144,13 @@ def full_tensor(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
     """DTensor.full_tensor."""
-    if checks.is_constraint():
-        return redistribute(x, placed)
     what = "DTensor.full_tensor"
+    if checks.is_constraint():
+        rows = checks.placed_on(what, None, placed, None, kind(x)[0])
+        return _placed(x, rows, True)
     text = checks.replicated(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
-    return to_local(redistribute(x, placed), text)
+    return to_local(placement.moved(x, text, placed or ""), text)
 
 
 @_compat.read_by_dynamo
