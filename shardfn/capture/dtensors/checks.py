@@ -264,6 +264,16 @@ def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
 
 
 @_compat.constant_in_graph
+def part_of(text: str | None) -> str:
+    """The placements of a DTensor on a part of the mesh of the code here, else nothing."""
+    mesh = current_scope().mesh
+    if text is None or mesh is None:
+        return ""
+    names = tuple(name for name, _ in parse_placed(text))
+    return text if names != axes_of(mesh).names else ""
+
+
+@_compat.constant_in_graph
 def replicated(what: str, text: str | None) -> str:
     """The text of placements that replicate over the axes of a DTensor."""
     return print_placed([(name, "R") for name, _, _ in meshed(what, text)])

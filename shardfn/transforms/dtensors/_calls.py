@@ -58,8 +58,15 @@ def from_local(
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
-    if same:
-        x = of_rank(x, 0, same) if run_check else _invariant(x, same)
+    x = of_rank(x, 0, same) if same and run_check else x
+    return joined(x, rows, shards)
+
+
+@_compat.read_by_dynamo
+def joined(x: torch.Tensor, rows: Any, shards: str) -> torch.Tensor:
+    """The DTensor of local tensors: of its placements as rows, and as text for the prims."""
+    same = tuple([name for name, _, said in rows if said == "R"])
+    x = _invariant(x, same) if same else x
     for name, n, said in rows:
         if said[0] == "P":
             x = _reduced(x, name, n, said[1:])
@@ -280,6 +287,7 @@ table.METHODS.update(
 table.ATTRIBUTES["placements"] = placements_of
 table.ATTRIBUTES["_spec"] = spec_of
 table.ATTRIBUTES[table.PARTIAL] = partial_of
+table.ATTRIBUTES[table.PART] = checks.part_of
 table.FUNCTIONS.update(
     {
         use_mesh: in_mesh,
