@@ -8,6 +8,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import DTensor, Shard
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -41,6 +42,15 @@ def _eager_gradients(loss: Program, mesh: Any, x: Any, w: Any) -> Any:
     return torch.autograd.grad(loss(x, w, mesh), (x, w))
 
 
+def _on_part(mesh: Any, rank: int, around: Any = lambda fn: fn) -> Any:
+    """A DTensor on the last axis of the mesh, of which each group of ranks has its own values."""
+    x, w = own(rank)
+    part = mesh[mesh.mesh_dim_names[-1]]
+    d = DTensor.from_local(x, part, [Shard(0)])
+    fn = lambda d, w: (d * 2, d.full_tensor() @ w, d.t(), (d @ d.t()).full_tensor())
+    return around(fn)(d, w)
+
+
 def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     """For each program what eager torch returns here, and what `jit` does."""
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
@@ -56,6 +66,7 @@ def _on_a_rank(shape: tuple[int, ...]) -> dict[str, Any]:
     found["unsaid"] = plain(wrong), plain(unsaid)
     ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
     eager = PROGRAMS["functions"](*own(rank), mesh)
+    found["part"] = plain(_on_part(mesh, rank)), plain(_on_part(mesh, rank, sf.jit))
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
     for name, loss in LOSSES.items():
         found[name] = (
@@ -72,7 +83,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
     return shape, run_ranks(torch.Size(shape).numel(), _on_a_rank, shape)
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled"])
+@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled", "part"])
 def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
     name: str, answers: Any
 ) -> None:

@@ -183,7 +183,7 @@ WHOLE = f"sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), {ONE}"
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an argument of shard on a part of the mesh": (
         lambda mesh: sf.shard(torch.sin, mesh)(part(mesh, "dp")),
-        f"""shard(sin), argument input: it lives on another mesh, (dp=2), and the function's is \
+        f"""shard(sin), argument args[0]: it lives on another mesh, (dp=2), and the function's is \
 (dp=2, tp=2); {WHOLE}
   try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
 argument's own""",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
@@ -140,26 +139,3 @@ def test_a_step_of_two_parts_is_that_of_one_device(mesh: Any) -> None:
     close(compiled(w, batch).full_tensor(), W - 0.1 * MEAN)
     with pytest.raises(sf.PlacementError, match="hold other values"):
         sf.jit(step(mesh), backend="aten")(w, batch)  # each part has its gradient
-
-
-def _on_a_rank() -> Any:
-    mesh, rank = grid(), dist.get_rank()
-    w = distribute_tensor(W, mesh["tp"], [Shard(1)])
-    out, gradient = sf.jit(step(mesh), backend="aten")(w, own(rank))
-    assert out.device_mesh == gradient.device_mesh == mesh["tp"]
-    weights = DTensor.from_local(
-        w.to_local() * (1 + rank // 2), mesh["tp"], [Shard(1)]
-    )
-    twice = sf.jit(lambda w, x: (w * 2, w.full_tensor()), backend="aten")
-    return [x.full_tensor() for x in (out, gradient)], [
-        x.full_tensor() if isinstance(x, DTensor) else x
-        for x in twice(weights, own(rank))
-    ]
-
-
-def test_each_part_of_real_ranks_has_values_of_its_own() -> None:
-    for rank, (trained, scaled) in enumerate(run_ranks(4, _on_a_rank)):
-        close(trained[0], W - 0.1 * MEAN)
-        close(trained[1], gradient_of(rank))
-        for x, factor in zip(scaled, (2, 1), strict=True):
-            close(x, W * (1 + rank // 2) * factor)
