@@ -8,6 +8,7 @@ shards, pairs of ranks, specs and records are texts. Each format has a printer a
 | sized_shards | `dp:2=0@3/5` | `[("dp", 2, 0, (3, 5))]`: also the size on one rank and before |
 | placed | `dp=S0,tp=R` | `(("dp", "S0"), ("tp", "R"))`: the DTensor placement on each axis |
 | held | `dp=S0;dp=R` | `("dp=S0", "dp=R")`: `placed` of each DTensor that a tensor holds |
+| part | `tp=S0|4,6` | `("tp=S0", (4, 6))`: `placed` of a DTensor on a part, its shape |
 | pairs | `0>1,1>2` | `((0, 1), (1, 2))`: source rank, destination rank |
 | spec | `*;dp,tp;` | `(("*",), ("dp", "tp"), ())`: mesh axes of each dim; `*` keeps its placement |
 | record | `["w", 1024, null]` | the fields of a record, as JSON |
@@ -151,6 +152,38 @@ def parse_held(text: str) -> tuple[str, ...]:
         ('dp=S0', 'dp=R')
     """
     return tuple(text.split(";")) if text else ()
+
+
+@_compat.read_by_dynamo
+def print_part(placed: str, shape: Iterable[int]) -> str:
+    """The placements of a DTensor on a part of the mesh, and its shape, as text.
+
+    Example:
+        >>> print_part("tp=S0", (4, 6))
+        'tp=S0|4,6'
+    """
+    return placed + "|" + ",".join([str(n) for n in shape])
+
+
+def parse_part(text: str) -> tuple[str, tuple[int, ...]]:
+    """The placements of a DTensor on a part of the mesh, as text, and its shape.
+
+    Example:
+        >>> parse_part("tp=S0|4,6")
+        ('tp=S0', (4, 6))
+    """
+    placed, sizes = text.split("|")
+    return placed, tuple(int(n) for n in sizes.split(",") if n)
+
+
+def is_part(text: str) -> bool:
+    """Whether a text is that of a DTensor on a part of the mesh.
+
+    Example:
+        >>> is_part("tp=S0|4,6"), is_part(" tp=Psum")
+        (True, False)
+    """
+    return "|" in text
 
 
 @_compat.read_by_dynamo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,8 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from .. import _compat, _tree
 from .dtensor import AllRanks, SimulatedDTensor
-from .local_tensor import SimulatedTensor, shown
+from .local_tensor import SimulatedTensor, of_one_part, shown
 
+SOURCE = "src_data_rank"  # of the calls that shard or replicate a tensor
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -43,6 +45,7 @@ def made(
     if type(local) in PLAIN:
         rest = [local.detach().clone() for _ in range(spec.mesh.size() - 1)]
         local = SimulatedTensor([local.detach(), *rest], shown(spec.mesh))
+    local = of_one_part(local, spec.mesh)
     kind = SimulatedDTensor if isinstance(local, SimulatedTensor) else cls
     return construct(kind, local, spec, **options)
 
@@ -55,10 +58,33 @@ def on_all_ranks(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _compat.one_thread():
         mesh = next(meshes)
         ranks = AllRanks(mesh, shown(mesh))
+        args, kwargs = _from_source(fn, mesh, args, kwargs)
         given = _tree.tree_map(ranks.copied, (args, kwargs))
         args, kwargs = ranks.entering(given)
         with ranks.running():
             return ranks.leaving(fn(*args, **kwargs))
+
+
+def _from_source(fn: Any, mesh: DeviceMesh, args: Any, kwargs: Any) -> Any:
+    """The arguments of a call that sends the tensor of one rank of each group, with that tensor
+    for each rank instead. torch sends it from rank 0 of the world alone (torch 2.13).
+    """
+    call = inspect.signature(fn).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    source = given.get(SOURCE)
+    if source is None:
+        return args, kwargs
+    given[SOURCE] = None
+    tensor = given["tensor"]
+    if isinstance(tensor, SimulatedTensor):
+        every = torch.arange(mesh.size()).view(mesh.shape)
+        dim = given["mesh_dim"]
+        kept = every.select(dim, source).unsqueeze(dim).expand_as(every)
+        own: Any = of_one_part(tensor, mesh)
+        shards = [own.shards[k].clone() for k in kept.flatten().tolist()]
+        given["tensor"] = SimulatedTensor(shards, own.shown)
+    return call.args, call.kwargs
 
 
 def dispatched(func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,12 @@ from torch.distributed.tensor import DTensor, Placement
 from .. import _compat, _tree
 from ..errors import ShardError
 from . import checkpoint
-from .local_tensor import DonatedTensor, SimulatedTensor, used_after_donation
+from .local_tensor import (
+    DonatedTensor,
+    SimulatedTensor,
+    of_one_part,
+    used_after_donation,
+)
 
 aten = torch.ops.aten
 Call = Callable[[DTensor], torch.Tensor]
@@ -128,6 +133,7 @@ class AllRanks:
 
     def __init__(self, mesh: Any, shown: int) -> None:
         _refuse_larger(mesh)
+        self.mesh = mesh
         self.ranks = mesh.mesh.flatten().tolist()
         self.shown = shown
         # the id of a DTensor that has entered: itself, and the given one
@@ -158,7 +164,8 @@ class AllRanks:
 
     def _entering(self, x: Any) -> Any:
         if isinstance(x, SimulatedTensor):
-            return _compat.per_rank(dict(zip(self.ranks, x.shards, strict=True)))
+            own: Any = of_one_part(x, self.mesh)
+            return _compat.per_rank(dict(zip(self.ranks, own.shards, strict=True)))
         if not isinstance(x, SimulatedDTensor):
             return x
         local = self._entering(_compat.local_tensor(x))

@@ -9,8 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from .. import _tree
-from ..errors import DivergenceError, FakeValueError, ShardError, problem
+from .. import _compat, _tree
+from ..errors import (
+    DivergenceError,
+    FakeValueError,
+    PlacementError,
+    ShardError,
+    problem,
+)
 
 aten = torch.ops.aten
 READS = (
@@ -106,6 +112,52 @@ def shown(mesh: DeviceMesh, rank: int | None = None) -> int:
     ranks = mesh.mesh.flatten().tolist()
     rank = dist.get_rank() if rank is None else rank
     return ranks.index(rank) if rank in ranks else 0
+
+
+def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The local tensors of the ranks of a mesh, among those of all ranks.
+
+    Raises:
+        PlacementError: the tensor is of other ranks, or the other parts hold other values, which
+            a simulated world would forget.
+    """
+    if not isinstance(x, SimulatedTensor) or len(x.shards) == mesh.size():
+        return x
+    what = "a DTensor in a simulated world"
+    ranks = mesh.mesh.flatten().tolist()
+    if len(x.shards) <= max(ranks):
+        got = f"the local tensors of {len(x.shards)} ranks, on a mesh of {len(ranks)}"
+        fix = "sf.distribute(sf.full(dtensor), mesh, placements)"
+        raise PlacementError.of(what, got, fix=fix, mesh=mesh)
+    own = [x.shards[rank] for rank in ranks]
+    for part in _parts(mesh, len(x.shards)):
+        pairs = zip(own, (x.shards[rank] for rank in part), strict=True)
+        if not all(_is_same(a, b) for a, b in pairs):
+            got = f"a part of a mesh, ranks {ranks}; ranks {part} hold other values"
+            fix = "DTensor.from_local(x, mesh, placements) on the whole mesh"
+            raise PlacementError.of(what, got, fix=fix, mesh=mesh)
+    return SimulatedTensor(own, shown(mesh))
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal, where nan equals nan."""
+    if a.shape != b.shape:
+        return False
+    are_nan = (a != a) & (b != b)
+    return bool(((a == b) | are_nan).all())
+
+
+def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
+    """The ranks of each part like this one of its whole mesh."""
+    root = _compat.root_mesh(mesh)
+    names = mesh.mesh_dim_names or ()
+    every = root.mesh_dim_names or ()
+    if root.size() != count or not {*names} < {*every}:
+        return []
+    dims = [every.index(name) for name in names]
+    others = [dim for dim in range(root.ndim) if dim not in dims]
+    rows = root.mesh.permute(*others, *dims).reshape(-1, mesh.size())
+    return rows.tolist()
 
 
 class UnreadTensor(torch.Tensor):

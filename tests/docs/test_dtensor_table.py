@@ -196,6 +196,7 @@ GOES += ("as `to_local`", "the same", "DTensors on it alone", "ops of global")
 GOES += (
     "the current mesh",
     "values made inside",
+    "arguments, results",
     "a constant",
     "an input",
     "a global",

@@ -9,6 +9,7 @@ import torch
 from effort import asked
 from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import DTensor, Shard
 
 import shardfn as sf
 from shardfn.simulated import SimulatedTensor
@@ -42,6 +43,15 @@ def _eager_gradients(loss: Program, mesh: Any, x: Any, w: Any) -> Any:
     return torch.autograd.grad(loss(x, w, mesh), (x, w))
 
 
+def _on_part(mesh: Any, rank: int, around: Any = lambda fn: fn) -> Any:
+    """A DTensor on the last axis of the mesh, of which each group of ranks has its own values."""
+    x, w = own(rank)
+    part = mesh[mesh.mesh_dim_names[-1]]
+    d = DTensor.from_local(x, part, [Shard(0)])
+    fn = lambda d, w: (d * 2, d.full_tensor() @ w, d.t(), (d @ d.t()).full_tensor())
+    return around(fn)(d, w)
+
+
 def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     """For each program what eager torch returns here, and what `jit` does."""
     mesh, rank = _mesh(shape), torch.distributed.get_rank()
@@ -58,8 +68,9 @@ def _on_a_rank(shape: tuple[int, ...], names: set[str]) -> dict[str, Any]:
     found["unsaid"] = plain(wrong), plain(unsaid)
     ours = _staged(PROGRAMS["functions"], mesh, "aten").compile(*own(rank))
     eager = PROGRAMS["functions"](*own(rank), mesh)
+    found["part"] = plain(_on_part(mesh, rank)), plain(_on_part(mesh, rank, sf.jit))
     found["compiled"] = plain(eager), plain(ours(*own(rank)))
-    for name in LOSSES.keys() & names:
+    for name in filter(names.__contains__, LOSSES):  # in one order on all ranks
         loss = LOSSES[name]
         found[name] = (
             plain(_eager_gradients(loss, mesh, *own(rank))),
@@ -76,7 +87,7 @@ def answers(request: pytest.FixtureRequest) -> Any:
     return shape, run_ranks(size, _on_a_rank, shape, asked(request, "name"))
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled"])
+@pytest.mark.parametrize("name", [*PROGRAMS, *LOSSES, "compiled", "part"])
 def test_s2_2_a_program_answers_as_eager_torch_on_real_ranks(
     name: str, answers: Any
 ) -> None:

@@ -178,25 +178,24 @@ def beside(held: Any, x: Any) -> Any:
     return sf.jit(lambda x: held.to_local() + x.to_local())(x)
 
 
-WHOLE = "sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), outside of the function"
+ONE = "outside of the function, where all parts hold the same"
+WHOLE = f"sf.distribute(sf.full(x), mesh, [Shard(dim=0), Replicate()]), {ONE}"
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "an argument on a part of the mesh": (
-        lambda mesh: sf.jit(lambda a, b: a.to_local() + b.to_local())(
-            part(mesh, "dp"), distribute_tensor(X, mesh, [S, R])
-        ),
-        f"""jit(<lambda>), argument a: it lives on another mesh, (dp=2), and the function's is \
+    "an argument of shard on a part of the mesh": (
+        lambda mesh: sf.shard(torch.sin, mesh)(part(mesh, "dp")),
+        f"""shard(sin), argument args[0]: it lives on another mesh, (dp=2), and the function's is \
 (dp=2, tp=2); {WHOLE}
   try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
 argument's own""",
     ),
-    "arguments on two parts": (
-        lambda mesh: sf.jit(lambda a, b: (a * 1, b * 1))(
+    "two arguments of shard on parts": (
+        lambda mesh: sf.shard(lambda a, b: a * b, mesh)(
             part(mesh, "dp"), part(mesh, "tp", 1)
         ),
-        f"""jit(<lambda>), 2 arguments: placements that do not fit
+        f"""shard(<lambda>), 2 arguments: placements that do not fit
   a: it lives on another mesh, (dp=2), and the function's is (dp=2, tp=2); {WHOLE}
   b: it lives on another mesh, (tp=2), and the function's is (dp=2, tp=2); \
-sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), outside of the function
+sf.distribute(sf.full(x), mesh, [Replicate(), Shard(dim=1)]), {ONE}
   try: placements that fit each tensor and the mesh, such as P('axis') or None for the \
 argument's own""",
     ),
@@ -205,7 +204,7 @@ argument's own""",
         f"""jit(<lambda>), a DTensor that it closes over: its mesh is (dp=2), that of the call \
 around it (dp=2, tp=2)
   needed: one mesh
-  try: {WHOLE}""",
+  try: it as an argument; or {WHOLE}""",
     ),
     "two meshes in one op": (
         lambda mesh: sf.jit(
@@ -217,18 +216,6 @@ around it (dp=2, tp=2)
         """add: of DTensors on the axes (dp) and (dp, tp)
   needed: one mesh
   try: DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh""",
-    ),
-    "a result on a part": (
-        lambda mesh: sf.jit(
-            lambda x: (
-                DTensor.from_local(x, mesh["dp"], [S]),
-                DTensor.from_local(x, mesh, [S, R]),
-            )
-        )(X),
-        """a DTensor on a part of the mesh: a result that differs over tp, which its mesh does \
-not have
-  needed: a placement for each axis of the mesh
-  try: DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh""",
     ),
     "redistributed to the whole mesh": (
         lambda mesh: sf.jit(

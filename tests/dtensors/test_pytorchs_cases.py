@@ -135,6 +135,66 @@ def an_embedding_by_rows(mesh: Any) -> None:
     close(staged(sf.grad(loss), d), 2 * table * counts[:, None])
 
 
+class Placements:
+    """A sequence of placements of a class of its own."""
+
+    def __init__(self, *placements: Any) -> None:
+        self.held = placements
+
+    def __iter__(self) -> Any:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def attributes_and_methods(mesh: Any) -> None:
+    x = draw(8, 3)
+
+    def fn(d: Any) -> Any:
+        y = d * 2
+        mine = y._local_tensor + (1 if y.placements[0].is_shard() else 2)
+        said = hasattr(d, "_local_tensor"), hasattr(mine, "_local_tensor")
+        again = DTensor.from_local(mine, mesh, Placements(S))
+        moved = DTensor.redistribute(again, mesh, Placements(R))
+        return DTensor.to_local(moved), DTensor.full_tensor(y), said
+
+    to_local, full, said = sf.jit(fn, backend="aten")(distribute_tensor(x, mesh, [S]))
+    assert said == (True, False)
+    close(_mine(to_local), 2 * x + 1)
+    close(_mine(full), 2 * x)
+
+
+def pieces(mesh: Any) -> None:
+    x = draw(16, 4)
+
+    def fn(d: Any, size: int) -> Any:
+        whole = lambda y: y.redistribute(d.device_mesh, [R]).to_local()
+        both = torch.cat((d, d.cos()), dim=0)
+        return [whole(y) for y in (*torch.split(d, size), both)]
+
+    for size in (3, 4):
+        found = staged(fn, distribute_tensor(x, mesh, [S]), size)
+        wanted = [*torch.split(x, size), torch.cat((x, x.cos()))]
+        for got, y in zip(found, wanted, strict=True):
+            close(got, y)
+
+
+def a_hook_that_takes_a_dtensor_apart(mesh: Any) -> None:
+    layer, x = nn.Linear(4, 4).double().requires_grad_(False), draw(5, 4)
+    wanted = layer(x) + 2
+
+    def hook(module: Any, args: Any, out: Any) -> Any:
+        local = out.to_local(grad_placements=out.placements) + 2
+        return DTensor.from_local(local, mesh, out.placements, run_check=False)
+
+    layer.register_forward_hook(hook)
+    for name in ("weight", "bias"):
+        placed = distribute_tensor(getattr(layer, name).detach(), mesh, [R])
+        setattr(layer, name, nn.Parameter(placed, requires_grad=False))
+    close(staged(layer, distribute_tensor(x, mesh, [R])), wanted)
+
+
 def _pair() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 6)).double()
@@ -200,6 +260,9 @@ CASES = (
     a_gradient_placed_otherwise_than_the_value,
     the_backward_of_a_redistribution,
     an_embedding_by_rows,
+    attributes_and_methods,
+    pieces,
+    a_hook_that_takes_a_dtensor_apart,
     tensor_parallel,
     tensor_and_sequence_parallel,
     fully_sharded_tensor_parallel_checkpoint,

@@ -22,6 +22,9 @@ PLACED = st.lists(
     max_size=4,
 ).map(tuple)
 HELD = st.lists(PLACED.filter(len).map(texts.print_placed), max_size=3).map(tuple)
+PARTS = st.tuples(
+    PLACED.map(texts.print_placed), st.lists(NUMBERS, max_size=3).map(tuple)
+)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4).map(tuple)
 SPECS = st.lists(AXES | st.just((texts.KEEP,)), min_size=2, max_size=4).map(tuple)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
@@ -34,6 +37,11 @@ FORMATS: dict[str, tuple[Any, Any, Any]] = {
     "sized_shards": (CUTS, texts.print_sized_shards, texts.parse_sized_shards),
     "placed": (PLACED, texts.print_placed, texts.parse_placed),
     "held": (HELD, texts.print_held, texts.parse_held),
+    "part": (
+        PARTS,
+        lambda part: texts.print_part(*part),
+        texts.parse_part,
+    ),
     "pairs": (PAIRS, texts.print_pairs, texts.parse_pairs),
     "spec": (SPECS, texts.print_spec, texts.parse_spec),
     "record": (RECORDS, texts.print_record, texts.parse_record),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.tensor import (
     DTensor,
@@ -49,3 +50,20 @@ def test_outside_of_the_world_torch_is_as_before() -> None:
     with sf.fake_world(2):
         pass
     assert DTensor.__new__ is before
+
+
+def test_a_dtensor_on_a_part_is_of_its_ranks_and_all_parts_are_alike() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        rows = [X + k for k in (0, 1, 0, 1)]
+        for place in (
+            lambda x: DTensor.from_local(x, mesh["b"], [Shard(0)]),
+            lambda x: distribute_tensor(x, mesh["b"], [Shard(0)], src_data_rank=None),
+        ):
+            assert len(place(SimulatedTensor(rows)).to_local().shards) == 2
+            with pytest.raises(sf.PlacementError, match="hold other values"):
+                place(SimulatedTensor([X + k for k in range(4)]))
+        part = DTensor.from_local(SimulatedTensor(rows), mesh["b"], [Shard(0)])
+        assert torch.equal(part.full_tensor(), torch.cat(rows[:2]))
+        with pytest.raises(sf.PlacementError, match="of 2 ranks, on a mesh of 4"):
+            DTensor.from_local(part.to_local(), mesh, [Shard(0), Shard(0)])

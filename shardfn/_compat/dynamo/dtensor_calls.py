@@ -22,6 +22,9 @@ def overwrite(x: torch.Tensor, value: torch.Tensor) -> None:
     x.copy_(value)
 
 
+WAIT = "wait"  # of a tensor that a functional collective returns
+
+
 class DTensors(Protocol):
     """Our functions for those of DTensors, and the tensors of a capture that are DTensors."""
 
@@ -84,6 +87,8 @@ def method_called(
     kwargs: Any,
 ) -> Any:
     """A call of a tensor's method, which may be one of DTensors."""
+    if name == WAIT and not args:
+        return tensor  # a value is available where it is read
     if name not in dtensors.methods:
         return call(tensor, tx, name, args, kwargs)
     placed = dtensors.placed(name, _node(tensor), _outer(tx))
@@ -128,7 +133,8 @@ def has_attribute(
     """Whether a tensor has an attribute, which may be one of DTensors."""
     from torch._dynamo.variables.base import VariableTracker
 
-    if name not in {*dtensors.methods, *dtensors.attributes, "device_mesh"}:
+    own = {*dtensors.methods, *dtensors.attributes, "device_mesh", "_local_tensor"}
+    if name not in own:
         return asked(tensor, tx, name)
     found = dtensors.asked_for(_node(tensor), _outer(tx))
     return VariableTracker.build(tx, found)
@@ -151,8 +157,18 @@ def function_called(
         return _read(tx, ours, args, kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
+    if (method := _unbound(dtensors, called)) is not None:
+        tensor, *rest = args
+        return tensor.realize().call_method(tx, method, rest, kwargs)
     refuse_call(called, args, kwargs)
     return call(function, tx, args, kwargs)
+
+
+def _unbound(dtensors: DTensors, called: Any) -> str | None:
+    """The name of a method of DTensor that is called as a function, such as DTensor.to_local."""
+    name = getattr(called, "__name__", "")
+    is_method = name in dtensors.methods and called is getattr(DTensor, name)
+    return name if is_method else None
 
 
 def collective_called(

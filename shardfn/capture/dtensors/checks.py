@@ -26,6 +26,7 @@ from .flattened import home_of, refuse_flattened
 
 CONSTRAINTS = (  # in `shard`
     "DTensor.redistribute",
+    "DTensor.full_tensor",
     "distribute_tensor",
     "torch.distributed.tensor.zeros",
     "torch.distributed.tensor.ones",
@@ -260,6 +261,16 @@ def meshed(what: str, text: str | None) -> tuple[tuple[str, int, str], ...]:
     return tuple(
         (name, sizes[name], said) for name, said in parse_placed(text or "")
     )
+
+
+@_compat.constant_in_graph
+def part_of(text: str | None) -> str:
+    """The placements of a DTensor on a part of the mesh of the code here, else nothing."""
+    mesh = current_scope().mesh
+    if text is None or mesh is None:
+        return ""
+    names = tuple(name for name, _ in parse_placed(text))
+    return text if names != axes_of(mesh).names else ""
 
 
 @_compat.constant_in_graph

@@ -175,7 +175,10 @@ def _varying(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     return CaptureError.of(
         name,
         f"{got} over {', '.join(axes)}",
-        fix="a number that all ranks have: dist.all_reduce or sf.psum it first",
+        fix=(
+            "a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each "
+            "rank's shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)"
+        ),
         source=_line_of(node),
     )
 

@@ -10,4 +10,6 @@ ATTRIBUTES: dict[str, Callable[..., Any]] = {}  # of the placements of the tenso
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # of torch, each with ours
 OF_GROUPS: dict[str, Callable[..., Any]] = {}  # methods of (group, *args)
 OF_MESHES: dict[str, Callable[..., Any]] = {}  # methods of (mesh, *args)
+PART = "_part"  # an attribute of ours: the placements of a DTensor on a part, else nothing
 PARTIAL = "_partial"  # an attribute of ours: the placements of a Partial DTensor, else nothing
+OURS = PART, PARTIAL  # attributes that a DTensor may lack

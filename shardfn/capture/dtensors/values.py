@@ -128,11 +128,11 @@ class DTensors:
             with _compat.neutral():
                 found = self.value(node, outer)
         except Exception as error:
-            if name == table.PARTIAL:
+            if name in table.OURS:
                 return None
             got = f"torch places no such DTensor: {_first_line(error)}"
             raise CaptureError.of(f"DTensor.{name}", got, fix=FIX) from error
-        if not isinstance(found, DTensor) and name == table.PARTIAL:
+        if not isinstance(found, DTensor) and name in table.OURS:
             return None
         if not isinstance(found, DTensor):
             raise CaptureError.of(

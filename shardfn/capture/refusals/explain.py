@@ -75,6 +75,16 @@ CAUSES = (
         "a distribution of torch.distributions reads the values of its parameters to check them",
         "validate_args=False, and checks outside of the function",
     ),
+    (
+        "trace_autograd_ops",
+        "it calls torch.autograd.grad or backward",
+        "sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside of it",
+    ),
+    (
+        "requires_grad_() called on it",
+        "it returns a tensor of which it calls requires_grad_",
+        "the tensor, and requires_grad_ outside; sf.grad for a derivative inside",
+    ),
     ("operator `print`", "it prints", "return the value and print it outside"),
     (
         "to return a scalar",

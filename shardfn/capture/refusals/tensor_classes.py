@@ -15,6 +15,7 @@ from .. import annotations as sources
 from . import leaks
 
 FIX = (
+    "DTensor.from_local(x, mesh, placements) or distribute_tensor, in jit and shard_map; "
     "global tensors inside: in_placements, out_placements and sf.constrain(x, "
     "placements) say how they lie; "
     "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"

@@ -69,6 +69,44 @@ LOCAL_MAP = (
     "local_map: a DTensor is placed otherwise than in_placements say",
     "redistribute_inputs=True of local_map, or x.redistribute before it",
 )
+OUT_PLACEMENTS = (
+    "local_map: out_placements of another length than the results",
+    "out_placements=([Shard(0)], None), one list for each result: None for a number",
+)
+# texts of torch's local_map (torch 2.13 to 2.15), each with what to write instead
+LOCAL_MAPS = {
+    "does not match the number of input args": (
+        "local_map: in_placements of another length than the arguments",
+        "in_placements=([Shard(0)], None), one list for each leaf: None for a number",
+    ),
+    "expects placements but received": (
+        "local_map: in_placements has None for a DTensor",
+        "a list of placements for it, or in_placements=None: each as it is placed",
+    ),
+    "expects in grad placements but received": (
+        "local_map: in_grad_placements has None for a DTensor",
+        "a list of placements for it, or in_grad_placements=None",
+    ),
+    "one PlacementType be provided for each output": OUT_PLACEMENTS,
+    "expects None placements but received": (
+        "local_map: placements for a value that is not a tensor",
+        "None in its place",
+    ),
+    "torch.Tensor output expected but received": (
+        "local_map: the function returns a DTensor",
+        "x.to_local() of it",
+    ),
+    "object is not iterable": (
+        "local_map: a placement where a list of placements belongs",
+        "a list for each argument and result: out_placements=([Shard(0)],)",
+    ),
+    "ValueError": LOCAL_MAP,
+    "IndexError": (
+        "local_map: in_grad_placements of another length than the arguments",
+        "in_grad_placements=([Shard(0)], [Partial()]), one list for each leaf",
+    ),
+}
+LOCAL_MAP_FRAME = "_local_map_wrapped"
 PINS = (
     "it pins activations of a module",
     "sf.pin outside of the function; inside, sf.constrain of the value",
@@ -134,13 +172,27 @@ def unsupported(frames: Sequence[Any], said: str) -> tuple[str, str] | None:
         frames: of the traced code, the outermost first: records with `filename` and `name`.
         said: the error's text.
     """
-    if frames and frames[-1].name == "_local_map_wrapped" and "ValueError" in said:
-        return LOCAL_MAP
-    rows = [row for row in (_row(frame) for frame in frames) if row is not None]
+    rows = _of_local_map(frames, said)
+    rows += [row for row in (_row(frame) for frame in frames) if row is not None]
     rows += [row for name, row in TORCH.items() if f"function `{name}`" in said]
     rows += [row for sign, row in SIGNS.items() if sign in said]
-    rows += [OTHER for frame in frames if "/torch/distributed/" in frame.filename]
+    rows += [OTHER for frame in frames if _is_other(frame)]
     return rows[0] if rows else None
+
+
+def _of_local_map(frames: Sequence[Any], said: str) -> list[tuple[str, str]]:
+    """The rows of a mistake that torch's local_map finds."""
+    users = [frame for frame in frames if not is_inside(frame.filename)]
+    if not users or users[-1].name != LOCAL_MAP_FRAME:
+        return []
+    return [row for sign, row in LOCAL_MAPS.items() if sign in said]
+
+
+def _is_other(frame: Any) -> bool:
+    """Whether a frame is of torch.distributed, other than of a function that calls the user's."""
+    return (
+        "/torch/distributed/" in frame.filename and frame.name != LOCAL_MAP_FRAME
+    )
 
 
 def _row(frame: Any) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from ... import _compat, _tree
 from ...capture import constant_key
+from ...capture.dtensors.checks import needs_ranks
 from ...capture.rewrites.strides import refuse_unstrided
 from ...errors import PlacementError, call_site
 from ...mesh import axes_of, current_mesh, refuse_elsewhere
@@ -114,6 +115,8 @@ def _constants(
 
 def _mesh(request: Request, leaves: list[Any]) -> Any:
     mesh = request.mesh or current_mesh() or _of_dtensors(leaves)
+    if request.may_be_of_ranks and request.mesh is None and mesh is not None:
+        _refuse_parts(leaves, mesh)
     if mesh is None and request.needs_mesh:
         fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
         source = call_site()
@@ -123,6 +126,20 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     if mesh is not None:
         refuse_elsewhere(request.name, mesh)
     return mesh
+
+
+def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
+    """Refuse DTensors on parts of the mesh as global tensors: only the code of one rank has such.
+
+    Raises:
+        NeedsRanks: always, if there is one.
+    """
+    meshes = [x.device_mesh for x in leaves if isinstance(x, DTensor)]
+    others = [other for other in meshes if other != mesh]
+    if any(_compat.root_mesh(other) == mesh for other in others):
+        error = needs_ranks("a DTensor on a part of the mesh", mesh)
+        error.is_for_good = False
+        raise error
 
 
 def _leaves_of(numbers: Sequence[int], treedef: Any) -> set[int]:

@@ -178,7 +178,10 @@ def moved_to(x: DTensor, mesh: Any) -> str:
     placements = [own.get(name, Replicate()) for name in axes.names]
     placements = [Replicate() if p.is_partial() else p for p in placements]
     said = ", ".join(map(repr, placements))
-    return f"sf.distribute(sf.full(x), mesh, [{said}]), outside of the function"
+    return (
+        f"sf.distribute(sf.full(x), mesh, [{said}]), outside of the function, where all "
+        "parts hold the same"
+    )
 
 
 def marks_of_closed_over(
@@ -193,5 +196,7 @@ def marks_of_closed_over(
         return ("R",) * len(axes.names)
     if x.device_mesh != mesh:
         where = f"{name}, a DTensor that it closes over"
-        refuse_other(where, x.device_mesh, mesh, moved_to(x, mesh))
+        moved = moved_to(x, mesh)
+        fix = f"it as an argument; or {moved}" if moved else ""
+        refuse_other(where, x.device_mesh, mesh, fix)
     return marks_of(list(x.placements), x.shape, axes)

@@ -14,7 +14,7 @@ from ... import schedule as passes
 from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates, group_names
-from ...ops.text_formats import parse_placed
+from ...ops.text_formats import is_part, parse_placed
 from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
@@ -206,7 +206,7 @@ def _partial_marks(
 
 def _partial(text: str, x: torch.Tensor, placed: Placed) -> Marks | None:
     """The placements of a text. None if they are not those of a Partial value that has a rule."""
-    known = dict(parse_placed(text))
+    known = {} if is_part(text) else dict(parse_placed(text))
     if not known or any(said[0] == "?" for said in known.values()):
         return None
     placements = [placement_of(known.get(name, "R")) for name in placed.axes.names]

@@ -58,8 +58,15 @@ def from_local(
     _check_gradient(FROM_LOCAL, device_mesh, None, grad_placements, local)
     x = placement.shared(local_tensor, "a DTensor")
     same = tuple([name for name, _, said in rows if said == "R"])
-    if same:
-        x = of_rank(x, 0, same) if run_check else _invariant(x, same)
+    x = of_rank(x, 0, same) if same and run_check else x
+    return joined(x, rows, shards)
+
+
+@_compat.read_by_dynamo
+def joined(x: torch.Tensor, rows: Any, shards: str) -> torch.Tensor:
+    """The DTensor of local tensors: of its placements as rows, and as text for the prims."""
+    same = tuple([name for name, _, said in rows if said == "R"])
+    x = _invariant(x, same) if same else x
     for name, n, said in rows:
         if said[0] == "P":
             x = _reduced(x, name, n, said[1:])
@@ -80,6 +87,10 @@ def redistribute(
 ) -> torch.Tensor:
     """DTensor.redistribute. Of an asynchronous one the result is awaited where it is read."""
     what = "DTensor.redistribute"
+    if placements is None:
+        checks.refuse_option(
+            what, "without placements", "x.redistribute(mesh, [Replicate()])"
+        )
     is_constraint = checks.is_constraint()
     if not is_constraint:
         checks.refuse_plain(what, placed)
@@ -140,12 +151,13 @@ def full_tensor(
     x: torch.Tensor, placed: str | None, *, grad_placements: Any = None
 ) -> torch.Tensor:
     """DTensor.full_tensor."""
-    if checks.is_constraint():
-        return redistribute(x, placed)
     what = "DTensor.full_tensor"
+    if checks.is_constraint():
+        rows = checks.placed_on(what, None, placed, None, kind(x)[0])
+        return _placed(x, rows, True)
     text = checks.replicated(what, placed)
     _check_gradient(what, None, placed, grad_placements, kind(x)[0])
-    return to_local(redistribute(x, placed), text)
+    return to_local(placement.moved(x, text, placed or ""), text)
 
 
 @_compat.read_by_dynamo
@@ -275,6 +287,7 @@ table.METHODS.update(
 table.ATTRIBUTES["placements"] = placements_of
 table.ATTRIBUTES["_spec"] = spec_of
 table.ATTRIBUTES[table.PARTIAL] = partial_of
+table.ATTRIBUTES[table.PART] = checks.part_of
 table.FUNCTIONS.update(
     {
         use_mesh: in_mesh,

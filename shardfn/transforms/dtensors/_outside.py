@@ -13,7 +13,7 @@ from ... import _compat, _tree
 from ...capture.dtensors.values import text_of
 from ...errors import TreeError
 from ...mesh import axes_of
-from ...ops.text_formats import print_held
+from ...ops.text_formats import is_part, print_held
 from ...runtime import Request, donation
 from ...runtime.arguments import (
     OWN,
@@ -25,6 +25,7 @@ from ...runtime.arguments.dynamic import ATTRIBUTE, Dims, dims_of, marked
 from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
 from ...types import ShapeDtype
 from ...world import current_world
+from ._parts import is_on_part, of_part, own_of_part
 
 OF_RANKS = SimulatedTensor, UnreadTensor
 
@@ -60,8 +61,12 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     marks = _marks(request, args, kwargs, paths)
     leaves = []
     for x in _tree.quick_leaves((args, kwargs)):
-        if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
-            path = where.get(id(x), "")
+        path = where.get(id(x), "")
+        if is_on_part(x, mesh):
+            refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
+            x = _global(own_of_part(request.name, path, x, mesh), mesh)
+            setattr(x, OWN, True)
+        elif isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             if _holds_dtensors(request.name, where, x):
                 leaves.append(x)
                 continue
@@ -125,17 +130,19 @@ def leaving(out: Any) -> Any:
     """The results, with this rank's tensors in place of DTensors of all ranks'."""
     result, kinds = out
     rows = zip(_tree.quick_leaves((result,)), kinds, strict=True)
-    (found,) = _tree.refill((result,), [_own(x, is_given) for x, is_given in rows])
+    (found,) = _tree.refill((result,), [_own(x, text) for x, text in rows])
     return found
 
 
-def _own(x: Any, is_given: bool) -> Any:
-    if is_given or not isinstance(x, torch.Tensor):
+def _own(x: Any, text: str) -> Any:
+    if is_part(text):
+        return of_part(_compat.local_tensor(x).squeeze(0), text, x.device_mesh)
+    if text or not isinstance(x, torch.Tensor):
         return x
     if _compat.holds_tensors(x):
         tensors, shell = _compat.opened(x)
         shell = attrs.evolve(shell, shape=shell.shape[1:], stride=shell.stride[1:])
-        return _compat.closed(shell, [_own(y, is_given) for y in tensors])
+        return _compat.closed(shell, [_own(y, text) for y in tensors])
     return _compat.local_tensor(x).squeeze(0) if isinstance(x, DTensor) else x
 
 

@@ -21,6 +21,7 @@ from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import parse_held, print_shards, print_spec
 from ...runtime import Around, Request
+from . import _parts
 from ._outside import entering, leaving
 
 
@@ -42,7 +43,7 @@ class OnRanks:
     @_compat.read_by_dynamo
     def inline(self, *args: Any, **kwargs: Any) -> Any:
         """The result, and for each leaf of it a text: empty for no DTensor, else a space, and the
-        placements if it is Partial.
+        placements if it is Partial; of a DTensor on a part of the mesh those of the part.
         """
         axes = axis_names.enter_mesh(self.name, self.mesh, None)
         rows = zip(_tree.quick_leaves((args, kwargs)), self.placed, strict=True)
@@ -89,6 +90,9 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
         ]
         return _compat.closed(holders.shell(x, tuple(x.shape)), own)
     if text:
+        rows = _parts.rows_of_part(text, axes)
+        if rows:
+            return _parts.entering(x, rows, axes)
         return placement.placed(x, text)
     if names:
         shell = holders.shell(x, tuple(x.shape)[1:])
@@ -102,7 +106,9 @@ def _entering(x: Any, text: str, axes: Any) -> Any:
 @_compat.read_by_dynamo
 def _said(x: Any) -> str:
     """The text of a result."""
-    return f" {x._partial}" if isinstance(x, DTensor) else ""
+    if not isinstance(x, DTensor):
+        return ""
+    return _parts.said(x) or f" {x._partial}"
 
 
 @_compat.read_by_dynamo
@@ -110,7 +116,9 @@ def _leaving(x: Any, axes: Any) -> Any:
     """A result as a global tensor."""
     if not isinstance(x, torch.Tensor):
         return x
-    if isinstance(x, DTensor):
+    is_placed = isinstance(x, DTensor)
+    x = _parts.leaving(x) if is_placed else x
+    if is_placed and isinstance(x, DTensor):
         return placement.returned(x)
     if names := holders.held(x):
         count = math.prod([n for _, n in axes])

@@ -83,21 +83,24 @@ distribute_tensor(plain, mesh, placements) for one that all have; or dtensor.to_
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
         """mul: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
+shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank": (
         lambda x, mesh: sf.cond(
             x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
         ).full_tensor(),
         """a DTensor: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
+shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank, for a result": (
         lambda x, mesh: sf.cond(
             x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
         ),
         """a DTensor: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
+shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a derivative of a term": (
         lambda x, mesh: sf.grad(
@@ -180,7 +183,8 @@ not say its terms
     "a DTensor and a size of each rank": (
         lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
         """mul: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first""",
+  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
+shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a loop of a size of each rank": (
         lambda x, mesh: sf.scan(

@@ -1,0 +1,141 @@
+"""DTensors on a part of the mesh as arguments and results of the code of one rank: each rank's own
+tensors, whose values may differ between the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import shardfn as sf
+from shardfn.simulated import SimulatedTensor
+from shardfn.transforms.dtensors import _parts
+
+R, S = Replicate(), Shard(0)
+W = torch.arange(8.0, dtype=torch.float64).reshape(4, 2).sin()
+X = torch.arange(12.0, dtype=torch.float64).reshape(3, 4).cos()
+
+
+def grid() -> Any:
+    return sf.make_mesh((2, 2), ("dp", "tp"))
+
+
+@pytest.fixture(name="mesh")
+def _mesh() -> Iterator[Any]:
+    with sf.fake_world(4):
+        yield grid()
+
+
+def own(rank: int) -> torch.Tensor:
+    """The batch of a rank: ranks of a tp group have the same."""
+    return X + rank // 2
+
+
+def close(got: Any, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_dtensor_is_on_a_part_of_its_own_mesh(mesh: Any) -> None:
+    d = distribute_tensor(W, mesh["tp"], [S])
+    assert _parts.is_on_part(d, mesh)
+    assert not _parts.is_on_part(d, mesh["tp"])
+    assert not _parts.is_on_part(distribute_tensor(W, mesh, [R, S]), mesh)
+    assert not _parts.is_on_part(W, mesh)
+    other = sf.make_mesh((4,), ("dp",))
+    assert not _parts.is_on_part(d, other)
+
+
+def test_every_rank_has_the_tensor_of_its_place_in_the_part() -> None:
+    for rank in (0, 3):
+        with sf.fake_world(4, rank=rank):
+            mesh = grid()
+            for axis, rows in (("tp", (0, 1, 0, 1)), ("dp", (0, 0, 1, 1))):
+                d = distribute_tensor(W, mesh[axis], [S])
+                every = _parts.own_of_part("jit(f)", "w", d, mesh).shards
+                halves = W.chunk(2)
+                for x, k in zip(every, rows, strict=True):
+                    assert torch.equal(x, halves[k])
+
+
+def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:
+    d = distribute_tensor(X, mesh["tp"], [S])
+    with pytest.raises(sf.PlacementError) as caught:
+        sf.jit(lambda w: w["w"].full_tensor())({"w": d})
+    assert caught.value.arg_path == "w['w']"
+    assert "a part of the mesh, (tp=2), in shards of different sizes" in str(caught.value)
+
+
+def test_axes_of_a_part() -> None:
+    axes = (("dp", 2), ("tp", 3))
+    assert _parts.rows_of_part("tp=S0", axes) == (("tp", 3, "S0"),)
+    assert _parts.rows_of_part("dp=R,tp=S0", axes) == ()
+
+
+def test_a_result_has_its_mesh_its_shape_and_its_order_of_dims(mesh: Any) -> None:
+    d = distribute_tensor(W, mesh["tp"], [S])
+    fn = lambda d, x: (d.t(), d * 2, d.placements, d.device_mesh == mesh["tp"])
+    t, twice, placements, is_part = sf.jit(fn, backend="aten")(d, X)
+    assert is_part and placements == (S,)
+    assert t.device_mesh == twice.device_mesh == mesh["tp"]
+    assert (t.shape, t.stride()) == ((2, 4), (1, 2))
+    assert (t.placements, twice.placements) == ((Shard(1),), (S,))
+    close(t.full_tensor(), W.t())
+    close(twice.full_tensor(), 2 * W)
+
+
+def test_parts_and_the_whole_mesh_keep_apart(mesh: Any) -> None:
+    tp = distribute_tensor(W, mesh["tp"], [S])
+    dp = DTensor.from_local(W, mesh["dp"], [Partial()])
+    every = distribute_tensor(W, mesh, [S, Shard(1)])
+    fn = lambda a, b, c: (a.full_tensor() + b.full_tensor() + c.full_tensor(), a, b)
+    total, a, b = sf.jit(fn, backend="aten")(tp, dp, every)
+    for x in total.shards:
+        close(x, 4 * W)
+    assert (a.device_mesh, b.device_mesh) == (mesh["tp"], mesh["dp"])
+    close(b.full_tensor(), 2 * W)
+    mixed = sf.jit(lambda a, b: a + b)
+    with pytest.raises(sf.CaptureError, match="needed: one mesh"):
+        mixed(tp, every)
+
+
+def step(mesh: Any) -> Any:
+    """A step of data parallelism over tensor parallelism, each on its part of the mesh."""
+
+    def loss(w: Any, x: Any) -> Any:
+        y = DTensor.from_local(x, mesh["tp"], [R]) @ w
+        return y.sin().sum().full_tensor()
+
+    def fn(w: Any, x: Any) -> Any:
+        g = sf.grad(loss)(w, x)
+        mean = g.to_local() / 2
+        dist.all_reduce(mean, group=mesh.get_group("dp"))
+        placed = DTensor.from_local(mean, mesh["tp"], g.placements)
+        return w - 0.1 * placed, g
+
+    return fn
+
+
+def gradient_of(rank: int) -> torch.Tensor:
+    return torch.func.grad(lambda w: (own(rank) @ w).sin().sum())(W)
+
+
+MEAN = (gradient_of(0) + gradient_of(2)) / 2
+
+
+def test_a_step_of_two_parts_is_that_of_one_device(mesh: Any) -> None:
+    w = distribute_tensor(W, mesh["tp"], [Shard(1)])
+    batch = SimulatedTensor([own(rank) for rank in range(4)])
+    stepped = sf.jit(lambda w, x: step(mesh)(w, x)[0], backend="aten")
+    for _ in range(2):
+        out = stepped(w, batch)
+        assert (out.device_mesh, out.placements) == (mesh["tp"], (Shard(1),))
+        close(out.full_tensor(), W - 0.1 * MEAN)
+    compiled = stepped.compile(w, batch)
+    close(compiled(w, batch).full_tensor(), W - 0.1 * MEAN)
+    with pytest.raises(sf.PlacementError, match="hold other values"):
+        sf.jit(step(mesh), backend="aten")(w, batch)  # each part has its gradient
