@@ -6,6 +6,7 @@ and a gather of a view is one of its source, which other views of it then read.
 
 from __future__ import annotations
 
+import functools
 import attrs
 import torch
 
@@ -123,7 +124,9 @@ def _imaged(walk: Walk, view: View, marks: Marks) -> Marks | None:
             fit
             for row in rows
             for strategy in in_units(
-                row, [{mark}], strided=rules.takes_strided(call, row)
+                row,
+                [{mark}],
+                strided=functools.partial(rules.takes_strided, call, row),
             )
             if strategy[0] == (mark,)
             and (fit := walk.fit(call, strategy, placed)) is not None

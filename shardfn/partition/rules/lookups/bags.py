@@ -65,7 +65,8 @@ def _long(indices: torch.fx.Node, offsets: torch.fx.Node | None) -> int | None:
     if offsets is None or offsets.target is not aten.arange.start_step:
         return None
     n = indices.meta["val"].numel()
-    first, last, step, *_ = offsets.args
+    counted: Any = offsets.args
+    first, last, step, *_ = counted
     is_even = n > 0 and step > 0 and n % step == 0
     return step if is_even and (first, last) == (0, n) else None
 
