@@ -131,7 +131,8 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         raise PlacementError.of(what, got, fix=fix, mesh=mesh)
     own = [x.shards[rank] for rank in ranks]
     for part in _parts(mesh, len(x.shards)):
-        pairs = zip(own, (x.shards[rank] for rank in part), strict=True)
+        theirs = [x.shards[rank] for rank in part]
+        pairs = zip(own, theirs, strict=True)
         if not all(_is_same(a, b) for a, b in pairs):
             got = f"a part of a mesh, ranks {ranks}; ranks {part} hold other values"
             fix = "DTensor.from_local(x, mesh, placements) on the whole mesh"
@@ -143,8 +144,9 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are equal, where nan equals nan."""
     if a.shape != b.shape:
         return False
-    are_nan = (a != a) & (b != b)
-    return bool(((a == b) | are_nan).all())
+    are_nan = a.isnan() & b.isnan()
+    are_same = (a == b) | are_nan
+    return bool(are_same.all())
 
 
 def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
@@ -155,8 +157,13 @@ def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
     if root.size() != count or not {*names} < {*every}:
         return []
     dims = [every.index(name) for name in names]
-    others = [dim for dim in range(root.ndim) if dim not in dims]
-    rows = root.mesh.permute(*others, *dims).reshape(-1, mesh.size())
+    others = [
+        dim
+        for dim in range(root.ndim)
+        if dim not in dims
+    ]
+    order = root.mesh.permute(*others, *dims)
+    rows = order.reshape(-1, mesh.size())
     return rows.tolist()
 
 

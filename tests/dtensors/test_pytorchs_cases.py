@@ -155,8 +155,10 @@ def attributes_and_methods(mesh: Any) -> None:
         y = d * 2
         mine = y._local_tensor + (1 if y.placements[0].is_shard() else 2)
         said = hasattr(d, "_local_tensor"), hasattr(mine, "_local_tensor")
-        again = DTensor.from_local(mine, mesh, Placements(S))
-        moved = DTensor.redistribute(again, mesh, Placements(R))
+        rows: Any = Placements(S)
+        same: Any = Placements(R)
+        again = DTensor.from_local(mine, mesh, rows)
+        moved = DTensor.redistribute(again, mesh, same)
         return DTensor.to_local(moved), DTensor.full_tensor(y), said
 
     to_local, full, said = sf.jit(fn, backend="aten")(distribute_tensor(x, mesh, [S]))

@@ -67,3 +67,14 @@ def test_a_dtensor_on_a_part_is_of_its_ranks_and_all_parts_are_alike() -> None:
         assert torch.equal(part.full_tensor(), torch.cat(rows[:2]))
         with pytest.raises(sf.PlacementError, match="of 2 ranks, on a mesh of 4"):
             DTensor.from_local(part.to_local(), mesh, [Shard(0), Shard(0)])
+
+
+def test_the_tensor_of_the_first_rank_is_sent_whichever_rank_is_shown() -> None:
+    rows = [X + k for k in range(4)]
+    for rank in (0, 3):
+        with sf.fake_world(4, rank=rank):
+            mesh = sf.make_mesh((2, 2), ("a", "b"))
+            for placements in ([Shard(0), Replicate()], [Replicate(), Shard(1)]):
+                x = distribute_tensor(SimulatedTensor(rows), mesh, placements)
+                assert torch.equal(x.full_tensor(), X)
+                assert len({s.data_ptr() for s in x._local_tensor.shards}) == 4

@@ -134,9 +134,15 @@ def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
     Raises:
         NeedsRanks: always, if there is one.
     """
-    meshes = [x.device_mesh for x in leaves if isinstance(x, DTensor)]
-    others = [other for other in meshes if other != mesh]
-    if any(_compat.root_mesh(other) == mesh for other in others):
+    others = [
+        x.device_mesh
+        for x in leaves
+        if isinstance(x, DTensor) and x.device_mesh != mesh
+    ]
+    if any(
+        _compat.root_mesh(other) == mesh
+        for other in others
+    ):
         error = needs_ranks("a DTensor on a part of the mesh", mesh)
         error.is_for_good = False
         raise error

@@ -14,7 +14,6 @@ from ...capture.dtensors import checks
 from ...capture.dtensors.values import placement_of
 from ...errors import PlacementError
 from ...mesh import axes_of
-from ...ops import placement
 from ...ops import shard_map as prims
 from ...ops.text_formats import parse_part, parse_placed, print_part, print_shards
 from ...partition.layout import dense_strides
@@ -45,10 +44,16 @@ def own_of_part(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
     local: Any = _compat.local_tensor(x)
     if not isinstance(local, SimulatedTensor):
         return local
-    here = x.device_mesh.mesh.flatten().tolist()
-    of_rank = dict(zip(here, local.shards, strict=True))
+    here = _ranks(x.device_mesh)
+    of_rank = dict(
+        zip(here, local.shards, strict=True)
+    )
     names = axes_of(x.device_mesh).names
-    every = [of_rank[_peer(mesh, names, rank, here)] for rank in _ranks(mesh)]
+    peers = [
+        _peer(mesh, names, rank, here)
+        for rank in _ranks(mesh)
+    ]
+    every = [of_rank[rank] for rank in peers]
     return SimulatedTensor(every, shown(mesh))
 
 
@@ -78,13 +83,22 @@ def _ranks(mesh: Any) -> list[int]:
 def _peer(mesh: Any, names: tuple[str, ...], rank: int, here: list[int]) -> int:
     """The rank of a part that has the coordinates of another rank on the axes of the part."""
     at = _coordinates(mesh, names, rank)
-    return next(k for k in here if _coordinates(mesh, names, k) == at)
+    peers = (
+        other
+        for other in here
+        if _coordinates(mesh, names, other) == at
+    )
+    return next(peers)
 
 
 def _coordinates(mesh: Any, names: tuple[str, ...], rank: int) -> list[int]:
     (place,) = (mesh.mesh == rank).nonzero().tolist()
     rows = zip(axes_of(mesh).names, place, strict=True)
-    return [k for axis, k in rows if axis in names]
+    return [
+        k
+        for axis, k in rows
+        if axis in names
+    ]
 
 
 @_compat.constant_in_graph
@@ -93,8 +107,12 @@ def rows_of_part(text: str, axes: Any) -> Any:
     the mesh; else nothing.
     """
     sizes = dict(axes)
-    rows = tuple((name, sizes[name], said) for name, said in parse_placed(text))
-    return rows if len(rows) < len(sizes) else ()
+    rows = tuple(
+        (name, sizes[name], said)
+        for name, said in parse_placed(text)
+    )
+    is_on_part_alone = len(rows) < len(sizes)
+    return rows if is_on_part_alone else ()
 
 
 @_compat.read_by_dynamo
@@ -130,8 +148,18 @@ def of_part(x: torch.Tensor, text: str, mesh: Any) -> DTensor:
     placed, shape = parse_part(text)
     rows = parse_placed(placed)
     part = mesh[tuple(name for name, _ in rows)]
-    order = sorted(range(len(shape)), key=lambda dim: -x.stride(dim))
+    order = sorted(
+        range(len(shape)),
+        key=lambda dim: -x.stride(dim),
+    )
     strides = dense_strides(shape, order)
-    placements = tuple(placement_of(said) for _, said in rows)
-    spec = _compat.dtensor_spec(part, placements, shape, strides, x.dtype)
-    return dtensors([of_one_part(x, part)], [spec])[0]
+    placements = tuple(
+        placement_of(said)
+        for _, said in rows
+    )
+    spec = _compat.dtensor_spec(
+        part, placements, shape, strides, x.dtype
+    )
+    local = of_one_part(x, part)
+    (made,) = dtensors([local], [spec])
+    return made

@@ -54,3 +54,10 @@ def test_every_row_is_a_problem_and_an_alternative() -> None:
     rows = [*table.TORCH.values(), *table.OURS.values(), *table.SIGNS.values()]
     for problem, fix in rows:
         assert problem.startswith(("it ", "local_map")) and fix
+
+
+@pytest.mark.parametrize("sign", table.LOCAL_MAPS)
+def test_a_mistake_of_local_map_is_found_where_it_was_raised(sign: str) -> None:
+    at = Frame("/site/torch/distributed/_func_map.py", table.LOCAL_MAP_FRAME)
+    assert unsupported([Frame(USER, "step"), at], sign) == table.LOCAL_MAPS[sign]
+    assert unsupported([at, Frame(USER, "inner")], sign) is None

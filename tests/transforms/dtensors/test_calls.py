@@ -67,12 +67,16 @@ def test_redistribute_places_the_tensor(mesh: Any) -> None:
     )
     assert move() == ["prim_redistribute ;tp -> [6, 4]"]
     assert move(forward_dtype=torch.float64) == ["_to_copy -> [6, 4]", *move()]
-    assert ops(lambda x: calls.redistribute(x, "dp=S0,tp=R"), X) == [
-        "prim_redistribute ; -> [6, 4]"
-    ]
+    same = lambda x: calls.redistribute(x, "dp=S0,tp=R", None, [R, R])
+    assert ops(same, X) == ["prim_redistribute ; -> [6, 4]"]
 
 
 REFUSED: dict[str, tuple[Any, type, str]] = {
+    "no placements": (
+        lambda mesh: calls.redistribute(X, "dp=S0", mesh),
+        sf.CaptureError,
+        "DTensor.redistribute: without placements",
+    ),
     "another mesh": (
         lambda mesh: calls.redistribute(X, "dp=S0", mesh, [S, S]),
         sf.PlacementError,
