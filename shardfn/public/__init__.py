@@ -22,7 +22,7 @@ def attribute(name: str) -> Any:
 
 
 def attributes() -> list[str]:
-    """What `dir` lists of the package."""
+    """The names that `dir` lists of the package."""
     return sorted({*vars(PACKAGE), *public_names()})
 
 
