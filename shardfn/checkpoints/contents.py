@@ -101,7 +101,11 @@ def unsaved(name: str, x: torch.Tensor) -> list[str]:
         f"is {x.layout}": x.layout is not torch.strided,
         f"is quantized, {x.dtype}": x.is_quantized,
     }
-    wrong = [f"{name} {kind}" for kind, is_one in kinds.items() if is_one]
+    wrong = [
+        f"{name} {kind}"
+        for kind, is_one in kinds.items()
+        if is_one
+    ]
     placements = x.placements if isinstance(x, DTensor) else ()
     strange = [p for p in placements if type(p) not in (Shard, Replicate)]
     return wrong + [f"{name} is placed as {p}" for p in strange]

@@ -240,7 +240,11 @@ def save_safetensors(
     accept("save_safetensors", path=path, max_bytes=max_bytes)
     refuse_without_values("save_safetensors")
     leaves = named("save_safetensors", tree)
-    wrong = [line for name, x in leaves.items() for line in _unsaved(name, x)]
+    wrong = [
+        line
+        for name, x in leaves.items()
+        for line in _unsaved(name, x)
+    ]
     if wrong:
         raise CheckpointError.of(
             "save_safetensors", *listed(wrong), needed="tensors and DTensors"
@@ -280,8 +284,10 @@ def _unsaved(name: str, x: Any) -> list[str]:
 def _remove_others(folder: str, names: list[str]) -> None:
     """Remove what an earlier call has written of a model of more or fewer files."""
     for name in os.listdir(folder):
-        is_stale = OURS.fullmatch(name) is not None and name not in names
-        if is_stale or (name == INDEX and len(names) == 1):
+        is_ours = OURS.fullmatch(name) is not None
+        is_stale = is_ours and name not in names
+        is_index = name == INDEX and len(names) == 1
+        if is_stale or is_index:
             os.remove(os.path.join(folder, name))
 
 

@@ -114,3 +114,54 @@ def test_leaves_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
 def test_two_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match=r"two leaves are called a\.b"):
         sf.save(tmp_path, {"a": {"b": 1}, "a.b": 2})
+
+
+UNSAVED = {
+    "x is on the meta device": torch.ones(2, device="meta"),
+    "x is torch.sparse_coo": torch.eye(2).to_sparse(),
+    "x is torch.sparse_csr": torch.eye(2).to_sparse_csr(),
+    "x is quantized, torch.qint8": torch.quantize_per_tensor(
+        torch.ones(2), 0.1, 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.parametrize("text", UNSAVED)
+def test_a_tensor_without_strided_values_is_refused(
+    text: str, tmp_path: Path
+) -> None:
+    x = UNSAVED[text]
+    for save in (sf.save, sf.save_safetensors):
+        with pytest.raises(sf.CheckpointError, match=text):
+            save(tmp_path, {"x": x})
+    state = _Held({"x": x})
+    with pytest.raises(sf.CheckpointError, match=f"save: s.{text}"):
+        sf.save(tmp_path, {"s": state})
+    assert not os.listdir(tmp_path)
+
+
+class _Held:
+    """An object with this state."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    inside = _Held({"a.b": x, "a": {"b": y}})
+    for tree in (
+        {"s": inside},
+        {"s": _Held({"a.b": x}), "s.a.b": y},
+        {"s.a.b": y, "s": _Held({"a.b": x})},
+    ):
+        with pytest.raises(
+            sf.CheckpointError, match=r"two tensors are called s\.a\.b"
+        ):
+            sf.save(tmp_path, tree)

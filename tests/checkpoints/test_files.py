@@ -59,3 +59,15 @@ def test_a_disk_that_really_takes_no_more(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not os.listdir(tmp_path)
+
+
+def test_complex_numbers_at_odd_places_of_a_file(tmp_path: Path) -> None:
+    for rows in range(1, 5):
+        x = torch.arange(rows * 3.0).reshape(rows, 3)
+        tree = {
+            "wide": torch.complex(x, -x).to(torch.complex128),
+            "narrow": torch.complex(x, -x),
+            "rest": torch.ones(rows, dtype=torch.uint8),
+        }
+        sf.save(tmp_path, tree, step=rows)
+        assert_equal(sf.load(tmp_path, tree), tree)

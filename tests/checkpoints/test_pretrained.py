@@ -96,3 +96,42 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
 def test_what_is_written_is_tensors(tmp_path: Path) -> None:
     with pytest.raises(sf.CheckpointError, match="save_safetensors: a is a int"):
         sf.save_safetensors(tmp_path, {"a": 1})
+
+
+def test_a_model_takes_the_place_of_one_of_other_files(tmp_path: Path) -> None:
+    old = {name: torch.zeros(5) for name in "abc"}
+    new = {name: torch.ones(5) for name in "abc"}
+    for before, after in ((20, 1000), (1000, 20), (20, 40)):
+        sf.save_safetensors(tmp_path, old, max_bytes=before)
+        (tmp_path / "adapter.safetensors.txt").write_text("mine")
+        sf.save_safetensors(tmp_path, new, max_bytes=after)
+        loaded = sf.load_safetensors(tmp_path, old)
+        for name, x in new.items():
+            assert torch.equal(loaded[name], x)
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert files[0] == "adapter.safetensors.txt"
+        assert len(files) - 1 == {1000: 1, 20: 4, 40: 3}[after]
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    sf.save_safetensors(tmp_path / "one", {"w": torch.ones(3)})
+    sf.save_safetensors(tmp_path, {"w": torch.zeros(3)})
+    one = tmp_path / "one" / "model.safetensors"
+    one.rename(tmp_path / "consolidated.safetensors")
+    with pytest.raises(
+        sf.CheckpointError,
+        match="w: in consolidated.safetensors and in model.safetensors",
+    ):
+        sf.load_safetensors(tmp_path, {"w": torch.ones(3)})
+
+
+def test_complex_numbers_are_read_from_real_ones_and_not_written(
+    tmp_path: Path,
+) -> None:
+    x = torch.arange(6.0).reshape(3, 2)
+    sf.save_safetensors(tmp_path, {"w": x})
+    like = {"w": sf.ShapeDtype((3, 2), torch.complex64)}
+    (w,) = sf.load_safetensors(tmp_path, like).values()
+    assert torch.equal(w, x.to(torch.complex64))
+    with pytest.raises(sf.CheckpointError, match="no complex numbers"):
+        sf.save_safetensors(tmp_path, {"w": w})

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch.distributed.tensor import DTensor
 
 from ... import _compat
 from ...errors import CaptureError
@@ -127,7 +128,7 @@ def first_state(
         with Stepping((), recipe.is_torchs, replaced):
             unhooked(optimizer)()
     else:
-        unhooked(optimizer)()
+        _run_until_known(optimizer, own, layout)
     values: State = {}
     for name in layout.kinds:
         first = _as_tensor(own.first[name], p)
@@ -135,6 +136,21 @@ def first_state(
     if layout.is_late:
         values[STARTED] = torch.zeros((), dtype=torch.bool, device=p.device)
     return values
+
+
+def _run_until_known(
+    optimizer: torch.optim.Optimizer, own: First, layout: Layout
+) -> None:
+    """A step, for the first values of its state. What a DTensor cannot do after these are there
+    does not matter.
+    """
+    try:
+        unhooked(optimizer)()
+    except Exception:
+        values = own.first.values()
+        are_known = all(name in own.first for name in layout.kinds)
+        if not are_known or not any(isinstance(x, DTensor) for x in values):
+            raise
 
 
 def unhooked(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:

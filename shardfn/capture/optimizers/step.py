@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import TreeError
+from ...errors import CaptureError, TreeError, call_site
 from ..modules.call import running
 from .graph import after_step
 from .layout import STARTED, Layout, State, first_state, layout_of
@@ -136,12 +137,25 @@ class Step:
         for p, row in zip(new, rows, strict=True):
             optimizer.state[p] = _loaded(row)
             p.grad = self.own(row.grad)
-        optimizer.step()
+        try:
+            optimizer.step()
+        except Exception as error:
+            if any(isinstance(x, DTensor) for x in params):
+                raise self.not_for_dtensors(error) from error
+            raise
         after: States = {}
         for p, row in zip(new, rows, strict=True):
             after[row.path] = _written(row, optimizer.state[p])
             p.grad = None
         return (*new, *_flat(state, after))
+
+    def not_for_dtensors(self, error: Exception) -> CaptureError:
+        """The error for a step that torch cannot run on DTensors."""
+        lines = str(error).splitlines() or [type(error).__name__]
+        got = f"torch's own step fails on DTensors: {lines[0]}"
+        fix = "inside of a captured function: sf.shard(opt.update, mesh, ...)"
+        where = f"{self.recipe.name}.update"
+        return CaptureError.of(where, got, fix=fix, source=call_site())
 
     def own(self, grad: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient that the step may keep, and write to if it is not torch's."""

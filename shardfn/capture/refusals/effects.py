@@ -88,6 +88,12 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
             )
 
 
+BUFFERS = (
+    "for the buffers of a module: fn, params, buffers = sf.functionalize(module), whose fn "
+    "returns their new values"
+)
+
+
 def refuse_mutation(
     graph: torch.fx.GraphModule, name: str, paths: Sequence[str]
 ) -> bool:
@@ -105,18 +111,15 @@ def refuse_mutation(
         if hit is None:
             continue
         position = holders.index(hit)
-        path = (
-            paths[position]
-            if position < len(paths)
-            else "a tensor that it closes over"
-        )
         source = sources.line_of(node.meta.get("stack_trace"))
-        fix = f"return the new value, or write to a copy: {path}.clone()"
-        where = (
-            f"{name}, argument {path}"
-            if position < len(paths)
-            else f"{name}, {path}"
-        )
+        if position < len(paths):
+            path = paths[position]
+            where = f"{name}, argument {path}"
+            fix = f"return the new value, or write to a copy: {path}.clone()"
+        else:
+            path = "a tensor that it closes over"
+            where = f"{name}, {path}"
+            fix = f"{BUFFERS}; or return the new value, or write to a clone()"
         raise CaptureError.of(
             where,
             "the function writes to it in place",

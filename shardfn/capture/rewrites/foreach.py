@@ -13,7 +13,46 @@ from .reductions import narrow, wide
 
 aten = torch.ops.aten
 # ops whose function of one tensor has the same name and arguments
-ALIKE = ["abs", "acos", "add", "asin", "atan", "ceil", "clone", "cos", "cosh", "div", "erf", "erfc", "exp", "expm1", "floor", "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2", "mm", "mul", "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "sub", "tan", "tanh", "trunc"]
+ALIKE = (
+    "abs",
+    "acos",
+    "add",
+    "asin",
+    "atan",
+    "ceil",
+    "clone",
+    "cos",
+    "cosh",
+    "div",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lerp",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "mm",
+    "mul",
+    "neg",
+    "pow",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "sub",
+    "tan",
+    "tanh",
+    "trunc",
+)
 
 
 def _norm(x: torch.Tensor, ord: float = 2, dtype: Any = None) -> torch.Tensor:
@@ -70,14 +109,21 @@ def of_each(op: Any, fn: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         op: an overload of a _foreach op.
         fn: of one element of each list; the other arguments stay as they are.
     """
-    kinds = [str(argument.type) for argument in _compat.schema(op).arguments]
+    arguments = _compat.schema(op).arguments
+    kinds = [str(argument.type) for argument in arguments]
     is_list = [kind.startswith("List") for kind in kinds]
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         rows = list(zip(args, is_list, strict=False))
         count = next(len(x) for x, is_one in rows if is_one)
-        columns = [x if is_one else [x] * count for x, is_one in rows]
-        return [fn(*row, **kwargs) for row in zip(*columns, strict=True)]
+        columns = [
+            x if is_one else [x] * count
+            for x, is_one in rows
+        ]
+        return [
+            fn(*row, **kwargs)
+            for row in zip(*columns, strict=True)
+        ]
 
     return decomposed
 
@@ -88,7 +134,8 @@ def unscaled(
     """Gradients times an inverse scale, and 1 where any element of one is not finite."""
     results = []
     for x in grads:
-        is_bad = torch.logical_not(torch.isfinite(x)).any()
+        is_finite = torch.isfinite(x)
+        is_bad = torch.logical_not(is_finite).any()
         found = torch.maximum(found, is_bad.to(found.dtype))
         size, dtype = wide(x)
         results.append(narrow(size * inverse, dtype))

@@ -52,12 +52,18 @@ def followed_capture(
     pairs = zip(closed, reached, strict=True)
     known = [x for x, is_reached in pairs if is_reached]
     first.outside.refuse_lost(request.name, known)
-    if captured is not first:
-        every = captured.reads.with_those_of(first.reads)
-        captured = attrs.evolve(captured, reads=every)
+    captured = _looking_at_all(captured, first)
     if derivative is not None and not any(derivative.results):
         return request, captured_for(request, args, kwargs, placed)
     return mine, captured
+
+
+def _looking_at_all(captured: Captured, first: Captured) -> Captured:
+    """A capture with gradients, with the reads of the capture without."""
+    if captured is first:
+        return captured
+    every = captured.reads.with_those_of(first.reads)
+    return attrs.evolve(captured, reads=every)
 
 
 def _following(

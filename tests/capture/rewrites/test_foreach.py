@@ -12,6 +12,7 @@ from shardfn import P
 from shardfn.capture.rewrites.foreach import ALIKE, OF_ONE, table
 
 F64 = torch.float64
+TORCH: Any = torch
 G = torch.Generator().manual_seed(0)
 A, B, C = (
     [torch.rand(*s, generator=G, dtype=F64) + 0.1 for s in ((3, 3), (5, 5))]
@@ -79,9 +80,9 @@ def test_a_norm_of_shards_gathers_nothing() -> None:
 def test_writing_to_lists_keeps_their_placements() -> None:
     def stepped(params: Any, grads: Any) -> Any:
         params = [p.clone() for p in params]
-        torch._foreach_mul_(params, 0.9)
-        torch._foreach_addcdiv_(params, grads, C, -0.1)
-        torch._foreach_lerp_(params, grads, 0.25)
+        TORCH._foreach_mul_(params, 0.9)
+        TORCH._foreach_addcdiv_(params, grads, C, -0.1)
+        TORCH._foreach_lerp_(params, grads, 0.25)
         return params
 
     with sf.fake_world(3):
@@ -104,7 +105,7 @@ def test_unscaling_says_whether_any_element_of_any_shard_is_not_finite(
     def found(grads: Any) -> Any:
         grads = [g.clone() for g in grads]
         found = zero.clone()
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+        TORCH._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
         return grads, found
 
     wanted = op(grads, zero, inverse)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -46,8 +47,24 @@ class Nothing(Outside):
         return []
 
 
-def captured(outside: Any, derivative: Any = None) -> Any:
-    return SimpleNamespace(outside=outside, derivative=derivative)
+class Read(list[str]):
+    """The places that a capture has read."""
+
+    def with_those_of(self, other: list[str]) -> list[str]:
+        return [*self, *other]
+
+
+@attrs.frozen
+class Scripted:
+    """A capture."""
+
+    outside: Any
+    derivative: Any
+    reads: Any
+
+
+def captured(outside: Any, derivative: Any = None, reads: Any = ()) -> Any:
+    return Scripted(outside, derivative, Read(reads))
 
 
 def request() -> Request:
@@ -90,10 +107,11 @@ def test_closed_over_tensors_are_followed_by_a_second_capture(
     monkeypatch: Any,
 ) -> None:
     first = Outside()
-    one = captured(first)
-    two = captured(Outside(), Derivative((True,), (True, True)))
+    one = captured(first, reads=["model.v"])
+    two = captured(Outside(), Derivative((True,), (True, True)), ["model"])
     made, result, asked = followed(monkeypatch, request(), [one, two], W)
-    assert result is two and len(asked) == 2
+    assert result.outside is two.outside and len(asked) == 2
+    assert result.reads == ["model", "model.v"]
     assert asked[0].followed.closed_over == ()
     assert made.followed.closed_over == (V,)
     assert made.followed.paths == ("w", "model.v")

@@ -352,6 +352,7 @@ def other_module(model: torch.nn.Sequential) -> None:
 
 
 CHANGES = (other_parameter, assigned, other_module)
+MODEL = torch.nn.Sequential()
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -364,7 +365,7 @@ def test_a_parameter_that_takes_the_place_of_another_is_read(
     layers = torch.nn.Linear(5, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)
     own = torch.nn.Sequential(*layers).double()
     monkeypatch.setitem(globals(), "MODEL", own)
-    fn = (lambda a: MODEL(a).sum()) if is_global else (lambda a: own(a).sum())  # noqa: F821
+    fn = (lambda a: MODEL(a).sum()) if is_global else (lambda a: own(a).sum())
     with sf.fake_world(3):
         step = sf.shard(fn, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")
         step(A).backward()

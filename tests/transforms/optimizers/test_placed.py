@@ -126,3 +126,24 @@ def test_two_processes_take_the_step_of_one() -> None:
     wanted, _ = table.torchs(cls, options, table.tree(0), [*GRADS, GRADS[0]])
     for params in run_ranks(2, on_a_rank):
         assert table.largest(params, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("cls", [O.Rprop, O.Adafactor])
+def test_the_first_state_of_dtensors_whose_step_torch_cannot_run(cls: Any) -> None:
+    opt = sf.optim(cls, lr=LR)
+    params = table.tree(0)
+    wanted = opt.init(params)
+    placed = PLACED[2, 2]
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("a", "b"))
+        given = sf.distribute(params, mesh, placed)
+        state = opt.init(given)
+        for path, own in wanted.items():
+            for name, x in own.items():
+                assert torch.equal(sf.full(state[path][name]), x)
+        with pytest.raises(sf.CaptureError) as error:
+            opt.update(given, given, state)
+    lines = str(error.value).splitlines()
+    step = "torch's own step fails on DTensors"
+    assert lines[0].startswith(f"optim({cls.__name__}).update: {step}: aten.")
+    assert lines[-1].endswith("captured function: sf.shard(opt.update, mesh, ...)")
