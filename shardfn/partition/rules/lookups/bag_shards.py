@@ -105,7 +105,11 @@ class _Bags:
             self.numbers(n),
             right=True,
         )
-        return self.b.call(aten.sub.Tensor, after, 1)
+        return self.b.call(
+            aten.sub.Tensor,
+            after,
+            1,
+        )
 
     def own(self) -> Any:
         """The global number of the bag of each of the rank's indices."""
@@ -119,7 +123,11 @@ class _Bags:
             rounding_mode="floor",
         )
         numbers = self.even(self.count)
-        return self.b.call(aten.add.Tensor, numbers, first)
+        return self.b.call(
+            aten.add.Tensor,
+            numbers,
+            first,
+        )
 
     def local(self) -> Any:
         """The number of the bag of each index among the rank's bags."""
@@ -236,8 +244,17 @@ def _rows(own: _Bags, table: Piece) -> Any:
         mask = hit if mask is None else b.call(aten.logical_and.default, hit, mask)
     if not table.local_shape[0]:
         shape = [own.count, table.local_shape[1]]
-        return b.call(aten.new_zeros.default, table.node, shape)
-    rows = b.call(aten.index_select.default, table.node, 0, at)
+        return b.call(
+            aten.new_zeros.default,
+            table.node,
+            shape,
+        )
+    rows = b.call(
+        aten.index_select.default,
+        table.node,
+        0,
+        at,
+    )
     return _masked(b, rows, mask)
 
 
@@ -295,7 +312,12 @@ def _gradients(own: _Bags, grad: Piece) -> Any:
         hit, shifted = hits(b, grad, 0, bag)
         bag = b.call(aten.mul.Tensor, shifted, hit)
         mask = hit if mask is None else b.call(aten.logical_and.default, hit, mask)
-    rows = b.call(aten.index_select.default, grad.node, 0, bag)
+    rows = b.call(
+        aten.index_select.default,
+        grad.node,
+        0,
+        bag,
+    )
     return _masked(b, rows, mask)
 
 
@@ -340,10 +362,12 @@ def lower_weights_backward(
         return b.call(WEIGHTS_BACKWARD, *args, **kwargs)
     values = named(WEIGHTS_BACKWARD, args, kwargs)
     own = _bags_of(b, values, indices, offsets)
+    gradients = _gradients(own, grad)
+    rows = _rows(own, table)
     product = b.call(
         aten.mul.Tensor,
-        _gradients(own, grad),
-        _rows(own, table),
+        gradients,
+        rows,
     )
     return b.call(
         aten.sum.dim_IntList,
