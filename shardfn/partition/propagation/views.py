@@ -7,6 +7,7 @@ and a gather of a view is one of its source, which other views of it then read.
 from __future__ import annotations
 
 import functools
+
 import attrs
 import torch
 
@@ -36,15 +37,9 @@ class View:
     images: dict[Marks, Marks | None] = attrs.field(factory=dict)
 
 
-def note(
-    node: torch.fx.Node, call: OpCall, values: list[Value], results: list[Value]
-) -> None:
+def note(node: torch.fx.Node, call: OpCall, source: Value, result: Value) -> None:
     """Note that the result of an op is a view of its argument."""
-    is_one = len(values) == len(results) == 1
-    if not is_one or node.target not in rules.REARRANGES:
-        return
-    (source,), (result,) = values, results
-    if not result.early and not result.varies:
+    if node.target in rules.REARRANGES and not result.varies:
         result.view = View(node, call, source)
 
 

@@ -211,8 +211,6 @@ class Walk(Chooser):
     def apply(self, node: torch.fx.Node) -> None:
         """Place an op by the cheapest strategy of its sharding rule."""
         call, values = self.call(node)
-        for value in values:
-            views.follow(self, value, node.meta["phase"])
         readable = [v.readable(node.meta["phase"]) for v in values]
         advised = node in self.advice.ops
         if not advised and is_cut(call, readable, self.axes.sizes):
@@ -235,9 +233,8 @@ class Walk(Chooser):
         )
         self.steps.append(plan.Apply(node, ins, outs))
         results = self.results(node, values, outs)
-        if len(values) == len(results) == 1 and results[0].early:
+        if len(values) == len(results) == 1:
             self.rearrange(node, call, values[0], results[0])
-        views.note(node, call, values, results)
         self.assign(node, results)
 
     def choose(
@@ -252,6 +249,8 @@ class Walk(Chooser):
         nodes: list[torch.fx.Node] = []
         torch.fx.node.map_arg((node.args, node.kwargs), nodes.append)
         values = [self.values[n] for n in nodes]
+        for value in values:
+            views.follow(self, value, node.meta["phase"])
         result = node.meta.get("val")  # empty for an op that only checks
         results = (result,) if isinstance(result, torch.Tensor) else result or ()
         call = OpCall(
@@ -302,7 +301,12 @@ class Walk(Chooser):
     def rearrange(
         self, node: torch.fx.Node, call: OpCall, value: Value, result: Value
     ) -> None:
-        """Rearrange a parameter at each of its placements, so that it is gathered once."""
+        """Rearrange a parameter at each of its placements, so that it is gathered once. A view
+        of another value has those of its source.
+        """
+        if not result.early:
+            views.note(node, call, value, result)
+            return
         strategies = answered(rules.find(call.target), call, self.name, node)
         out_mark = {}
         for (mark,), (out,) in strategies:

@@ -34,7 +34,7 @@ class OpCall:
 
     def __getitem__(self, name: str) -> Any:
         """An argument by its name in the op's schema, or its default. Tensors are fake."""
-        arguments = self.target._schema.arguments
+        arguments = arguments_of(self.target)
         position = next(
             (i for i, a in enumerate(arguments) if a.name == name), None
         )
@@ -57,6 +57,24 @@ class OpCall:
     def out_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The global shape of each result."""
         return tuple(tuple(x.shape) for x in self.outs)
+
+
+def arguments_of(target: Any) -> Any:
+    """The arguments of an op, as its schema describes them."""
+    return target._schema.arguments
+
+
+def named(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    arguments = arguments_of(target)
+    values = {a.name: a.default_value for a in arguments}
+    names = [a.name for a in arguments]
+    given = zip(names, args, strict=False)
+    return {
+        **values,
+        **dict(given),
+        **kwargs,
+    }
 
 
 Rule = Callable[[OpCall], list[Choice]]

@@ -27,7 +27,7 @@ from . import (
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
-from .lookups import bags, indexing, reads, writes
+from .lookups import bag_shards, bags, indexing, reads, writes
 
 RULES: dict[object, Rule] = {
     **reduction.TABLE,
@@ -57,13 +57,13 @@ DECIDED_BY_FIRST = {
     *conv.DECIDED_BY_FIRST,
     AFTER,
 }  # ops that a rank runs if its shard of their first input is not empty
-RUN_EMPTY = bags.RUN_EMPTY
+RUN_EMPTY = bag_shards.RUN_EMPTY
 # op -> the local computation, if it is not the op itself
 LOWER = {
     **reads.LOWER,
     **indexing.LOWER,
     **writes.LOWER,
-    **bags.LOWER,
+    **bag_shards.LOWER,
     **view.LOWER,
     **conv.LOWER,
     **pool.LOWER,

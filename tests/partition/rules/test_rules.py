@@ -23,6 +23,7 @@ CUDA_ONLY = {
 }
 FAMILIES = (
     rules.attention,
+    rules.bags,
     rules.batch,
     rules.conv,
     rules.indexing,

@@ -188,7 +188,7 @@ def hits(b: Builder, table: Piece, dim: int, index: Any) -> tuple[Any, Any]:
 
 
 def zeros_elsewhere(b: Builder, hit: Any, read: Any) -> Any:
-    """What was read where the mask is true, zeros elsewhere."""
+    """The elements that were read where the mask is true, zeros elsewhere."""
     zeros = b.call(
         aten.zeros_like.default,
         read,

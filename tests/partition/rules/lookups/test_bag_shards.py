@@ -1,0 +1,111 @@
+"""Embedding bags on shards: programs equal one device, and gather no table or activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+
+import shardfn as sf
+from shardfn import P
+from shardfn._tree import leaves
+
+ROWS, FEATURES, LONG = 11, 6, 3
+SPECS = {
+    "rows": P("tp"),
+    "features": P(None, "tp"),
+    "both": P("dp", "tp"),
+}
+
+
+def loss(table: Any, weights: Any, at: Any, mode: str, padding: int | None) -> Any:
+    given = weights if mode == "sum" else None
+    out = F.embedding_bag(
+        at, table, mode=mode, per_sample_weights=given, padding_idx=padding
+    )
+    return out.sin().square().sum()
+
+
+def inputs(count: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(count)
+    table = torch.randn(ROWS, FEATURES, generator=generator, dtype=torch.float64)
+    weights = torch.randn(count, LONG, generator=generator, dtype=torch.float64)
+    at = torch.randint(0, ROWS, (count, LONG), generator=generator)
+    return table, weights, at
+
+
+def step(mode: str, padding: int | None) -> Any:
+    wrt = (0, 1) if mode == "sum" else 0
+    return sf.value_and_grad(
+        lambda table, weights, at: loss(table, weights, at, mode, padding),
+        argnums=wrt,
+    )
+
+
+def equal(got: Any, wanted: Any) -> None:
+    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mode", "spec", "count", "padding"),
+    [
+        ("sum", "rows", 8, None),
+        ("mean", "rows", 5, 2),
+        ("sum", "features", 5, 2),
+        ("mean", "both", 8, None),
+    ],
+)
+def test_a_step_of_a_table_equals_one_device_and_gathers_nothing(
+    mode: str, spec: str, count: int, padding: int | None
+) -> None:
+    args = inputs(count)
+    wanted = step(mode, padding)(*args)
+    with sf.fake_world(6):
+        mesh = sf.make_mesh((2, 3), ("dp", "tp"))
+        ins = (SPECS[spec], P("dp"), P("dp"))
+        sharded = sf.shard(step(mode, padding), mesh, ins, backend="aten")
+        equal(sf.full(sharded(*args)), wanted)
+        lowered = sharded.lower(*args)
+    if spec != "both":
+        kinds = {c.kind for c in lowered.collectives}
+        assert kinds == {"all_reduce"}
+
+
+def _on_two_ranks() -> Any:
+    mesh = sf.make_mesh((2,), ("dp",))
+    ins = (P("dp"), P("dp"), P("dp"))
+    sharded = sf.shard(step("sum", None), mesh, ins, backend="aten")
+    return sf.full(sharded(*inputs(5)))
+
+
+def test_two_processes_compute_what_one_device_does() -> None:
+    wanted = step("sum", None)(*inputs(5))
+    for real in run_ranks(2, _on_two_ranks):
+        equal(real, wanted)
+
+
+def ragged(mode: str) -> Any:
+    def fn(table: Any, at: Any, starts: Any) -> Any:
+        out = F.embedding_bag(at, table, starts, mode=mode)
+        return out.sin().square().sum()
+
+    return sf.value_and_grad(fn)
+
+
+@pytest.mark.parametrize(
+    ("mode", "spec"),
+    [("sum", P(None, "tp")), ("mean", P("tp")), ("max", P(None, "tp"))],
+    ids=str,
+)
+def test_bags_of_any_length_equal_one_device(mode: str, spec: P) -> None:
+    table, _, at = inputs(8)
+    args = table, at.flatten(), torch.tensor([0, 0, 4, 9, 23])
+    wanted = ragged(mode)(*args)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("tp",))
+        sharded = sf.shard(ragged(mode), mesh, (spec, P(), P()), backend="aten")
+        equal(sf.full(sharded(*args)), wanted)
