@@ -141,7 +141,7 @@ def first_state(
 def _run_until_known(
     optimizer: torch.optim.Optimizer, own: First, layout: Layout
 ) -> None:
-    """A step, for the first values of its state. What a DTensor cannot do after these are there
+    """A step, for the first values of its state. An error of a DTensor after the last of these
     does not matter.
     """
     try:
