@@ -11,7 +11,7 @@ import functools
 import attrs
 import torch
 
-from ...types import Marks
+from ...types import PENDING, Marks
 from .. import plan, rules
 from ..protocols import Walk
 from ..rule_api.checked import answered
@@ -81,6 +81,10 @@ def gathered(
             continue
         pairs = list(zip(own.marks, image, marks, strict=True))
         if any(seen != wanted != "R" for _, seen, wanted in pairs):
+            continue
+        # a gradient is reduced where it is ready
+        reduces = [seen in PENDING and wanted == "R" for _, seen, wanted in pairs]
+        if any(reduces):
             continue
         before = tuple(
             mark if seen == wanted else wanted for mark, seen, wanted in pairs
