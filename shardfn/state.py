@@ -109,6 +109,7 @@ CACHES = (
     State(
         "capture.rewrites.decompositions", "table", "decompositions", CLEAR_CACHE
     ),
+    State("capture.rewrites.foreach", "table", "torch._foreach ops", CLEAR_CACHE),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
     State("compile.once", "_alive", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import dispatch, known_sizes, modules, threads, tracing, zeros
-from .cpp_kernels.dtypes import rules_kept
-from .cpp_kernels.folder import own_kernels
-from .cpp_kernels.units import kernels_joined
+from .cpp_kernels.patches import KERNELS, RULES
 from .distributed import checkpoints, every_rank, groups, stores, subclasses
 from .dynamo import reading, refused, sizes, spared
 from .dynamo.patches import READING
@@ -220,23 +218,6 @@ MODULE = (  # a module that Dynamo does not trace
     ),
 )
 
-KERNELS = Patch(
-    methods(
-        "torch._inductor.async_compile:AsyncCompile",
-        "cpp_pybinding",
-        "wait",
-    ),
-    "it compiles a file for each kernel, and mostly reads the same header",
-    NEVER,
-    enter=kernels_joined,
-)
-PLACE = Patch(
-    ("the environment: TORCHINDUCTOR_CACHE_DIR, if the user has not set it",),
-    "torch keeps kernels in a folder of /tmp that others may read, or have made",
-    NEVER,
-    enter=own_kernels,
-)
-
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES),
     "fakes": (SIZES,),
@@ -342,17 +323,11 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             enter=tracing.dual_level_counted,
         ),
     ),
-    "loading": (KERNELS, PLACE),
+    "loading": KERNELS,
     "compilation": (
         SIZES,
-        KERNELS,
-        PLACE,
-        Patch(
-            ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),
-            "it makes the same rules for each op of each kernel",
-            NEVER,
-            enter=rules_kept,
-        ),
+        *KERNELS,
+        RULES,
         Patch(
             ("two settings of torch._inductor.config",),
             "reordering for memory puts every reduction last",

@@ -20,7 +20,7 @@ from .units import in_units
 from .values import Placed, Value
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class View:
     """How a value is a view of another one.
 

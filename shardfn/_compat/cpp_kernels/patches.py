@@ -1,0 +1,33 @@
+"""Changes of Inductor, while it compiles kernels or loads them."""
+
+from __future__ import annotations
+
+from ..patching import NEVER, Patch, methods
+from .dtypes import rules_kept
+from .folder import own_kernels
+from .units import kernels_joined
+
+KERNELS = (
+    Patch(
+        methods(
+            "torch._inductor.async_compile:AsyncCompile",
+            "cpp_pybinding",
+            "wait",
+        ),
+        "it compiles a file for each kernel, and mostly reads the same header",
+        NEVER,
+        enter=kernels_joined,
+    ),
+    Patch(
+        ("the environment: TORCHINDUCTOR_CACHE_DIR, if the user has not set it",),
+        "torch keeps kernels in a folder of /tmp that others may read, or have made",
+        NEVER,
+        enter=own_kernels,
+    ),
+)
+RULES = Patch(
+    ("torch._inductor.dtype_propagation:DtypePropagationOpsHandler.__init__",),
+    "it makes the same rules for each op of each kernel",
+    NEVER,
+    enter=rules_kept,
+)
