@@ -200,6 +200,7 @@ class fake_world(contextlib.ContextDecorator):
             sys.excepthook = _entered.hook
             if dist.is_initialized():
                 dist.destroy_process_group()
+            _compat.shardings_forgotten()
 
 
 def _exists_already() -> ShardError:

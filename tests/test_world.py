@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 
 import shardfn as sf
 from shardfn import P
@@ -67,6 +68,15 @@ def test_a_mesh_does_not_outlive_its_world() -> None:
         sf.PlacementError, match="a mesh of 8 ranks in a world of 1"
     ):
         double(torch.ones(3))
+
+
+def test_worlds_that_follow_each_other_may_show_different_ranks() -> None:
+    whole = torch.arange(8.0).view(4, 2)
+    for rank in (1, 3, 0):
+        with sf.fake_world(4, rank=rank):
+            mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+            x = distribute_tensor(whole, mesh, [sf.Shard(0), sf.Shard(1)])
+            assert torch.equal(x.sum().full_tensor(), whole.sum())
 
 
 def test_s6_1_meshes_nest_as_a_stack_unwind_on_exceptions_and_are_per_thread() -> (
@@ -139,6 +149,7 @@ def test_equal_ranks_in_meshes_of_other_shapes_have_groups_of_their_own() -> Non
 AT_EXIT = """
 import atexit, contextlib, pathlib
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 def end():
     names = ""
     for task in pathlib.Path("/proc/self/task").iterdir():

@@ -61,6 +61,7 @@ from .distributed.stores import (
     timeout_of,
     world_store,
 )
+from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import Itself, Read, same_tensors
@@ -357,6 +358,7 @@ __all__ = [
     "settings",
     "settle",
     "setup_context_of",
+    "shardings_forgotten",
     "shut_down",
     "signs",
     "size_name",

@@ -62,5 +62,16 @@ def cache_forgotten() -> None:
         torch._C._clear_DTensor_sharding_propagator_cache()
 
 
+def shardings_forgotten() -> None:
+    """Forget the shardings that torch has found for DTensors. They hold meshes of a world that
+    has ended, and a mesh of the next world may equal one of these.
+    """
+    from torch.distributed.tensor import DTensor
+
+    found = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    found.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+
+
 def _is_needed() -> bool:
     return torch.__version__ < "2.12"
