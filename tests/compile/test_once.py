@@ -12,10 +12,11 @@ import torch
 
 import shardfn as sf
 from shardfn import P, _compat
+from shardfn._compat import CACHE_DIR
 from shardfn.compile import once
 from shardfn.runtime import cache
 from shardfn.stored import own_folder
-from shardfn.stored.folder import PLACE, SUFFIX, _warned
+from shardfn.stored.folder import SUFFIX, _warned
 from tests.support.ranks import run_ranks
 
 X = torch.arange(7.0) / 3
@@ -31,7 +32,7 @@ def added(xs: torch.Tensor) -> Any:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv(PLACE, str(tmp_path))
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     _warned.clear()
     once._know_compiler.cache_clear()
     yield tmp_path
@@ -117,7 +118,7 @@ def test_a_folder_that_cannot_be_used_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(PLACE, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path / "file"))
     _warned.clear()
     sf.clear_cache()
     with warnings.catch_warnings(record=True) as told:
@@ -149,7 +150,7 @@ def on_ranks(folder: str) -> tuple[int, torch.Tensor]:
     """A step of data parallel, and how often this rank has compiled."""
     import os
 
-    os.environ[PLACE] = folder
+    os.environ[CACHE_DIR] = folder
     mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
     step = sf.shard(cubed, mesh, P("dp"), P("dp"))
     step.compile(sf.ShapeDtype((8,)))

@@ -83,14 +83,14 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
     assert not gone
 
 
-FIFTH = (6, 8, 9)  # of eleven cases
+TENTH = (8, 9)  # of eleven cases
 
 
-def test_of_each_sweep_a_fixed_fifth_stays() -> None:
+def test_of_each_sweep_a_fixed_tenth_stays() -> None:
     cases = [f"tests/test_a.py::test_b[{n}]" for n in range(11)]
     swept = left_out([*cases, "tests/test_a.py::test_alone"])
     assert [case for case in cases if case not in swept] == [
-        f"tests/test_a.py::test_b[{n}]" for n in FIFTH
+        f"tests/test_a.py::test_b[{n}]" for n in TENTH
     ]
     assert "tests/test_a.py::test_alone" in swept
     assert left_out(reversed(cases)) == left_out(cases)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import shardfn as sf
+from shardfn._compat import CACHE_DIR
 from shardfn.errors import CaptureError, ShardError
 from shardfn.runtime import cache
 from shardfn.stored import own_folder
-from shardfn.stored.folder import PLACE
 
 X = torch.ones(3)
 
@@ -26,7 +26,7 @@ def test_the_next_call_captures_again() -> None:
 def test_what_is_stored_stays_unless_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PLACE, str(tmp_path))
+    monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     where = own_folder()
     assert where is not None
     where.write("a", b"text")
@@ -34,7 +34,7 @@ def test_what_is_stored_stays_unless_it_is_named(
     assert where.read("a") == b"text"
     sf.clear_cache(stored=True)
     assert where.read("a") is None
-    monkeypatch.setenv(PLACE, "")
+    monkeypatch.setenv(CACHE_DIR, "")
     sf.clear_cache(stored=True)
 
 
