@@ -125,22 +125,28 @@ def test_gradients_of_tensors_that_per_rank_code_closes_over() -> None:
         x = X.clone().requires_grad_()
         summed(x).backward()
         torch.testing.assert_close(x.grad, torch.full_like(X, 3.0))
-        refused = lambda x: sf.psum((x * whole).sum(), "dp")
-        with pytest.raises(sf.CaptureError, match="it closes over whole, which req"):
-            sf.shard_map(refused, mesh, **places)(X)
+        closed = lambda x: sf.psum((x * whole).sum(), "dp")
+        sf.shard_map(closed, mesh, **places)(X).backward()
+        torch.testing.assert_close(whole.grad, X[:2] + X[2:])
+        whole.grad = None
         at = lambda x, whole: sf.psum((x * whole).sum(), "dp")
         both: Any = {**places, "in_placements": (P("dp"), P())}
         sf.shard_map(at, mesh, **both)(X, whole).backward()
         torch.testing.assert_close(whole.grad, X[:2] + X[2:])
 
 
-def test_gradients_of_a_module_that_per_rank_code_closes_over_are_refused() -> None:
+def test_gradients_of_a_module_that_per_rank_code_closes_over() -> None:
     layer = torch.nn.Linear(2, 2).double()
+    layer(X).square().sum().backward()
+    wanted = [p.grad for p in layer.parameters()]
+    layer.zero_grad()
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        fn = staged("shard_map", lambda x: layer(x), mesh)
-        with pytest.raises(sf.CaptureError) as caught:
-            fn(X)
-        assert "it closes over layer.weight, layer.bias" in str(caught.value)
+        places: Any = {"in_placements": P("dp"), "out_placements": P()}
+        fn = lambda x: sf.psum(layer(x).square().sum(), "dp")
+        sf.shard_map(fn, mesh, backend="aten", **places)(X).backward()
+        for found, grad in zip(layer.parameters(), wanted, strict=True):
+            torch.testing.assert_close(found.grad, grad)
         with torch.no_grad():
-            torch.testing.assert_close(sf.full(fn(X)), layer(X))
+            same = staged("shard_map", lambda x: layer(x), mesh)
+            torch.testing.assert_close(sf.full(same(X)), layer(X))
