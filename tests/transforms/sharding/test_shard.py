@@ -16,7 +16,7 @@ import shardfn as sf
 from shardfn import P
 from shardfn._tree import leaves
 from shardfn.runtime import cache
-from shardfn.runtime.stages import lowering as stages
+from shardfn.runtime.stages import traced as stages
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
