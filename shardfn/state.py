@@ -101,7 +101,6 @@ CACHES = (
     State("runtime.cache", "_stores", "captures and ready calls", CLEAR_EACH),
     State("runtime.cache", "_alive", "stores of functions that carry none", CLEAR),
     State("runtime.cache", "_prepared", "what the simulator runs", CLEAR),
-    State("runtime.cache", "_plans", "placements of all ops of programs", CLEAR),
     State("runtime.cache", "_families", "programs compiled for many sizes", CLEAR),
     State("runtime.cache", "counts", "captures, partitions, compilations", CLEAR),
     State("partition.propagation.units", "extended", "placements", CLEAR_CACHE),

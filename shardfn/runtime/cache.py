@@ -20,8 +20,6 @@ from .. import state
 from ..capture import Template, constant_key
 from ..compile import Families
 from ..mesh import is_over
-from ..partition.plan import Plan
-from ..types import Program
 from .options import Request
 from .store import CallStore, FunctionStore
 
@@ -29,7 +27,6 @@ counts: collections.Counter[str] = (
     collections.Counter()
 )  # captures, replays, partitions, compilations
 CARRIED = "_shardfn_kept"  # the name under which a function carries its store
-PLANS = 4  # kept for one program
 PROGRAMS = 64  # programs kept for one function; the oldest are dropped first
 # how many callables that cannot carry a store are kept alive with theirs; the oldest are
 # forgotten first
@@ -44,10 +41,6 @@ _alive: collections.OrderedDict[int, FunctionStore] = collections.OrderedDict()
 _stores: weakref.WeakSet[CallStore | FunctionStore] = weakref.WeakSet()
 _prepared: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _families: weakref.WeakKeyDictionary[Template, Families] = (
-    weakref.WeakKeyDictionary()
-)
-# of each program the plans that were made last, with all that they depend on
-_plans: weakref.WeakKeyDictionary[Program, list[tuple[Any, Plan]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -96,24 +89,6 @@ def prepared(program: Any, prepare: Callable[[Any], Any]) -> Any:
     if found is None:
         found = _prepared[program] = prepare(program)
     return found
-
-
-def planned(program: Program, key: Any, make: Callable[[], Plan]) -> Plan:
-    """The placements of all ops of a program: searched for once, though `lower`, `compile` and
-    a call each ask for them.
-
-    Args:
-        program: captured.
-        key: all else that the plan depends on.
-        make: searches for it.
-    """
-    known = _plans.setdefault(program, [])
-    for other, plan in known:
-        if other == key:
-            return plan
-    plan = make()
-    known[:] = [*known[1 - PLANS :], (key, plan)]
-    return plan
 
 
 def families(template: Template) -> Families:

@@ -15,13 +15,11 @@ from ...capture import placement_of
 from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates, group_names
 from ...ops.text_formats import is_part, parse_placed
-from ...partition import Plan, emit, local_sizes, propagate
+from ...partition import Plan, emit, local_sizes
 from ...partition.halves import INPUT, RESULT, Halves
 from ...partition.printing import local_text
-from ...partition.rule_api import registry
 from ...placement import check_pending, is_spec, marks_of
 from ...types import TENSOR, IfPartial, LocalProgram, Marks, Program
-from .. import cache
 from ..arguments import Placed
 from ..options import Request
 
@@ -33,21 +31,6 @@ def coordinates_here(placed: Placed) -> list[tuple[int, ...]]:
     if placed.is_simulated:
         return all_coordinates(placed.axes)
     return [placed.coordinate]
-
-
-def planned(program: Program, wanted: tuple[Any, ...], planner: str) -> Plan:
-    """The placements of all ops of a program, searched for once.
-
-    Args:
-        program: captured.
-        wanted: the mesh, the placements of inputs and results, and which inputs are unreduced
-            gradients.
-        planner: greedy, or of the whole program.
-    """
-    axes, *_ = wanted
-    key = wanted, axes.costs, planner, registry.active()
-    search = lambda: propagate(program, *wanted, planner=planner)
-    return cache.planned(program, key, search)
 
 
 def local_program(

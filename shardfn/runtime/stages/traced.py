@@ -22,7 +22,7 @@ from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...ops.loops import inner_nodes
-from ...partition import Plan, local_sizes
+from ...partition import Plan, local_sizes, propagate
 from ...partition.halves import Halves, halves
 from ...plans.arguments import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -47,7 +47,6 @@ from .lowering import (
     gradient_marks,
     local_program,
     out_marks,
-    planned,
     programs_of_all,
 )
 
@@ -171,7 +170,7 @@ class Traced:
         plan: BucketPlan | None,
     ) -> Lowered:
         wanted = self.placements()
-        chosen = planned(self.program, wanted, self.request.planner)
+        chosen = propagate(self.program, *wanted, planner=self.request.planner)
         chosen = rewished(chosen, self.request.name, cap, first_cap, plan)
         report_implicit(
             self.request.name,

@@ -143,7 +143,6 @@ def test_two_processes_compute_what_one_device_does_and_plan_alike() -> None:
 def test_when_time_is_up_the_first_plan_is_taken_and_said_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sf.clear_cache()  # no plan of an earlier test
     monkeypatch.setattr(integer_program, "SECONDS", 0.0)
     said: list[str] = []
     monkeypatch.setattr(

@@ -11,10 +11,8 @@ import torch
 
 import shardfn as sf
 from shardfn import P, _tree
-from shardfn.partition import propagate
 from shardfn.partition.halves import INPUT, RESULT
 from shardfn.runtime.options import Request
-from shardfn.runtime.stages import lowering
 from shardfn.runtime.stages.lowering import (
     backward_of,
     floating_results,
@@ -93,33 +91,3 @@ def test_the_paths_of_both_halves() -> None:
         "x", "result['b']", "saved 1", "cotangent of result['a']",
     )  # fmt: skip
     assert second.out_paths == ("gradient of x",)
-
-
-def test_placements_are_searched_for_once_in_lower_compile_and_a_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    searched: list[Any] = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        searched.append(args)
-        return propagate(*args, **kwargs)
-
-    monkeypatch.setattr(lowering, "propagate", counted)
-    loss = lambda w, x: (x @ w).square().mean()
-    w = torch.linspace(-1.0, 1.0, 15, dtype=torch.float64).view(5, 3)
-    x = torch.linspace(0.0, 1.0, 35, dtype=torch.float64).view(7, 5)
-    wanted = torch.func.grad(loss)(w, x)
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        step = sf.shard(sf.grad(loss), mesh, (P(), P("dp")), backend="aten")
-        first = step.lower(w, x)
-        assert step.lower(w, x).text() == first.text()
-        step.trace(w, x).lower(cap=8)
-        step.compile(w, x)
-        torch.testing.assert_close(sf.full(step(w, x)), wanted)
-        assert len(searched) == 1
-        sf.shard(sf.grad(loss), mesh, (P("dp"), P("dp")), backend="aten").lower(w, x)
-        assert len(searched) == 2
-        sf.clear_cache()
-        step.lower(w, x)
-        assert len(searched) == 3
