@@ -150,7 +150,7 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
-    """The ranks of each part like this one of its whole mesh."""
+    """The ranks of this part and of each other one of its root mesh."""
     root = _compat.root_mesh(mesh)
     names = mesh.mesh_dim_names or ()
     every = root.mesh_dim_names or ()

@@ -258,25 +258,26 @@ def _rows(own: _Bags, table: Piece) -> Any:
     return _masked(b, rows, mask)
 
 
+def _column(b: Builder, x: Any) -> Any:
+    """A number for each row, as a column."""
+    return b.call(
+        aten.unsqueeze.default,
+        x,
+        -1,
+    )
+
+
 def _masked(b: Builder, rows: Any, mask: Any) -> Any:
     """Rows, with zeros where the mask is false."""
     if mask is None:
         return rows
-    column = b.call(
-        aten.unsqueeze.default,
-        mask,
-        -1,
-    )
+    column = _column(b, mask)
     return zeros_elsewhere(b, column, rows)
 
 
 def _scaled(b: Builder, rows: Any, weights: Any) -> Any:
     """Rows times a weight each."""
-    column = b.call(
-        aten.unsqueeze.default,
-        weights,
-        -1,
-    )
+    column = _column(b, weights)
     return b.call(
         aten.mul.Tensor,
         rows,
@@ -291,11 +292,7 @@ def _divided(b: Builder, sums: Any, lengths: Any) -> Any:
         lengths,
         1,
     )
-    column = b.call(
-        aten.unsqueeze.default,
-        least,
-        -1,
-    )
+    column = _column(b, least)
     return b.call(
         aten.div.Tensor,
         sums,
