@@ -208,6 +208,14 @@ READING = (  # a captured function, by Dynamo
         takes="dtensors",
     ),
     Patch(
+        methods(VARIABLES + "TensorVariable", "lookup_tp_getset_member"),
+        "the class of a DTensor, which torch 2.15 reads from a table",
+        NEVER,
+        new=dtensor_calls.declared_member,
+        takes="dtensors",
+        optional=True,
+    ),
+    Patch(
         methods(VARIABLES + "TensorVariable", "call_obj_hasattr"),
         "the same, asked for by hasattr",
         NEVER,
