@@ -61,6 +61,7 @@ from .distributed.stores import (
     timeout_of,
     world_store,
 )
+from .distributed.strided_shards import is_in_order
 from .distributed.subclasses import shardings_forgotten
 from .dynamo.dtensor_calls import overwrite
 from .dynamo.generators import READS_GENERATOR
@@ -299,6 +300,7 @@ __all__ = [
     "is_foreign",
     "is_forgotten",
     "is_in_dynamo",
+    "is_in_order",
     "is_of_one_process",
     "is_sole_owner",
     "is_symbol",
