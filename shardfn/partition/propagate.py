@@ -12,6 +12,7 @@ import attrs
 
 from ..types import Marks, MeshAxes, Program
 from . import plan
+from .auto import fused
 from .planner.advice import advise
 from .planner.carried import Carries, searched
 from .planner.observed import Observed
@@ -44,7 +45,7 @@ def propagate(
     A first walk takes the cheapest strategy of one op at a time. Where it sends
     activations that no placement asks for, or parameters of which a part is read or with which
     all ranks compute the same, all ops are planned at once; that plan is taken if it sends
-    clearly less and computes no more, or computes clearly less and takes less time.
+    clearly less in about the time, or computes clearly less and takes less time.
 
     Args:
         program: the Program.
@@ -75,7 +76,7 @@ def propagate(
     if nbytes < WORTH:
         return first
     second = _Second(program, in_marks, first).best(walk.carried)
-    before, now = plan_price(first, graph), plan_price(second, graph)
+    before, now = (plan_price(x, graph, fused.in_bytes) for x in (first, second))
     is_better = now.is_below(before) or (
         alike >= WORTH and now.shares_more(before)
     )
@@ -101,7 +102,7 @@ class _Second:
     def price(self, carries: Carries) -> PlanPrice:
         """The price of the program with such carries."""
         _, found = self.followed(Advice({}, carries))
-        return plan_price(found, self.program.graph.graph)
+        return plan_price(found, self.program.graph.graph, fused.in_bytes)
 
     def followed(self, advice: Advice) -> tuple[Walk, plan.Plan]:
         """A walk that follows advice, and its plan."""

@@ -19,7 +19,9 @@ from .starts import parameter_slots, timed
 
 OpPrice = Callable[[torch.fx.Node], float]
 LESS = 0.9  # of what the first plan sends, below which another one is followed
-MORE = 1.01  # of what the first plan computes, above which another one is not
+# Of plans that take about the same time, those that send the fewest bytes are taken: what they
+# send may wait for other ranks.
+ABOUT = 1.05
 
 
 @attrs.frozen
@@ -42,11 +44,10 @@ class PlanPrice:
         return self.sent + self.computed
 
     def is_below(self, other: PlanPrice) -> bool:
-        """Whether it sends clearly less, for no more computation."""
-        computes_more = self.computed > MORE * other.computed
+        """Whether it sends clearly less, and takes no more than about the time."""
         is_faster = self.sent < LESS * other.sent
         sends_less = self.nbytes < LESS * other.nbytes
-        return is_faster and sends_less and not computes_more
+        return is_faster and sends_less and self.total < ABOUT * other.total
 
     def shares_more(self, other: PlanPrice) -> bool:
         """Whether it computes clearly less, and takes clearly less time."""
